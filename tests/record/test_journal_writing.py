@@ -194,8 +194,11 @@ def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
         hazard.arm(None)
         step += 1
         journal.append(block(step))
-        journal.sync()
         positions[step] = journal.flush()
+        journal.fsync_only(positions[step])
+        ends = [event.data for event in RunJournal(tmp_path).events("gap")]
+        assert ends[-1]["last_step"] <= step, "a checkpoint of this position knows of the gap"
+    assert len(list(RunJournal(tmp_path).events("gap"))) == 2
     journal.close()
     run, rows = RunJournal(tmp_path), steps_of(tmp_path)
     gaps = [event.data for event in run.events("gap")]

@@ -167,3 +167,13 @@ def test_a_forged_file_is_not_read_as_a_trail(trail: Trail, text: str) -> None:
     trail.path.write_bytes(packed(text.encode()))
     assert read_trail(trail.path) is None
     last_step(trail.path)
+
+
+def test_a_value_that_was_on_the_host_is_noted_once(trail: Trail) -> None:
+    """Else a resume would find it twice, and the second time where nothing is left to compare it with."""
+    noted: list[tuple[int, bool]] = []
+    trail.compare = lambda key, value: noted.append((key[1], value is not None))
+    trail.step(1, 1, [(1, "loss", 0.5)], {})
+    trail.step(2, 1, [(1, "loss", 0.5), (2, "loss", object())], {})
+    trail.rows(Block(1, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+    assert noted == [(1, True), (2, False), (2, True)]

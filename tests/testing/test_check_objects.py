@@ -221,3 +221,19 @@ def training() -> dict[str, Any]:
 )
 def test_what_a_run_saves_comes_back(obj: Any, change: Callable[[Any], object]) -> None:
     assert check(obj, change).run == (True, "a copy that was given its state does the same")
+
+
+class CountsPasses:
+    """Data whose order follows from its own count of passes, which nothing saves."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return iter([(place * self.passes) % 11 for place in range(1, 11)])
+
+
+def test_the_pass_after_a_resume_is_opened_by_a_copy_that_has_read_nothing() -> None:
+    verdict = check(CountsPasses()).run
+    assert verdict.kept is False and "the pass after a resume" in verdict.why

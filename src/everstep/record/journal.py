@@ -144,11 +144,15 @@ class Journal:
             self._close_blocks()
             self._write()
             position = Position(self.segment, self._end)
-            crowded = self._written > self._limit
+            crowded, lost = self._written > self._limit, bool(self._lost)
         self._tell()
-        if crowded:  # an fsync bounds the memory that the tail takes
+        if crowded or lost:  # an fsync bounds the memory that the tail takes
             with suppress(OSError):
                 self.fsync_only(position)
+        if lost:  # the gap is before the position that a checkpoint takes: a resume from there has to know it
+            with self._lock:
+                self._write()
+                position = Position(self.segment, self._end)
         return position
 
     def sync(self) -> None:
@@ -167,7 +171,6 @@ class Journal:
             return
         with suppress(OSError):
             self.sync()
-            self.sync()  # the first may have added a gap
         with self._syncing, self._lock:
             descriptor, self._fd = self._fd, -1
             os.close(descriptor)

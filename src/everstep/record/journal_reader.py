@@ -247,13 +247,12 @@ class RunJournal:
         heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._began]
         return {head["stream"]: head for head in heads if head["step"] == step}
 
-    def superseded(self, position: Position | None) -> Iterator[tuple[int, Block]]:
-        """Yield the number of the segment and each block that a start from `position` leaves behind."""
-        chain = self._chain_to(position)
-        for number, segment in self._segments.items():
-            for stored in segment.blocks:
-                if stored.offset >= chain.get(number, 0):
-                    yield number, stored.block
+    def superseded(self, position: Position | None, number: int) -> Iterator[Block]:
+        """Yield each block of a segment that a start from `position` leaves behind."""
+        begin = self._chain_to(position).get(number, 0)
+        for stored in self._segments[number].blocks:
+            if stored.offset >= begin:
+                yield stored.block
 
     def abandoned_starts(self, position: Position | None) -> set[int]:
         """Find the starts whose overridden configuration or data a position does not inherit."""

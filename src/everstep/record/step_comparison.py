@@ -164,6 +164,7 @@ class EarlierSteps:
             _, step, phase, _, _ = key
             in_step = phase == "step"
             if in_step:
+                self.names.add(key[3])
                 self._leave_out(step, end, why)
             is_traced = in_step and step in self.traced
             if self.first + in_step <= step < end and phase != "head" and not is_traced:
@@ -192,13 +193,13 @@ def read_earlier_steps(
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
     numbers = [segment.number for segment in journal.segments() if segment.number not in left]
-    cuts = {number: journal.compared_until(number, step, left) for number in numbers}
-    for number, cut in cuts.items():
+    for number in numbers:
+        cut = journal.compared_until(number, step, left)
         if (trail := read_trail(trail_path(journal.run_dir, number, rank))) is not None:
             earlier.add(trail, *cut, tail)
-    for number, block in journal.superseded(position):
-        if number in cuts:
-            earlier.add_rows(block, *cuts[number])
+        # start by start: the first execution of a step counts, by whichever of the two it has left
+        for block in journal.superseded(position, number):
+            earlier.add_rows(block, *cut)
     return earlier
 
 

@@ -24,6 +24,7 @@ import errno
 import json
 import os
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,8 +96,8 @@ class Trail:
         """Type of the values that a step has on the host."""
         self._names: dict[tuple[str, str], str] = {}
         """(phase, name) -> both as JSON; "" for a metric that depends on the clock."""
-        self._absent: set[str] = set()
-        """Metrics that were not on the host at the end of some step."""
+        self._absent: defaultdict[str, set[int]] = defaultdict(set)
+        """Metric -> the steps at whose end it was not on the host, until it is read."""
         self._records: list[str] = []
         """Records that are not in the file yet."""
         self._descriptor: int | None = None
@@ -153,22 +154,28 @@ class Trail:
                 sums[name] = (before[0] + value, before[1] + 1)
             else:  # a tensor may be on a device: reading its value would make the step wait
                 sums[name] = None
-                self._absent.add(name)
         for name, total in sums.items():
             if total is None:
+                self._absent[name].add(step)
                 self.note(step, "step", name, None, epoch=epoch)
             else:
                 bits = _BITS.unpack(_FLOAT.pack(total[0] / total[1]))[0]
                 self.note(step, "step", name, bits, epoch=epoch, count=total[1])
         self._write()
+        if self._end > LARGEST // 2:  # nothing was saved for very long; a larger file would not be read
+            self._begin()
 
     def rows(self, block: Block) -> None:
-        """Write rows that were read, if `step` has not seen them, or not on the host."""
-        if block.wall or (block.phase == "step" and block.name not in self._absent):
+        """Write rows that were read: those of steps only where the value was not on the host."""
+        in_step = block.phase == "step"
+        waiting = self._absent.get(block.name, set()) if in_step else set()
+        if block.wall or (in_step and not waiting):
             return
         columns = zip(block.steps, float_bits(block.values), block.counts, block.seqs, strict=True)
         for step, value, count, seq in columns:
-            self.note(step, block.phase, block.name, value, epoch=block.epoch, seq=seq, count=count)
+            if not in_step or step in waiting:  # else it was noted, and compared, at the end of its step
+                self.note(step, block.phase, block.name, value, epoch=block.epoch, seq=seq, count=count)
+                waiting.discard(step)
         self._write()
 
     def saving(self) -> None:

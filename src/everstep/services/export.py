@@ -63,7 +63,8 @@ def _folder_name(name: str) -> str:
 def _retire(folder: Path, top: Path, keep: int | None, step: float = math.inf) -> None:
     """Delete what is of a later step, and of the rest all but the newest `keep`; names say the step."""
     require_no_link(folder, top)
-    named = sorted(path for path in folder.glob("*") if CheckpointName.matches(path.stem))
+    named = [path for path in folder.glob("*") if CheckpointName.matches(path.stem)]
+    named.sort(key=lambda path: CheckpointName.parse(path.stem).step)
     done = [path for path in named if CheckpointName.parse(path.stem).step <= step]
     for path in {*named} - {*(done if keep is None else done[-keep:])}:
         if path.is_dir():
@@ -131,7 +132,6 @@ class Export(Conditional):
         if self.format == "torch.export":
             # refused at the start, not after hours at the first export
             importlib.import_module("everstep.backends.torch.saved_files").require_module(self.entry, obj)
-        _retire(self.folder, self._top, None, run.step or -1)  # steps from there on happen again
         super().open(run)
 
     def run(self, boundary: Boundary) -> None:
@@ -184,7 +184,8 @@ class Export(Conditional):
         target = self.folder / str(name)
         if _about(target) != about:
             _place(target, self._contents(obj, arrays), about, top=self._top)
-        _retire(self.folder, self._top, 1 if self._at_end else self.keep)
+        # what an earlier start exported of a later step goes once another export has taken its place
+        _retire(self.folder, self._top, 1 if self._at_end else self.keep, boundary.step)
 
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
         if self.format == "safetensors":

@@ -210,7 +210,8 @@ class RemoteSink(Service, ABC):
     other than the first time are sent; a run that starts over sends everything.
 
     Args:
-        timeout: seconds that a step, or the end, waits for an answer, more than 0.
+        timeout: seconds that a step, or the end, waits for an answer, more than 0; None: until it comes.
+            What `send` draws from a global generator after that time changes the training.
 
     Attributes:
         run_dir: the run's directory, while the loop is open.
@@ -220,9 +221,9 @@ class RemoteSink(Service, ABC):
     moments = frozenset({Moment.AFTER_CHECKPOINT})
     window = "none"
 
-    def __init__(self, *, timeout: float = 30.0, name: str | None = None) -> None:
+    def __init__(self, *, timeout: float | None = None, name: str | None = None) -> None:
         super().__init__(name)
-        self.timeout = number("timeout", timeout, of="seconds")
+        self.timeout = number("timeout", timeout, of="seconds", none="to wait until send returns")
         self.run_dir, self.sent, self._ended = Path(), 0, False
         self._thread: threading.Thread | None = None
         self._is_late = False

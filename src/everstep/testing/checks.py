@@ -122,7 +122,7 @@ def try_stream(stream: Stream) -> Verdict:
     The pass is left there, and the next one must begin with the same batches, too.
     """
     try:
-        first, second, third = (copy.deepcopy(stream) for _ in range(3))
+        first, second, third, fourth = (copy.deepcopy(stream) for _ in range(4))
     except Exception as error:
         return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
     try:
@@ -133,9 +133,17 @@ def try_stream(stream: Stream) -> Verdict:
             return Verdict(None, "its batches hold nothing that can be compared")
         last = max(1, len(drawn) - _AFTER)
         most = [last + _AFTER, _AFTER]
-        whole, (at, *_) = _read(second, most, 0, ask=[last], strict=False)
+        whole, places = _read(second, most, 0, ask=range(last, last + _AFTER + 1), strict=False)
+        in_first = [place for place in places if place.pass_index == 0]
+        at, left = in_first[0], in_first[-1]
         again, _ = _read(third, most, 0, at, strict=False)
         _require_equal([whole[0][last:], whole[1]], again, f"opened at {at}: ")
+        # a resume at the end of a pass opens the next one in a new process
+        if fourth.carries_over:
+            fourth.open("train", 0, left.position, seed=0).close()
+        restore(left.random_state)
+        fresh, _ = _read(fourth, most, 0, begin=1, strict=False)
+        _require_equal([whole[1]], fresh, "the pass after a resume: ", 1)
     except (AssertionError, NotResumableError) as error:
         return Verdict(False, str(error))
     except Exception as error:
@@ -197,6 +205,7 @@ def _read(
     at: _Place | None = None,
     *,
     ask: Collection[int] = (),
+    begin: int = 0,
     strict: bool = True,
 ) -> tuple[list[list[Any]], list[_Place]]:
     """Read passes as a training loop does, the first of them from a place.
@@ -204,13 +213,14 @@ def _read(
     Args:
         most: most batches of each pass, before and after the place; then the pass is left.
         ask: numbers of batches after which the cursor is asked for its position.
+        begin: the first pass, without a place.
         strict: whether positions, ends and what is left are checked, too.
 
     Returns:
         For each pass the batches, each with numbers drawn from the global generators after it; the places.
     """
     passes, places, before = [], list[_Place](), set(threading.enumerate())
-    for pass_index in range(0 if at is None else at.pass_index, len(most)):
+    for pass_index in range(begin if at is None else at.pass_index, len(most)):
         start = at if at is not None and at.pass_index == pass_index else None
         here = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
         cursor = stream.open("train", pass_index, None if start is None else start.position, seed=seed)

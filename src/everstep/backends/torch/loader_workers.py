@@ -24,7 +24,6 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch.utils.data._utils.worker as torch_worker
-from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
 from everstep.errors import DataError
@@ -37,7 +36,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatches:
-    """Open an iterator over a DataLoader with workers; draws exactly what `iter(loader)` draws.
+    """Open an iterator over a DataLoader that has workers.
+
+    Draws from the random state exactly what `iter(loader)` draws.
 
     Args:
         loader: the DataLoader; its `worker_init_fn` still runs, after ours.
@@ -100,40 +101,45 @@ class WorkerBatches:
 
     def __init__(self, batches: Any, what: str, *, persistent: bool) -> None:
         self._batches, self._what, self._persistent = batches, what, persistent
-        self._workers = list(batches._workers)
-        if batches._worker_pids_set:  # torch's handler of SIGCHLD raises for the processes that it knows
-            _remove_worker_pids(id(batches))
-            batches._worker_pids_set = False
-        for worker in self._workers:
+        self.workers = list(batches._workers)
+        self.fetching = False  # in the main thread, where the signal handler may raise into it
+        self.died = False
+        for worker in self.workers:
             # Workers ignore SIGTERM, with which torch and multiprocessing would end one that hangs.
             worker._popen.terminate = worker._popen.kill
+        _watch.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self._dead():
-            raise self._death()
+        if self.died:
+            raise self.death()
+        self.fetching = threading.current_thread() is threading.main_thread()
         try:
             return next(self._batches)
-        except (StopIteration, DataError):
+        except (StopIteration, DataError):  # a DataError: the signal handler's, or the user's own
             raise
         except Exception as error:
+            self.fetching = False
             if isinstance(error, OSError | EOFError):  # files close before the worker counts as dead
-                for worker in self._workers:
+                for worker in self.workers:
                     worker.join(0.1)
-            if self._dead():
-                raise self._death() from error
+            if self.dead():
+                raise self.death() from error
             raise
+        finally:
+            self.fetching = False
 
-    def _dead(self) -> list[Any]:
+    def dead(self) -> list[Any]:
         """List the workers that failed or were killed before the iterator ended them."""
         if getattr(self._batches, "_shutdown", False):
             return []
-        return [worker for worker in self._workers if worker.exitcode not in (None, 0)]
+        return [worker for worker in self.workers if worker.exitcode not in (None, 0)]
 
-    def _death(self) -> DataError:
-        ends = [(worker.pid, worker.exitcode) for worker in self._dead()]
+    def death(self) -> DataError:
+        """Make the error that names the dead workers and the reasons."""
+        ends = [(worker.pid, worker.exitcode) for worker in self.dead()]
         how = ", ".join(
             f"pid {pid} ended with exit status {code}"
             if code >= 0
@@ -149,10 +155,58 @@ class WorkerBatches:
     def close(self) -> None:
         """End the workers; persistent workers belong to the loader and end with the loader."""
         batches, self._batches = self._batches, iter(())
-        if hasattr(batches, "_shutdown_workers") and not self._persistent:
-            if any(worker.exitcode not in (None, 0) for worker in self._workers):
-                # one that was killed may hold the lock of torch's event, whose set() would wait for ever
-                batches._workers_done_event = threading.Event()
-                for worker in self._workers:
-                    worker.kill()
-            batches._shutdown_workers()
+        try:
+            if hasattr(batches, "_shutdown_workers") and not self._persistent:
+                if self.dead():
+                    # one that was killed may hold the lock of torch's event, whose set() would wait for ever
+                    batches._workers_done_event = threading.Event()
+                    for worker in self.workers:
+                        worker.kill()
+                batches._shutdown_workers()
+        finally:
+            _watch.remove(self)
+
+
+class _Watch:
+    """SIGCHLD handler while loaders with workers are open; then the previous handler comes back."""
+
+    def __init__(self) -> None:
+        self._open: list[WorkerBatches] = []
+        self._previous: Any = None
+
+    def add(self, batches: WorkerBatches) -> None:
+        # Signal handlers belong to the main thread; elsewhere torch looks for dead workers itself.
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGCHLD) != self._on_death:
+            self._previous = signal.getsignal(signal.SIGCHLD)
+            signal.signal(signal.SIGCHLD, self._on_death)
+        self._open.append(batches)
+
+    def remove(self, batches: WorkerBatches) -> None:
+        if batches not in self._open:
+            return
+        self._open.remove(batches)
+        mine = signal.getsignal(signal.SIGCHLD) == self._on_death
+        if not self._open and mine and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, self._previous)
+
+    def _on_death(self, number: int, frame: FrameType | None) -> None:
+        error: RuntimeError | None = None
+        try:
+            if callable(self._previous):
+                self._previous(number, frame)  # torch's own handler, which raises if one of its workers died
+        except RuntimeError as raised:
+            error = raised
+        struck = [batches for batches in self._open if batches.dead()]
+        # all are marked before an error is raised: the others raise theirs at their next fetch
+        for batches in struck:
+            batches.died = True
+        for batches in struck:
+            if batches.fetching:
+                raise batches.death() from error
+        if error is not None and not struck:
+            raise error  # a worker of a loader that is not ours
+
+
+_watch = _Watch()
