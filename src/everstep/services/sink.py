@@ -136,7 +136,10 @@ class Sink(Service, ABC):
 
     def begin(self, parts: Parts) -> None:
         """Make the file with all rows."""
-        self.make(self.path, (item for _, items in parts for item in items))
+        *older, (_, own) = parts
+        self.make(self.path, (item for _, items in older for item in items))
+        # by itself: rows of the two must not be sorted into each other, whichever start wrote them
+        self._add(own)
 
     def make(self, path: Path, items: Iterable[Item]) -> None:
         """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
