@@ -231,13 +231,7 @@ def save_apart(
     writing: Writing = writing,
     token: str = "",
 ) -> CommittedCheckpoint:
-    """Commit best weights, which lie apart from the checkpoints of a run.
-
-    Args:
-        folder: folder of the metric's best weights.
-        keep: names of older weights in `folder` that stay.
-        top: the run directory; no link below it is followed.
-    """
+    """Commit best weights, which lie apart from the checkpoints of a run."""
     require_finite(commit.name, commit.common.arrays, commit.guarded)
     target = folder / str(commit.name)
     kept, size = is_equal(target, commit.digest, commit.meta), 0

@@ -161,12 +161,7 @@ class Exchange(ABC):
         self._store.set(self._key(name), json.dumps(value))
 
     def _heard(self, names: Sequence[str], late: str) -> list[Any]:
-        """Return the values of keys, once they exist.
-
-        Raises:
-            RankSaveError: `late` within the limit, or a rank has reported its failure to the group.
-            _EndedError: one of them is an error.
-        """
+        """Return the values of keys, once they exist."""
         keys = [self._key(name) for name in names]
         if not wait_until(looking(lambda: self._store.has(keys), self._look), self._limit):
             lacking = [name for name, key in zip(names, keys, strict=True) if not self._store.has([key])]
@@ -282,12 +277,7 @@ class RankExchange(Exchange):
         return error
 
     def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
-        """Write this rank's part of a checkpoint, inside `save`, once the writer has made its folder.
-
-        Args:
-            folder: the folder of the checkpoints, or of best weights.
-            commit: of its common tree only what the ranks hold together is written here.
-        """
+        """Write this rank's part of a checkpoint, inside `save`, once the writer has made its folder."""
         held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
         require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
         (name,) = self._heard(["folder"], "did not begin the save")
@@ -300,11 +290,7 @@ class RankExchange(Exchange):
         return self.committed(commit, folder)
 
     def outcome(self, own: Exception | None = None) -> None:
-        """Hear what was committed, once it is.
-
-        Args:
-            own: the error of this rank, by which it withdraws if the writer does not answer.
-        """
+        """Hear what was committed, once it is; if the writer does not answer, withdraw by the error `own`."""
         try:
             (self._done,) = self._heard(["done"], "did not end the save")
         except RankSaveError as late:

@@ -159,13 +159,7 @@ def write_manifest(
     ranks: Sequence[Mapping[str, Record]],
     pieces: Sequence[Mapping[str, Piece]] = (),
 ) -> int:
-    """Write the manifest, which makes a checkpoint of the files in the folder, and sync the folder.
-
-    Args:
-        written: what `write_common` returned.
-        ranks: the records of the files that each rank wrote.
-        pieces: what each rank wrote of arrays that the ranks hold together.
-    """
+    """Write the manifest, which makes a checkpoint of the files in the folder, and sync the folder."""
     body: dict[str, Any] = {
         "format": FORMAT,
         **facts,

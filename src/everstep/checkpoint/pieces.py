@@ -149,11 +149,7 @@ def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
 
 
 class Assembly:
-    """Arrays, put together while the files that have their pieces are read.
-
-    Attributes:
-        keys: for each file, the names of the wanted arrays there, with their checksums.
-    """
+    """Arrays, put together while the files that have their pieces are read."""
 
     def __init__(self) -> None:
         self.keys: dict[str, dict[str, str]] = defaultdict(dict)

@@ -627,13 +627,7 @@ def find_checkpoint(
     interim: bool = True,
     wanted: Callable[[str], bool] = reading.every,
 ) -> Checkpoint | None:
-    """Read the checkpoint that `path` means, without changing anything there; None if there is none.
-
-    Args:
-        path: a checkpoint's folder, `RUN/best/METRIC`, or a run directory for its newest whole checkpoint.
-        say: takes notes on the choice, for the user.
-        interim: whether the newest checkpoint of a run may be an interim one.
-    """
+    """Read the checkpoint that `path` means, without changing anything there; None if there is none."""
     if not path.is_dir():
         path = _of_metric(path)
     if not path.is_dir():

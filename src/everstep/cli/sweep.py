@@ -142,16 +142,7 @@ _Training: TypeAlias = "tuple[Trial, subprocess.Popen[bytes], IO[bytes]]"
 
 
 class _Trainings:
-    """Trainings, each in a process; a signal to this process is passed on to them, and each saves.
-
-    Args:
-        line: arguments of `everstep train`, the same for all.
-        jobs: number of trainings at once.
-        total: number of trainings, for the lines of progress.
-
-    Attributes:
-        codes: run directory to the exit status of its training.
-    """
+    """Trainings, each in a process; a signal to this process is passed on to them, and each saves."""
 
     def __init__(self, line: Sequence[str], jobs: int, total: int) -> None:
         self._line, self._jobs, self._total = line, jobs, total

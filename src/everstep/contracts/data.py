@@ -62,14 +62,7 @@ class Share:
         return self.uneven == "drop" and count < self.size
 
     def require(self, count: int, what: str) -> None:
-        """Require that a batch of `count` samples can be split by the rule.
-
-        Args:
-            what: the data in words, for the message.
-
-        Raises:
-            DataError: the batch cannot be split; says what to give.
-        """
+        """Require that a batch of `count` samples can be split by the rule."""
         if self.uneven is None and count % self.size:
             raise DataError(
                 f"{what}: a batch of {count} samples does not divide among {self.size} ranks, so the mean "
@@ -261,9 +254,6 @@ class Stream(ABC):
             saved: the saved values, in the order of ranks; a single value where all of them were equal.
             key: 64-bit key of the run, the stream and the pass, to make random state from; the same on all
                 ranks.
-
-        Raises:
-            DataError: no value of this rank can be made of these.
         """
         if len(saved) > 1:
             raise DataError(

@@ -10,8 +10,6 @@ from everstep.errors import DisagreementError
 
 LIMIT = 600.0
 """Seconds that an operation of a group waits for the other ranks, if nothing else is given."""
-
-
 PIECE = 20_000
 """Number of values of all ranks that one message carries; torch's store takes 8 MiB."""
 
@@ -99,8 +97,7 @@ class Group:
 
     All ranks call the same operations in the same order, from their main threads.  Values are JSON: None,
     booleans, numbers, strings, lists, and dictionaries with string keys; they are small (the store is no
-    channel for weights).  `what` names an operation in errors; `limit` is in seconds, None for the group's
-    own.
+    channel for weights).  `what` names an operation in errors.
 
     Each operation raises, beside its own errors:
 
@@ -135,7 +132,7 @@ class Group:
         """Number of the part of each batch that this rank reads."""
         return self.data.of[self.rank]
 
-    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+    def gather(self, value: Any, what: str) -> list[Any]:
         """Return the values of all ranks, in the order of ranks, on every rank."""
         raise NotImplementedError(type(self).__name__)
 
@@ -152,21 +149,21 @@ class Group:
             first += step
         return found
 
-    def share(self, value: Any, what: str, limit: float | None = None) -> Any:
+    def share(self, value: Any, what: str) -> Any:
         """Return the writer's value on every rank; what other ranks give is not used."""
-        return self.gather(value if self.writer else None, what, limit)[0]
+        return self.gather(value if self.writer else None, what)[0]
 
-    def any(self, value: bool, what: str, limit: float | None = None) -> bool:
+    def any(self, value: bool, what: str) -> bool:
         """Whether `value` is true on some rank."""
-        return any(self.gather(bool(value), what, limit))
+        return any(self.gather(bool(value), what))
 
-    def barrier(self, what: str, limit: float | None = None) -> None:
+    def barrier(self, what: str) -> None:
         """Wait until every rank is here."""
-        self.gather(None, what, limit)
+        self.gather(None, what)
 
-    def agree(self, value: Any, what: str, limit: float | None = None) -> Any:
+    def agree(self, value: Any, what: str) -> Any:
         """Require that all ranks have the same value, and return it; else every rank raises."""
-        require_same(self.gather(value, what, limit), what)
+        require_same(self.gather(value, what), what)
         return value
 
     def fail(self, reason: str, rank: int | None = None) -> None:

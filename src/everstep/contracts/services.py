@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from everstep.arguments import checked_keywords, valid_name
 from everstep.errors import ConfigError
@@ -16,7 +16,8 @@ from everstep.schedule import Instant, Never, Schedule
 
 if TYPE_CHECKING:
     from everstep.contracts.state import Json
-    from everstep.metrics.statistics import Stats
+    from everstep.metrics.collector import Reader
+    from everstep.supervisor.door import Door
 
 
 class Moment(enum.Enum):
@@ -106,12 +107,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Action: save at this boundary and leave through `Interrupted` with exit status `code`.
-
-    Args:
-        reason: why, as the run's log and its end tell.
-        code: exit status of the process.
-    """
+    """Action: save at this boundary and leave by `Interrupted`, for `reason`, with exit status `code`."""
 
     reason: str
     code: int = 3
@@ -149,9 +145,6 @@ class SetValue:
         value: the new value.
         times: factor for the value, in each group.
         least: limit below which `times` lowers no value.
-
-    Raises:
-        ConfigError: both or none of `value` and `times` are given, or the number is not finite.
     """
 
     target: str
@@ -166,11 +159,7 @@ class SetValue:
             raise ConfigError(f"{self}: give a finite number")
 
     def applied(self, old: float) -> float:
-        """Return the new value of one number.
-
-        Raises:
-            ConfigError: the new value would not be finite.
-        """
+        """Return the new value of one number, which must be finite."""
         if self.times is None:
             assert self.value is not None
             return self.value
@@ -205,25 +194,6 @@ class Outcome:
     wall: bool = False
 
 
-class Readings(Protocol):
-    """Metric window of one service: its reads clear no other window."""
-
-    def stats(self, name: str) -> Stats | None:
-        """Return statistics of `name` since this service last cleared its window; None without values."""
-
-    def values(self, name: str) -> list[float]:
-        """Return the values of `name` collected outside steps since the last clear, in order."""
-
-    def names(self) -> list[str]:
-        """List the names with values in the window."""
-
-    def nonfinite(self, name: str) -> tuple[int, float] | None:
-        """Return (step, value) of the first NaN or infinity of `name` since the last clear, else None."""
-
-    def clear(self) -> None:
-        """Start a new window."""
-
-
 @dataclass(frozen=True)
 class Boundary:
     """View of the run at one moment, for a service.  Immutable; metrics are read only when asked for.
@@ -253,62 +223,10 @@ class Boundary:
     outputs: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RunView(Protocol):
-    """View of the run for a service that opens: read-only facts, ways to speak, and a few requests.
-
-    The loop's own members, see `everstep.Supervisor`.
-    """
-
-    @property
-    def run_dir(self) -> Any: ...
-
-    @property
-    def segment(self) -> int: ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def interrupted(self) -> bool: ...
-
-    @property
-    def tainted(self) -> bool: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def max_step(self) -> int | None: ...
-
-    @property
-    def max_epoch(self) -> int | None: ...
-
-    def live_object(self, entry: str) -> Any: ...
-
-    def get_progress(self) -> float | None: ...
-
-    def get_eta(self) -> float | None: ...
-
-    def println(self, message: str, with_tag: bool = False, shorten: bool = False) -> None: ...
-
-    def clock(self) -> float: ...
-
-    def spent(self) -> dict[str, float]: ...
-
-    def call_soon(self, action: Action) -> None: ...
-
-    def watch(self, metric: str, seen: Callable[[float], None]) -> None: ...
-
-    def flush(self) -> object: ...
-
-    def add_summary(self, summary: Any) -> None: ...
-
-    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None: ...
-
-    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None: ...
+RunView: TypeAlias = "Door"
+"""The loop as a service sees it: facts to read, ways to speak, and a few requests."""
+Readings: TypeAlias = "Reader"
+"""Metric window of one service: its reads clear no other window."""
 
 
 class Service:
@@ -426,10 +344,13 @@ class Service:
         return f"{type(self).__name__}(name={self.name!r}, schedule={self.schedule!r})"
 
 
-class Clock(Protocol):
-    """Monotonic seconds; tests can set `everstep.testing.ManualClock`."""
+class BuiltIn(Service):
+    """Service of everstep itself: it draws no random numbers, and reads no window of metrics."""
 
-    def __call__(self) -> float: ...
+    isolate = False
+    window = "none"
 
 
+Clock: TypeAlias = Callable[[], float]
+"""Monotonic seconds; tests can set `everstep.testing.ManualClock`."""
 ServiceFunction: TypeAlias = Callable[[Boundary], Outcome | None]

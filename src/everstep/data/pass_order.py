@@ -42,10 +42,6 @@ class PassOrder:
 
     A sampler that yields more than its length is not drawn at the start, but read as it goes.
 
-    Args:
-        in_batches: whether the sampler yields batches of indices, or single indices.
-        kept: what the user's samplers keep.
-
     Attributes:
         entries: what the sampler yields in the pass; None until it is drawn.
         first: number of the entry with which the next iteration begins.

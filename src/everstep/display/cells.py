@@ -50,12 +50,7 @@ def size(count: float) -> str:
 def flat(
     tree: Mapping[str, Any], above: str = "", is_leaf: Callable[[dict[str, Any]], bool] = lambda _: False
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of each value in a tree of dictionaries: ("git.commit", "1a2b").
-
-    Args:
-        above: what all paths begin with.
-        is_leaf: whether a dictionary is a value.
-    """
+    """Yield (path, value) of each value in a tree of dictionaries: ("git.commit", "1a2b")."""
     for name, value in tree.items():
         if isinstance(value, dict) and not is_leaf(value):
             yield from flat(value, f"{above}{name}.", is_leaf)

@@ -84,11 +84,7 @@ class Call:
         return replace(self, arguments=arguments, at_default=places)
 
     def __call__(self, *supplied: Any) -> Any:
-        """Check the arguments, and call the function with them.
-
-        Args:
-            supplied: positional arguments, before those of the config.
-        """
+        """Check the arguments, and call the function with them."""
         function = self._function()
         # copied, so that no callee changes them for a second call
         arguments = copy.deepcopy(dict(self.arguments))

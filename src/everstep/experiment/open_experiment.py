@@ -32,13 +32,7 @@ OnChange = Literal["error", "keep", "override", "fork"]
 
 
 class Configured(Experiment):
-    """The experiment that a config describes; `config` and `tree` are the config that is used.
-
-    Args:
-        code: folders of the config files.
-        on_change, trust: as for `open_config`.
-        checks: strict_git and skip_check, as for `Experiment`.
-    """
+    """The experiment that a config describes; `config` and `tree` are the config that is used."""
 
     def __init__(
         self,

@@ -78,16 +78,7 @@ class Agreement:
     # ------------------------------------------------------------------- in the main thread
 
     def ask(self, step: int) -> bool:
-        """Whether all ranks stop after `step`; waits where this rank has promised not to pass the step.
-
-        Args:
-            step: number of completed steps.
-
-        Raises:
-            MissingRankError: ranks have not promised anything within the group's limit; names them.
-            PeerFailedError: another rank has reported a failure.
-            StoreLostError: the group's store is gone.
-        """
+        """Whether all ranks stop after `step` steps; waits where this rank has promised not to pass it."""
         with self._changed:
             self._changed.wait_for(lambda: step != self._promise or self._agreed is not None or self._error)
             if self._error is not None:
@@ -100,11 +91,7 @@ class Agreement:
         return True
 
     def next_ask(self, step: int) -> int | None:
-        """Return the step after which the main thread has to ask next; None: after none that is known.
-
-        Args:
-            step: number of completed steps.
-        """
+        """Return the step after which the main thread has to ask next; None: after none that is known."""
         with self._changed:
             if self._error is not None or (self._begun and self._promise is None):
                 return step + 1

@@ -37,8 +37,7 @@ class Single(Group):
     def __init__(self) -> None:
         super().__init__(rank=0, size=1, store=None)
 
-    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
-        """Return `[value]`."""
+    def gather(self, value: Any, what: str) -> list[Any]:
         return [value]
 
 
@@ -59,7 +58,8 @@ def find_group(limit: float | None = None) -> Group:
         DisagreementError: the program of a rank that was in the group before has ended; names the rank.
         StoreLostError: the store cannot be reached.
     """
-    if not _is_launched() and all(backend.processes() == 1 for backend in backends.active()):
+    is_launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    if not is_launched and all(backend.processes() == 1 for backend in backends.active()):
         return Single()
     # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
     limit = _limit() if limit is None else limit
@@ -81,10 +81,6 @@ def _limit() -> float:
         return float(number(LIMIT_VARIABLE, float(said)))
     except ValueError:  # a ConfigError, too
         raise ConfigError(f"{LIMIT_VARIABLE}={said!r}: give a positive number of seconds") from None
-
-
-def _is_launched() -> bool:
-    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def launched() -> bool:
@@ -115,13 +111,9 @@ def exit_status(status: int) -> int:
 
 
 def write_error_file(what: str, lines: Sequence[str]) -> None:
-    """Write why this process fails where torchrun reads it; do nothing without torchrun.
+    """Write an error and its traceback where torchrun reads it; do nothing without torchrun.
 
     The form is that of torch.distributed.elastic's `record`, whose file is written later and wins.
-
-    Args:
-        what: type and message of the error.
-        lines: its traceback.
     """
     path = os.environ.get(ERROR_FILE)
     if path:

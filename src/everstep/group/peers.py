@@ -41,9 +41,6 @@ class Peers:
     raise `PeerFailedError` on all others.
 
     All ranks make it together, and close it before the group; in any order, after which nothing is reported.
-
-    Args:
-        group: a group of 2 or more.
     """
 
     def __init__(self, group: StoreGroup) -> None:

@@ -41,22 +41,12 @@ LINGER = 2.0
 
 
 class StoreGroup(Group):
-    """A group over a key-value store; to make one is to meet all other ranks.
-
-    Args:
-        rank: number of this process, 0 to `size` - 1.
-        size: number of processes, 2 or more.
-        store: a connection to a store that all ranks see, for this group alone.
-        limit: seconds that an operation waits for the other ranks.
+    """A group over a connection to a key-value store; to make one is to meet all other ranks.
 
     Attributes:
         bells: the key of each rank that wakes the rank's threads.
         count: number of the operation that this rank is at, or was last.
         operation: the operation in which this rank waits; "" in none.
-
-    Raises:
-        MissingRankError: ranks did not come within `limit`; names them.
-        DisagreementError: a rank of this process's group before has ended its program; names the rank.
     """
 
     store: KeyValueStore
@@ -70,13 +60,12 @@ class StoreGroup(Group):
         self._broken: str | None = None
         self._closed = False
 
-    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
-        """Return the values of all ranks, in the order of ranks, on every rank."""
+    def gather(self, value: Any, what: str) -> list[Any]:
         if self._broken is not None:
             raise GroupError(f"{what!r} cannot begin, as {self._broken}; leave the run and start it again")
         self._broken = f"the operation {what!r} before it did not end"  # also where Ctrl-C ends it
         self.count, self.operation = self.count + 1, what
-        answers = self._exchange(json.dumps([what, value]), what, self.limit if limit is None else limit)
+        answers = self._exchange(json.dumps([what, value]), what)
         places = [place for place, _ in answers]
         if any(place != what for place in places):
             raise DisagreementError(
@@ -87,14 +76,14 @@ class StoreGroup(Group):
         self._broken, self.operation = None, ""
         return [value for _, value in answers]
 
-    def _exchange(self, mine: str, what: str, limit: float) -> list[Any]:
+    def _exchange(self, mine: str, what: str) -> list[Any]:
         store, keys, result = self.store, self._keys(self.count), f"{self.count}/all"
         self._forget(self.count - 2)
         store.set(keys[self.rank], mine)
         if not self.writer:
-            self._wait([result], what, limit)
+            self._wait([result], what)
             return list(json.loads(*store.get([result])))
-        self._wait(keys, what, limit)
+        self._wait(keys, what)
         text = f"[{','.join(store.get(keys))}]"
         store.set(result, text)
         return list(json.loads(text))
@@ -108,34 +97,23 @@ class StoreGroup(Group):
             if self.writer:
                 self.store.delete(f"{count}/all")
 
-    def _wait(self, keys: list[str], what: str, limit: float) -> None:
+    def _wait(self, keys: list[str], what: str) -> None:
         came = looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
-        if not wait_until(came, limit):
+        if not wait_until(came, self.limit):
             require_no_failure(self)
             present = [self.store.has([key]) for key in self._keys(self.count)]
-            raise missing(what, limit, self.rank, present)
+            raise missing(what, self.limit, self.rank, present)
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        """Report that a rank cannot go on; every operation of the other ranks raises `PeerFailedError`.
-
-        Args:
-            reason: the cause, in words.
-            rank: the rank that has failed; None: this one.
-        """
         failed = self.rank if rank is None else rank
         self.store.set_once("failed", json.dumps([failed, reason]))
         self.store.set_all(self.bells, "")
 
     def failure(self) -> tuple[int, str] | None:
-        """Return the first failure that was reported, as rank and reason; None: no failure so far."""
         return _failure(self.store)
 
     def abandon(self, reason: str) -> None:
-        """Begin no further operation, and wait for nobody at `close`; from any thread.
-
-        Args:
-            reason: as in "cannot begin, as REASON".
-        """
+        """Begin no further operation ("cannot begin, as REASON"), and wait for nobody at `close`."""
         self._broken = reason
 
     def close(self) -> None:
@@ -156,11 +134,7 @@ class StoreGroup(Group):
 
 
 def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None:
-    """Raise the failure that another rank has reported, if there is one.
-
-    Args:
-        store: the connection to use, in threads; None: that of the group.
-    """
+    """Raise the failure that another rank has reported, if any; threads give a connection of their own."""
     found = store or group.store
     assert found is not None
     failure = _failure(found)

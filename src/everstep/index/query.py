@@ -40,12 +40,7 @@ COLLECTIONS = ("runs", *_FIELDS)
 
 
 class Documents(list[dict[str, Any]]):
-    """List of dictionaries that becomes a table: in a notebook, and in pandas.
-
-    Args:
-        rows: the documents.
-        columns: the fields that a table shows, and the first columns of a frame.
-    """
+    """List of dictionaries that becomes a table: in a notebook, and in pandas."""
 
     def __init__(self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = ()) -> None:
         super().__init__(rows)

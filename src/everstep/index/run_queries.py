@@ -58,10 +58,6 @@ def find_run(
     """Find a run's row by its name, with or without the six digits, its directory's name, or a beginning.
 
     A run whose directory is gone is found only if no other run is.
-
-    Args:
-        exactly: do not accept the beginning of a name.
-        place: name of the index in messages.
     """
     found = list(run_rows(connection).values())
     exact = [run for run in found if text in (run["name"], run["path"])]
@@ -241,11 +237,7 @@ def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
 
 
 def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
-    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase.
-
-    Args:
-        name: the metric, or "PHASE/NAME" for a single phase.
-    """
+    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase."""
     from everstep.record import Row
 
     known = metric_names(connection, run)

@@ -17,11 +17,7 @@ Value: TypeAlias = tuple[int, str, float]
 
 
 class AcrossRanks:
-    """Reduces the metrics of all ranks; every rank makes the same calls.
-
-    Args:
-        group: two or more ranks.
-    """
+    """Reduces the metrics of all ranks; every rank makes the same calls."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -56,12 +52,7 @@ class AcrossRanks:
         return {name: _mean(parts[name]) for name in values}
 
     def mean(self, name: str, mean: float | None, weight: float) -> float | None:
-        """Return the mean of the ranks' weighted means; None where no rank has a value.
-
-        Args:
-            mean: this rank's mean; None for a rank without a value, which takes no part.
-            weight: sum of the weights in this rank's mean.
-        """
+        """Return the mean of the ranks' weighted means; None where no rank has a value."""
         by_rank = self._counted(self._group.gather([mean, weight], f"the mean of {name}"))
         parts = [(number, amount) for number, amount in by_rank if number is not None]
         return _mean(parts) if parts else None

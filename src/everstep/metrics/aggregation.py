@@ -142,9 +142,6 @@ class Aggregate:
     """Statistics of one metric of an evaluation.
 
     Means, sums and spreads are weighted (a batch's mean by its samples); quantiles take each value once.
-
-    Args:
-        names: the requested statistics, from `checked_statistics`; the mean is always there.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:

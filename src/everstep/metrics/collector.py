@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from everstep import backends
 from everstep.contracts.metrics import Block
-from everstep.contracts.services import Readings
 from everstep.errors import MetricError
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.statistics import Stats, Window
@@ -146,10 +145,12 @@ class Reader:
                 return
 
     def stats(self, name: str) -> Stats | None:
+        """Return the statistics of `name` since the last clear; None without values."""
         self._refresh()
         return self._windows[name].stats() if name in self._windows else None
 
     def values(self, name: str) -> list[float]:
+        """Return the values of `name` collected outside steps since the last clear, in order."""
         return list(self._values.get(name, ()))
 
     def names(self) -> list[str]:
@@ -157,6 +158,7 @@ class Reader:
         return sorted(self._windows)
 
     def nonfinite(self, name: str) -> tuple[int, float] | None:
+        """Return (step, value) of the first NaN or infinity of `name` since the last clear, else None."""
         self._refresh()
         return self._nonfinite.get(name)
 
@@ -180,7 +182,7 @@ class Reader:
         self._nonfinite = {n: (v[0], v[1]) for n, v in state["nonfinite"].items()}
 
 
-def all_stats(readings: Readings) -> dict[str, Stats]:
+def all_stats(readings: Reader) -> dict[str, Stats]:
     """Return the statistics of each metric in a window."""
     return {name: stats for name in readings.names() if (stats := readings.stats(name)) is not None}
 

@@ -101,12 +101,7 @@ def log_line(
     formatter: MetricFormatter | None = None,
     eta: float | None = None,
 ) -> str:
-    """Format the log line: `tag`, then every metric, then the ETA.
-
-    Args:
-        best: metrics that are marked as a new best.
-        eta: seconds; None: without it.
-    """
+    """Format the log line: `tag`, then every metric, then the ETA."""
     formatter = formatter or MetricFormatter()
     items = [formatter.format(name, stats[name], name in best) for name in formatter.sort(stats)]
     if eta is not None:

@@ -66,12 +66,7 @@ class Window:
         self.add_many((value,), None if weight == 1.0 else (weight,))
 
     def add_many(self, values: Sequence[float], weights: Sequence[float] | None = None) -> None:
-        """Add values in order, to the same bits as one by one.
-
-        Args:
-            values: real numbers; NaN and infinities are allowed.
-            weights: one per value, finite and not negative; None for all 1.
-        """
+        """Add values in order, to the same bits as one by one."""
         if weights is not None and len(values) != len(weights):
             raise MetricError(f"{len(values)} values came with {len(weights)} weights; give one for each")
         for w in weights or ():

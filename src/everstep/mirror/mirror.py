@@ -90,14 +90,7 @@ class Mirror:
     # ------------------------------------------------------------------------------- generations
 
     def take(self, run: dict[str, Any], directory: Path) -> Holder | None:
-        """Take the mirror over: an earlier start that still runs is refused at its next upload.
-
-        Args:
-            run: the content of the run's `run.json`.
-
-        Returns:
-            The holder before, None if there was none.
-        """
+        """Take the mirror over: an earlier start that still runs is refused at its next upload."""
         before = self.contents
         me = Holder(self._token, platform.node(), os.getpid(), str(directory))
         new = Contents(self._last + 1, run, 1, me, time.time())

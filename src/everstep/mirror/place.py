@@ -133,11 +133,7 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 class Folder:
-    """Objects by key as files below `root`, which need not exist; "/" stands between the parts of a key.
-
-    Attributes:
-        name: the path.
-    """
+    """Objects by key as files below `root`, which need not exist; "/" stands between the parts of a key."""
 
     def __init__(self, root: Path) -> None:
         self.name, self._root = str(root), root

@@ -210,11 +210,7 @@ class _Stream:
         """The open pass, or the one that follows; None before the first entry."""
 
     def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
-        """Take what an event of a start says of this stream.
-
-        Args:
-            chosen: whether a person has chosen other data for this start.
-        """
+        """Take what an event of a start says of this stream."""
         entries, own = list(unpack(facts.get("entries"))), self._pass
         place = unpack_place(facts["from"]) if "from" in facts else None
         if chosen and place and own and own.place and place[:2] == (own.number, 0):

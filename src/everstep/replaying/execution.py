@@ -139,12 +139,7 @@ def _write_plan(copy: RunCopy, last: int, **plan: Any) -> tuple[dict[str, str], 
 def execute(
     program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **plan: Any
 ) -> Executed:
-    """Start a program, and wait until it leaves behind a step.
-
-    Args:
-        witness: whether digests of each step are written, as in a drill.
-        plan: further attributes of the `ReplayPlan`.
-    """
+    """Start a program, and wait until it leaves behind a step."""
     env, out = _write_plan(copy, last, **plan)
     command = (*program.command, *([str(copy.place)] if program.takes_run else []))
     start = Program(command, copy.folder, env=env, cwd=program.folder).start(witness=witness)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everstep.arguments import integer, number
 from everstep.checkpoint import Retention, Store
-from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Save, Service, Stage
+from everstep.contracts.services import Boundary, BuiltIn, Moment, Outcome, RunView, Save, Stage
 from everstep.errors import ServiceError
 from everstep.index.location import as_location, index_of, lacks_credential
 from everstep.index.shipping_thread import IndexWriter
@@ -18,7 +18,7 @@ from everstep.record import user_path
 from everstep.schedule import Every, Schedule
 
 
-class Checkpoints(Service):
+class Checkpoints(BuiltIn):
     """Save the whole state on a schedule; the writing happens in the background.
 
     Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
@@ -40,8 +40,6 @@ class Checkpoints(Service):
 
     stage = Stage.SAVE
     runs_last = True
-    isolate = False
-    window = "none"
     default_schedule = Every(epochs=1) | Every(seconds=600)
 
     def __init__(
@@ -66,14 +64,12 @@ class Checkpoints(Service):
         return Outcome(actions=(Save(),))
 
 
-class JournalFlush(Service):
+class JournalFlush(BuiltIn):
     """Hand the rows that were read at boundaries to the operating system; a commit makes them durable.
 
     They wait for some seconds, since blocks of many rows take less space and are read faster.
     """
 
-    isolate = False
-    window = "none"
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=10)
 
     def __init__(self) -> None:
@@ -83,7 +79,7 @@ class JournalFlush(Service):
         self._run.flush()
 
 
-class Index(Service):
+class Index(BuiltIn):
     """Ship the journal to the index, on a separate thread.
 
     Every run has this service.  Without SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index;
@@ -96,8 +92,6 @@ class Index(Service):
     """
 
     moments = frozenset()
-    isolate = False
-    window = "none"
 
     def __init__(self, at: str | Path | None = None) -> None:
         super().__init__("run index")
@@ -123,7 +117,7 @@ class Index(Service):
             self._writer = None
 
 
-class GlobalStepWaiter(Service):
+class GlobalStepWaiter(BuiltIn):
     """Wait, before the loop begins, until another run has a checkpoint of a step, or of a later step.
 
     A signal ends the waiting.
@@ -137,8 +131,6 @@ class GlobalStepWaiter(Service):
 
     stage = Stage.GUARD
     moments = frozenset({Moment.ENTER_LOOP})
-    isolate = False
-    window = "none"
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from everstep.arguments import integer
-from everstep.contracts.services import Boundary, Moment, Outcome, RunView, Service, Stage
+from everstep.contracts.services import Boundary, BuiltIn, Moment, Outcome, RunView, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
 from everstep.metrics.aggregation import checked_statistics
@@ -16,7 +16,7 @@ Evaluator = Callable[["Evaluate"], Mapping[str, float]]
 """Function from the evaluation service to metrics; their names have the stream's prefix."""
 
 
-class Evaluate(Service):
+class Evaluate(BuiltIn):
     """Evaluate a stream of the `Trainer`; services that decide and save at the same boundary see the result.
 
     Metrics get the stream's name as prefix: "valid/loss".
@@ -43,8 +43,6 @@ class Evaluate(Service):
     """
 
     stage = Stage.EVALUATE
-    isolate = False
-    window = "none"
     default_schedule = Every(epochs=1)
 
     def __init__(

@@ -23,7 +23,7 @@ from everstep.checkpoint import (
     finite,
     place_apart,
 )
-from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service, Stage
+from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
@@ -332,7 +332,7 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
 Format = Literal["jsonl", "csv"]
 
 
-class Dump(Service):
+class Dump(BuiltIn):
     """Write an evaluation's outputs for each example of a stream: `dumps/NAME/step-00000120.jsonl`.
 
         Dump(["name", "label", "prediction"], stream="valid")
@@ -351,8 +351,6 @@ class Dump(Service):
     """
 
     stage = Stage.MEASURE
-    isolate = False
-    window = "none"
     moments = frozenset({Moment.AFTER_EVAL_STEP, Moment.AFTER_EVALUATION})
 
     def __init__(

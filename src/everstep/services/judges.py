@@ -20,6 +20,7 @@ from everstep.contracts.services import (
     SCHEDULED,
     Action,
     Boundary,
+    BuiltIn,
     Interrupt,
     Moment,
     Outcome,
@@ -445,7 +446,7 @@ class NaNGuard(Service):
         return _failed(self.policy, NonFiniteError, message, step)
 
 
-class StopAfter(Service):
+class StopAfter(BuiltIn):
     """End the run at a limit; the first limit reached wins.
 
     Args:
@@ -456,8 +457,6 @@ class StopAfter(Service):
 
     stage = Stage.DECIDE
     controller = True
-    isolate = False
-    window = "none"
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from everstep import backends
 from everstep.arguments import integer
-from everstep.contracts.services import Boundary, Outcome, RunView, Service
+from everstep.contracts.services import Boundary, BuiltIn, Outcome, RunView, Service
 from everstep.durable import require_no_link
 from everstep.metrics.collector import to_scalar
 from everstep.schedule import At, Every, Instant, Schedule
@@ -40,7 +40,7 @@ class FinalValues(Service):
         return Outcome(self.values)
 
 
-class Throughput(Service):
+class Throughput(BuiltIn):
     """Record the speed since the last look, and the shares of the time, and print them in a line.
 
     Metrics: steps_per_second and, with `samples`, samples_per_second; data_share (waiting for batches),
@@ -52,8 +52,6 @@ class Throughput(Service):
         every: when to look; default `Every(steps=100)`.
     """
 
-    isolate = False
-    window = "none"
     default_schedule = Every(steps=100)
 
     def __init__(
@@ -93,7 +91,7 @@ class Throughput(Service):
         return self.run(boundary)
 
 
-class Profile(Service):
+class Profile(BuiltIn):
     """Record a few steps with torch.profiler, again and again, as Chrome traces (for ui.perfetto.dev).
 
     The traces lie in `logs/profile/` of the run, named by the step after which they begin.  A window that
@@ -105,8 +103,6 @@ class Profile(Service):
         keep: number of the newest traces that stay, 1 or more; None for all.
     """
 
-    isolate = False
-    window = "none"
     default_schedule = Every(steps=1000)
 
     def __init__(
@@ -154,7 +150,7 @@ class Profile(Service):
             self._trace = None
 
 
-class System(Service):
+class System(BuiltIn):
     """Record the load of the machine: how busy processor and GPUs are, and how full memory and disk.
 
     Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
@@ -175,8 +171,6 @@ class System(Service):
         every: when to look; default `Every(seconds=30)`.
     """
 
-    isolate = False
-    window = "none"
     default_schedule = Every(seconds=30)
 
     def __init__(self, *, every: Schedule | None = None, name: str | None = None) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from everstep import unattended
 from everstep.arguments import number
-from everstep.contracts.services import RunView, Service
+from everstep.contracts.services import BuiltIn, RunView
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError, nearest
 from everstep.record import DIVERGED, RunDir, RunJournal
@@ -39,13 +39,7 @@ _LONGEST = 2000
 
 
 class Target(NamedTuple):
-    """Receiver of messages: a command or a URL.
-
-    Attributes:
-        command: the command and its arguments; empty for a URL.
-        url: the URL; empty for a command.
-        timeout: seconds that one message may take.
-    """
+    """Receiver of messages: a command or a URL."""
 
     command: tuple[str, ...]
     url: str
@@ -116,7 +110,7 @@ def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, A
     return {"text": text, **facts, **where}
 
 
-class Notify(Service):
+class Notify(BuiltIn):
     """Tell a command or a URL when the run fails, diverges, is stuck or finished.
 
         Notify(command=["mail", "-s", "a run", "me@example.org"])
@@ -145,8 +139,6 @@ class Notify(Service):
     """
 
     moments = frozenset()
-    isolate = False
-    window = "none"
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from everstep.arguments import integer, number
 from everstep.checkpoint import CheckpointName
-from everstep.contracts.services import Boundary, Moment, Service, Stage
+from everstep.contracts.services import Boundary, BuiltIn, Moment, Stage
 from everstep.errors import ConfigError
 from everstep.record import Rollback
 
@@ -26,7 +26,7 @@ class Drawn(NamedTuple):
     batch_index: int
 
 
-class Recovery(Service):
+class Recovery(BuiltIn):
     """Go back to the last good checkpoint where a step fails, and train on without that step's batches.
 
     A failed step is reported by `NaNGuard`, `LossBound`, a service's `Stop(failed=True)`, or a `BadStepError`
@@ -44,8 +44,6 @@ class Recovery(Service):
     stage = Stage.GUARD
     moments = frozenset({Moment.AFTER_CHECKPOINT})
     controller = True
-    isolate = False
-    window = "none"
 
     def __init__(self, max_rollbacks: int = 3, *, reset_after: int | None = None) -> None:
         super().__init__("recovery")
@@ -98,7 +96,7 @@ def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
     return [each for each in batches if each.step in steps]
 
 
-class Retry(Service):
+class Retry(BuiltIn):
     """Try again, in the same process, after a listed error: reading data, a step, a save.
 
         Retry(errors=[ConnectionError, TimeoutError], times=5, backoff=2.0)
@@ -116,8 +114,6 @@ class Retry(Service):
 
     stage = Stage.GUARD
     moments = frozenset()
-    isolate = False
-    window = "none"
 
     def __init__(
         self,
@@ -141,7 +137,7 @@ class Retry(Service):
         return float(self.backoff * 2 ** (attempt - 1))
 
 
-class HangWatch(Service):
+class HangWatch(BuiltIn):
     """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
 
     The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
@@ -158,8 +154,6 @@ class HangWatch(Service):
 
     stage = Stage.GUARD
     moments = frozenset()
-    isolate = False
-    window = "none"
 
     def __init__(self, after: float | None = None, then: Literal["warn", "stop"] = "warn") -> None:
         super().__init__("hang watch")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from everstep.checkpoint import CheckpointName, read_checkpoint
-from everstep.contracts.services import Boundary, Moment, RunView, Service
+from everstep.contracts.services import Boundary, BuiltIn, Moment, RunView
 from everstep.errors import CheckpointError, UsageError
 from everstep.record import StepComparison
 from everstep.record.rundir import ROOT
@@ -83,7 +83,7 @@ class ReplayedStep:
     random: Any
 
 
-class Replayed(Service):
+class Replayed(BuiltIn):
     """Follows the plan of this process in the run that is replayed.
 
     `tree` encodes the whole state as a checkpoint of a kind ("step" or "epoch") has it; `comparison` returns
@@ -91,9 +91,7 @@ class Replayed(Service):
     """
 
     moments = frozenset({Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
-    window = "none"
     every_rank = True
-    isolate = False
 
     def __init__(
         self,

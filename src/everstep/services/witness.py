@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from everstep import hazard
-from everstep.contracts.services import Boundary, Interrupt, Moment, Outcome, RunView, Save, Service, Stage
+from everstep.contracts.services import (
+    Boundary,
+    BuiltIn,
+    Interrupt,
+    Moment,
+    Outcome,
+    RunView,
+    Save,
+    Service,
+    Stage,
+)
 from everstep.errors import Interrupted, StateError
 from everstep.group import exit_status
 from everstep.schedule import Every, Instant
@@ -109,7 +119,7 @@ def _kind(tree: Any) -> str:
         return "state"
 
 
-class DrillLimit(Service):
+class DrillLimit(BuiltIn):
     """Leave the run after some steps in all, interrupted as by SIGTERM, with exit status 0.
 
     So a script that takes hours can be drilled; its max_step, schedules and configuration are its own.
@@ -119,8 +129,6 @@ class DrillLimit(Service):
     moments = frozenset({Moment.ENTER_LOOP, Moment.AFTER_STEP})
     stage = Stage.DECIDE
     controller = True
-    window = "none"
-    isolate = False
 
     def __init__(self, *, steps: int, save_every: int | None = None) -> None:
         super().__init__("drill limit", Every(steps=1))

@@ -116,13 +116,8 @@ class Ranks:
     ) -> None:
         """Tell all ranks what this rank knows alone; called first at each boundary.
 
-        Args:
-            where: the boundary, in words.
-            saving: whether this rank is writing a checkpoint.
-            reason: this rank's reason for its stop.
-            asked: what the program has asked for since the ranks met last; the same on all ranks.
-            handed: digest of the batches of this start, to compare with ranks that read the same part.
-            times: what this rank has measured of itself, to be recorded.
+        `asked` is what the program has asked for since the ranks met last, which must be the same on all;
+        `handed` the digest of the batches of this start, the same on ranks that read the same part.
         """
         if not self.several:
             return

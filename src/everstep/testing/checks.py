@@ -165,11 +165,7 @@ def fingerprint(tree: Any) -> Any:
 
 
 def comparable(tree: Any, other: Callable[[Any], Any] = lambda value: None) -> Any:
-    """Make a comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit.
-
-    Args:
-        other: makes the stand-in for an object of another type.
-    """
+    """Make a comparable copy of a tree of containers, arrays, tensors and plain values, equal bit for bit."""
     if isinstance(tree, Mapping):
         return [(str(key), comparable(tree[key], other)) for key in sorted(tree, key=str)]
     if isinstance(tree, list | tuple):

@@ -63,11 +63,7 @@ class CheckpointFollower:
         self._alive_at = time.monotonic()
 
     def checkpoints(self, done: Collection[tuple[str, str]]) -> Iterator[Committed]:
-        """Yield each committed checkpoint once, or always the newest, until the run has ended.
-
-        Args:
-            done: keys of the checkpoints that are passed over.
-        """
+        """Yield each committed checkpoint once, or always the newest, until the run has ended."""
         given = set(done)
         last = float("-inf")
         while True:

@@ -82,12 +82,7 @@ class EvalRanks:
         return _NotedCursor(cursor) if alike else cursor
 
     def weight(self, batch_size: float, sized: bool, cursor: Cursor) -> float:
-        """Return the weight of this rank's part of a batch.
-
-        Args:
-            batch_size: what the task counts in the part.
-            sized: whether the task can count; else a whole batch weighs as one sample.
-        """
+        """Return the weight of this rank's part of a batch."""
         return batch_size if sized or not self.divides else cursor.weight / self.group.data.size
 
     # ---------------------------------------------- values in parts, where the data is divided

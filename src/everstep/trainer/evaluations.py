@@ -149,11 +149,7 @@ class Evaluations:
     def here(
         self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
     ) -> dict[str, float]:
-        """Evaluate a stream on the weights as they are, and record nothing.
-
-        Args:
-            how: the service of the stream, if any, with its statistics and functions.
-        """
+        """Evaluate a stream on the weights as they are, and record nothing."""
         with self._together() as group:
             return self._by(group, name, stream, num_steps, how)
 
@@ -250,11 +246,7 @@ class Evaluations:
     def watch(
         self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
     ) -> Iterator[Evaluation]:
-        """Evaluate checkpoints that another process saves, each stream of each once; yield the results.
-
-        Args:
-            max_step: the step whose checkpoint is the last.
-        """
+        """Evaluate checkpoints that another process saves, each stream of each once; yield the results."""
         try:
             earlier = evaluations(located(self.run_dir))
         except RunDirError:  # the run does not exist yet
@@ -277,12 +269,7 @@ class Evaluations:
                 return
 
     def all(self, *, newest: bool, asked: str | Path | None) -> dict[str, float]:
-        """Evaluate each stream of `names`; known metrics of the same weights are not found again.
-
-        Args:
-            newest: whether to load the newest checkpoint.
-            asked: other weights to load, as for `evaluate`.
-        """
+        """Evaluate each stream of `names`; known metrics of the same weights are not found again."""
         if newest:
             self.load()
         else:
@@ -326,11 +313,7 @@ def evaluates(services: Sequence[Service]) -> list[Evaluate]:
 
 
 def one_batch(service: Evaluate, evaluator: Evaluator) -> Evaluate:
-    """Copy a service for a smoke test: the same statistics and functions, of the first batch.
-
-    Args:
-        evaluator: the Trainer's own, in whose place the smoke test has another.
-    """
+    """Copy a service for a smoke test: the same statistics and functions, of the first batch."""
     one = copy(service)
     one.num_steps, one.schedule = 1, Every(epochs=1)
     one.evaluator = None if service.evaluator == evaluator else service.evaluator

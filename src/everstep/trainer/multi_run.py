@@ -193,11 +193,7 @@ class SharedStream:
 
 
 class Tap(StreamWrapper):
-    """The shared stream, as one run reads it.
-
-    Attributes:
-        place: pass, and number of batches taken from it: how far this run has come.
-    """
+    """The shared stream, as one run reads it."""
 
     def __init__(self, reading: SharedStream) -> None:
         super().__init__(reading.stream)

@@ -19,14 +19,7 @@ Fetch = Callable[[Iterator[Any]], Any]
 
 
 class NamedStreams:
-    """Streams by name, with the use of each that keeps its own place in the data.
-
-    Args:
-        given: name to data.
-
-    Attributes:
-        named: name to stream.
-    """
+    """Streams by name, with the use of each that keeps its own place in the data."""
 
     def __init__(self, given: Mapping[str, Data]) -> None:
         self.named = {name: as_stream(data) for name, data in adapt.named(given).items()}

@@ -37,11 +37,6 @@ class FollowedIndex:
     Args:
         place: the index, or None for an index of this process alone.
         folder: the folder whose runs the index should have, or a run directory.
-
-    Attributes:
-        database: the index; each transaction has its own connection.
-        table: all runs, in memory; replaced when something changes.
-        version: how often the table was replaced.
     """
 
     def __init__(self, place: Location | None, folder: Path) -> None:

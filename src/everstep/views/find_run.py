@@ -48,12 +48,7 @@ class Found(NamedTuple):
 
 
 def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bool = False) -> list[Found]:
-    """Find runs by directory (read from the journal alone) or by name in the index.
-
-    Args:
-        note: called with descriptions of faults.
-        exactly: refuse the beginning of a name.
-    """
+    """Find runs by directory (read from the journal alone) or by name in the index."""
     named = [text for text in texts if not _is_run_dir(text)]
     database, problems = query.open_index(index) if named else (None, [])
     note(problems)

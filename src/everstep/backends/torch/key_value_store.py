@@ -33,11 +33,7 @@ Rank 0's may be the server, which other ranks may still ask.
 
 
 def connect(limit: float) -> tuple[int, int, TorchStore]:
-    """Return rank, size, and a connection to the store that all ranks see.
-
-    Args:
-        limit: seconds to wait for the process that hosts it.
-    """
+    """Return rank, size, and a connection to the store that all ranks see."""
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
         groups: Any = dist.distributed_c10d._get_default_store()
@@ -104,12 +100,7 @@ def _lost_if_it_fails(
 
 
 class TorchStore:
-    """A connection to a store of torch.distributed, as a `KeyValueStore`; torch lets threads take turns.
-
-    Args:
-        store: torch's own.
-        gone: the first failure of a connection to it, which all connections share.
-    """
+    """A connection to a store of torch.distributed, as a `KeyValueStore`; torch lets threads take turns."""
 
     def __init__(self, store: Any, gone: list[str] | None = None) -> None:
         self.store, self._gone = store, [] if gone is None else gone

@@ -105,11 +105,7 @@ def train(
     batch: Mapping[str, Any],
     minibatch_size: int | None,
 ) -> dict[str, Any]:
-    """Update with the mean of the gradients over a batch; returns its metrics, which are means, too.
-
-    Args:
-        loss: computes the metrics of a minibatch, "loss" among them.
-    """
+    """Update with the mean of the gradients over a batch; returns its metrics, which are means, too."""
     optimizer.zero_grad()
     found: dict[str, Any] = {}
     for part, share in parts(batch, minibatch_size):

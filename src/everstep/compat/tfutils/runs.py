@@ -28,7 +28,7 @@ from everstep.compat.tfutils.params import (
 )
 from everstep.compat.tfutils.task import Data, ParamsTask, ValidationBatch
 from everstep.contracts.data import Stream
-from everstep.contracts.services import Boundary, EvalStep, Moment, RunView, Service
+from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Service
 from everstep.data import as_stream
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, HiLossError, LossBoundError, MetricError
@@ -202,11 +202,9 @@ def _evaluation(
     )
 
 
-class _PinInitial(Service):
+class _PinInitial(BuiltIn):
     """Pin the checkpoint of step 0."""
 
-    isolate = False
-    window = "none"
     moments = frozenset({Moment.AFTER_CHECKPOINT})
 
     def __init__(self) -> None:

@@ -75,16 +75,7 @@ class Example(UserDict[str, Any]):
 
 
 class ParamsTask(Task):
-    """Task of `train_from_params` and `test_from_params`; a `train_loop` gets it as its argument.
-
-    Args:
-        tree: the checked parameters.
-        data: the data by name: "train", and the validations.
-        global_step: the step from which the learning rate counts.
-
-    Attributes:
-        model, optimizer: objects that the functions of the tree made.
-    """
+    """Task of `train_from_params` and `test_from_params`; a `train_loop` gets it as its argument."""
 
     def __init__(self, tree: Tree, data: Mapping[str, Data], global_step: int = 0) -> None:
         self._tree, self._data, self._train = tree, data, tree.train_params

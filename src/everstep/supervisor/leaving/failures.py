@@ -125,9 +125,6 @@ class LostGroup:
     can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
     within 10 seconds.  The main thread makes it before the `Agreement` that calls `lost`, and closes it after
     that.
-
-    Args:
-        give_up: takes the reason for which nothing can be saved any more, in words.
     """
 
     def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:

@@ -52,11 +52,9 @@ class Rollbacks:
         return RolledBack(text, str(self._store.run_dir), rollback.number)
 
     def undo(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """Return the rollback for a loop that failed: the decided one, or a new one from the first bad step.
+        """Return the rollback decided for a loop that failed, or a new one from the first bad step.
 
-        Args:
-            errors: the error that ended the loop comes first, and gets a note if the failure is final.
-            step: the step that was running, or the last one.
+        The error that ended the loop comes first, and gets a note if the failure is final.
         """
         for error in errors:
             if isinstance(error, RolledBack):
