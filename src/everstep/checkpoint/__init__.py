@@ -21,33 +21,3 @@ from everstep.checkpoint.reading import verify as verify_checkpoint
 from everstep.checkpoint.retention import Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store, find_checkpoint
 from everstep.checkpoint.writer import Writer, disk_failed
-
-__all__ = [
-    "FORMAT",
-    "Checkpoint",
-    "CheckpointName",
-    "Commit",
-    "CommittedCheckpoint",
-    "Phase",
-    "RankExchange",
-    "Retention",
-    "Store",
-    "Writer",
-    "WriterExchange",
-    "disk_failed",
-    "find_checkpoint",
-    "finite",
-    "first_error",
-    "forecast",
-    "is_interim",
-    "names_inside",
-    "place_apart",
-    "read_checkpoint",
-    "read_manifest",
-    "read_own_trees",
-    "retire_others",
-    "save_apart",
-    "trial_write",
-    "verify_checkpoint",
-    "write_arrays",
-]

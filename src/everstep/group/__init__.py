@@ -19,17 +19,3 @@ from everstep.group.environment import (
 )
 from everstep.group.peers import Peers
 from everstep.group.store_group import StoreGroup, failure_of_another, report
-
-__all__ = [
-    "Agreement",
-    "Peers",
-    "Single",
-    "StoreGroup",
-    "exit_status",
-    "failure_of_another",
-    "find_group",
-    "group_size",
-    "launched",
-    "report",
-    "write_error_file",
-]

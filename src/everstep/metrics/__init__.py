@@ -10,15 +10,3 @@ from everstep.metrics.formatting import (
     parameter_table,
 )
 from everstep.metrics.statistics import Stats, Window
-
-__all__ = [
-    "MetricFormatter",
-    "TimesFirst",
-    "Stats",
-    "Window",
-    "environment_table",
-    "humanize_duration",
-    "log_line",
-    "log_tag",
-    "parameter_table",
-]
