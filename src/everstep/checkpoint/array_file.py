@@ -50,9 +50,6 @@ def chunks(data: memoryview) -> Iterator[memoryview]:
     return (data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK))
 
 
-# ------------------------------------------------------------------------------------- writing
-
-
 def write_arrays(
     path: Path, arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
 ) -> Record:
@@ -98,9 +95,6 @@ def _shape(name: str, array: HostArray) -> list[int]:
         f"array {name!r} cannot be written: dtype {array.dtype!r} and shape {array.shape} do not fit its "
         f"{array.nbytes} bytes; known dtypes: {', '.join(sorted(ITEM_BYTES))}"
     )
-
-
-# ------------------------------------------------------------------------------------- reading
 
 
 def read_arrays(

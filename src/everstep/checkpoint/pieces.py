@@ -73,9 +73,6 @@ def pieces_of(name: str, facts: Mapping[str, Any], file: str) -> list[Piece]:
     return [{"xxh3_128": facts.get("xxh3_128"), **pieces[0]}] if len(pieces) == 1 else pieces
 
 
-# ------------------------------------------------------------------------------------- writing
-
-
 def write_pieces(
     folder: Path, rank: int, arrays: Mapping[str, HostArray]
 ) -> tuple[dict[str, Record], dict[str, Piece]]:
@@ -143,9 +140,6 @@ def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:
             return False
         behind.append(piece)
     return True
-
-
-# ------------------------------------------------------------------------------------- reading
 
 
 class Assembly:

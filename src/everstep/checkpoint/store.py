@@ -287,8 +287,6 @@ class Store:
         )
         return name if here else text
 
-    # ---------------------------------------------------------------------------------- best weights
-
     def best_folder(self, metric: str) -> Path:
         return best_folder(self.run_dir, metric)
 
@@ -385,8 +383,6 @@ class Store:
         for folder in (self.run_dir, self.folder, self.run_dir / "superseded", tops[0], *apart):
             require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
-
-    # ------------------------------------------------------------------------------------ commit
 
     def commit(self, commit: Commit, ranks: WriterExchange | None = None) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
@@ -485,8 +481,6 @@ class Store:
         self._facts.pop(name, None)
         self.damaged.discard(name)
 
-    # ------------------------------------------------------------------------------------ setting aside
-
     def continue_from(self, checkpoint: Checkpoint | None) -> None:
         """Leave later checkpoints, or all for None: they do not count any more, and `settle` moves them.
 
@@ -562,8 +556,6 @@ class Store:
         self._forget_choice()
         for name in reversed(self._on_disk()):
             self._set_aside(name, "superseded")
-
-    # ------------------------------------------------------------------------------------ retention
 
     def retain(self, policy: Retention, needed: Collection[CheckpointName] = ()) -> list[CheckpointName]:
         """Delete the checkpoints that `policy` does not keep, and return their names, oldest first.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from everstep.index.database import Database
     from everstep.views.find_run import Found
 
-# ------------------------------------------------------------------------------------------ options
-
 COUNT = click.IntRange(min=1)
 PATH = click.Path(path_type=Path)
 
@@ -106,9 +104,6 @@ TRAINING = {
 """Options of `train`, `resume` and `sweep`."""
 SCHEDULE = option(str, "Schedule of the Experiment to run.", default="train")
 DRY_RUN = flag("Make all objects, but train nothing and leave no files.")
-
-
-# ------------------------------------------------------------------------------------------ runs
 
 
 def find(text: str, index: str | None) -> Found:

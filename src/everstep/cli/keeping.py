@@ -35,8 +35,6 @@ def _deleted(count: int, what: str, deleted: bool) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------ checkpoints
-
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")
 _COLUMNS = ("name", "step", "epoch", "phase", "bytes", "created", "pinned", "next")
 
@@ -148,9 +146,6 @@ def _prune_checkpoints(store: Store, keep_last: int, delete: bool) -> list[Check
             write_whole(holder, dead, "lock.json")
 
 
-# ----------------------------------------------------------------------------------------- export
-
-
 @cli.command()
 def export_command(
     run: str = cli.RUN,
@@ -195,8 +190,6 @@ def export_command(
     cli.note(str(each.message) for each in caught)
     cli.say(f"{out}: {done.arrays} arrays of {entry!r} at step {done.step}, from {done.source}")
 
-
-# ------------------------------------------------------------------------------------------ prune
 
 _PRUNED = ("name", "status", "step", "epoch", "started", "bytes", "path")
 

@@ -28,9 +28,6 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: str) -> Non
         cli.print_table(rows, columns.split(), indent="  ")
 
 
-# ------------------------------------------------------------------------------------------- show
-
-
 @cli.command()
 def show_command(
     run: str = cli.RUN,
@@ -108,9 +105,6 @@ def _print_run(run: dict[str, Any]) -> None:
     _section("evaluations", run["evaluations"], "stream checkpoint step time found")
 
 
-# --------------------------------------------------------------------------------- compare, audit
-
-
 @cli.command()
 def compare_command(
     runs: tuple[str, ...] = cli.RUNS,
@@ -175,9 +169,6 @@ def audit_command(run: str = cli.RUN, index: str | None = cli.INDEX, as_json: bo
         sys.exit(1)
 
 
-# ------------------------------------------------------------------------------------- tag, note
-
-
 @cli.command()
 def tag_command(
     run: str = cli.RUN,
@@ -225,9 +216,6 @@ def note_command(
     else:
         labels.set_note(run_dir, text)
         cli.ship_labels(run_dir, index)
-
-
-# ------------------------------------------------------------------------------------- report, ui
 
 
 @cli.command()

@@ -38,8 +38,6 @@ def _replaying() -> Iterator[None]:
         sys.exit(_CANNOT)
 
 
-# ------------------------------------------------------------------------------------------ drill
-
 _DRILL = {
     "ranks": cli.option(
         cli.COUNT, "Number of processes that train together, started by torchrun.", default=1
@@ -108,9 +106,6 @@ def drill_command(
     if junit_file is not None:
         write_junit(junit_file, str(script), outcome)
     sys.exit(status)
-
-
-# ------------------------------------------------------------------------------- replay, diverge
 
 
 @cli.command()
@@ -202,9 +197,6 @@ def diverge_command(
     cli.say(str(report))
     _write_json(json_file, report.as_json())
     sys.exit(int(report.first is not None) if report.compared else _CANNOT)
-
-
-# --------------------------------------------------------------------------------- check, accept
 
 
 @cli.command()

@@ -147,9 +147,6 @@ def sync_command(
         cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
 
 
-# -------------------------------------------------------------------------------------------- sql
-
-
 @cli.command()
 def sql_command(
     statement: str = cli.argument(), index: str | None = cli.INDEX, as_json: bool = cli.JSON

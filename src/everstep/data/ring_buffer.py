@@ -60,8 +60,6 @@ class RingBuffer(OwnEntry):
         """Name to (element type, shape of a value)."""
         return {name: (str(field.values.dtype), field.shape) for name, field in self._fields.items()}
 
-    # ------------------------------------------------------------------------------------ writing
-
     def append(self, /, **values: Any) -> None:
         """Append an item: a value for each field; after a DataError (a shape, a kind) nothing is written."""
         self._add({name: array[None] for name, array in self._fitted(values, ()).items()})
@@ -108,8 +106,6 @@ class RingBuffer(OwnEntry):
                 raise DataError(f"the memory has no field {name!r}; {nearest(name, self._fields)}")
         return {name: self._fields[name].fitted(value, before) for name, value in values.items()}
 
-    # ------------------------------------------------------------------------------------ reading
-
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Copy items by age: 0 is the oldest, -1 the newest.
 
@@ -147,8 +143,6 @@ class RingBuffer(OwnEntry):
         flat = wanted.reshape(-1).astype(np.int64)
         oldest = self.appended - self._count
         return (flat % max(self._count, 1) + oldest) % self.capacity, wanted.shape
-
-    # -------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; its arrays are the live ones, to be copied at once, and never written to."""

@@ -108,8 +108,6 @@ def _lines(arrays: dict[str, Any]) -> bytes:
     return "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in lines).encode()
 
 
-# ------------------------------------------------------------------------------- batches to look at
-
 _SHOWN = 6
 """Number of first values shown of each array."""
 

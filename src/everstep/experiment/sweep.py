@@ -233,9 +233,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# ----------------------------------------------------------------------------------------- Optuna
-
-
 class Search:
     """Trials whose settings are chosen by the results of the trials before.
 

@@ -171,9 +171,6 @@ def _listed(places: list[str]) -> str:
     return ", ".join(f"{named(found)} at {place!r}" for place, found in ranks.items())
 
 
-# --------------------------------------------------------------------------------- how they meet
-
-
 def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     """Find the others, and a prefix for keys that only those who are here now know.
 

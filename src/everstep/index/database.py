@@ -205,9 +205,6 @@ class Database:
         )
 
 
-# ------------------------------------------------------------------------------------- SQLite
-
-
 def _sqlite(path: Path, patience: float) -> Engine:
     """Make an engine for a file, which is opened for each use and not kept open in between.
 
@@ -258,9 +255,6 @@ def _version_of(path: Path) -> int:
     except OSError:
         return 0
     return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
-
-
-# --------------------------------------------------------------------------------- PostgreSQL
 
 
 def _postgres(address: URL, patience: float) -> Engine:

@@ -84,9 +84,6 @@ def leaves(node: Node, required: bool = False) -> Iterator[Leaf]:
             yield from leaves(part, required)
 
 
-# ---------------------------------------------------------------------------------- JSON
-
-
 def parse(where: Mapping[str, Any]) -> Node:
     """Read a filter; an unknown operator is an error that names the nearest."""
     try:
@@ -156,8 +153,6 @@ def _condition(path: str, sign: str, value: Any) -> Node:
     return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
 
 
-# ---------------------------------------------------------------------------------- words
-
 _PART = re.compile(
     r"""\s*(?:
         (?P<name>[^\s<>=!]+)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>"[^"]*"|'[^']*'|[^\s,<>=!]+)
@@ -210,9 +205,6 @@ def why_none(conditions: Group) -> str:
         if leaf.operator == CONTAINS:
             return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
     return ""
-
-
-# -------------------------------------------------------------------------------- meaning
 
 
 def matcher(node: Node) -> Callable[[Values], bool]:

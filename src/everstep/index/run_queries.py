@@ -33,9 +33,6 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-# --------------------------------------------------------------------------------------- runs
-
-
 def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:
     """Map the key of each run to its row in the table `runs`, the newest start last."""
     chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
@@ -133,9 +130,6 @@ def rollbacks(connection: Connection, run: int) -> list[Rollback]:
         .order_by(events.c.segment, events.c.offset)
     )
     return Rollback.among((stored(row.data), row.segment) for row in found)
-
-
-# ------------------------------------------------------------------------------------ metrics
 
 
 def _number(value: float | None) -> float:

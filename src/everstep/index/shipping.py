@@ -244,9 +244,6 @@ def _unreadable(error: OSError, path: Path) -> RunDirError:
     return RunDirError(error.errno, what, str(path))
 
 
-# -------------------------------------------------------------------------------- one run
-
-
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     """Ship the part of a run's journal that the index lacks.
 
@@ -334,9 +331,6 @@ def _forget(connection: Connection, run: int) -> None:
         connection.execute(delete(table).where(table.c.series.in_(mine)))
     for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
-
-
-# ----------------------------------------------------------------------------------- one segment
 
 
 def _read_on(

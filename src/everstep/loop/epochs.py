@@ -77,8 +77,6 @@ class Epochs(LoopDriver):
         """Place of the program in the epoch, outside steps: "head" before its step loops, else "tail"."""
         return "tail" if self._engine.progress.calls else "head"
 
-    # -------------------------------------------------------------------------------- the epochs
-
     def iter_epochs(self) -> Iterator[int]:
         engine = self._engine
         engine.require_open("iter_epochs")
@@ -172,8 +170,6 @@ class Epochs(LoopDriver):
         engine.rng_marks.forget()
         engine.boundaries.walk(Moment.AFTER_EPOCH)
         engine.watched.check(engine.recording.last_values.keys())
-
-    # --------------------------------------------------------------------------------- the steps
 
     def iter_steps(self, data: Any, name: str) -> Iterator[Any]:
         engine, current = self._engine, self._engine.progress

@@ -130,8 +130,6 @@ class TrainLoop(Door):
         """The best value of the watched metric; None if there is none yet."""
         return None if (best := self.best) is None else best.value
 
-    # ------------------------------------------------------------------------ epochs and steps
-
     def iter_epochs(self) -> Iterator[int]:
         """Yield the number of each epoch, from 1, until a limit or a stop.
 

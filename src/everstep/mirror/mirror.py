@@ -137,8 +137,6 @@ class Mirror:
                 f"in {holder.directory}"
             )
 
-    # ----------------------------------------------------------------------------------- uploads
-
     def upload(self, committed: Committed) -> list[str]:
         """Make the mirror hold exactly this, and delete the rest; return sentences for the user."""
         before = self.contents

@@ -108,8 +108,6 @@ class Restoring:
         held = self._contents.files.get(path)
         return held is not None and held[0].digest == digest_of(folder / "manifest.json")
 
-    # --------------------------------------------------------------------------------- bringing
-
     def bring(self, say: Callable[[str], None]) -> None:
         """Bring everything that the directory lacks; what only the directory has moves to superseded/.
 

@@ -189,8 +189,6 @@ class RunMirror:
                 self._changed.notify_all()
             self._thread.join(GRACE)
 
-    # -------------------------------------------------------------------------------- the thread
-
     def _await_upload(self, limit: float) -> str:
         """Wait for what was handed over; say what is missing after `limit` seconds, "" for nothing."""
         with self._changed:
@@ -263,9 +261,6 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
         say(f"{ROOT} is set, as for a drill: the mirror {at} is left alone")
         at = None
     return RunMirror(at, wait, say, warn)
-
-
-# ------------------------------------------------------------------------------- what is committed
 
 
 def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committed:

@@ -95,9 +95,6 @@ def first_difference(differences: Iterable[Difference], runs: Sequence[str] = ()
     return min(differences, key=order, default=None)
 
 
-# ---------------------------------------------------------------------------------- earlier executions
-
-
 @dataclass
 class EarlierSteps:
     """Record of the steps after a checkpoint, as earlier executions found them.
@@ -202,8 +199,6 @@ def read_earlier_steps(
             earlier.add_rows(block, *cut)
     return earlier
 
-
-# ------------------------------------------------------------------------------------- the comparison
 
 BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
 LAST = "last batch digest"

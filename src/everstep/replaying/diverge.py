@@ -30,9 +30,6 @@ class Subject(NamedTuple):
     given: tuple[str, ...] = ()
 
 
-# ------------------------------------------------------------------------------------ what is recorded
-
-
 def compare_recorded(a: Path, b: Path) -> Comparison:
     """Compare what two runs have recorded: metrics, batch digests, states in checkpoints."""
     facts: dict[str, Any] = {"a": str(a), "b": str(b), "recorded": None, "executed": None, "last_equal": ""}
@@ -108,9 +105,6 @@ def _of_states(one: Store, other: Store, name: CheckpointName) -> Difference | N
     paths = differing_leaves(Encoded(a.structure, a.arrays), Encoded(b.structure, b.arrays))
     values = f"that in {name}", "another"
     return Difference("state", paths[0], *values, name.step, place="epoch") if paths else None
-
-
-# ------------------------------------------------------------------------------------ execution again
 
 
 def diverge(a: Subject, b: Subject, folder: Path, *, trust: bool = False) -> Comparison:

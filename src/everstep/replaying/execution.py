@@ -30,9 +30,6 @@ def folder_for(keep: Path | None) -> AbstractContextManager[Path]:
     return owned_folder("everstep-replay-", keep)
 
 
-# ----------------------------------------------------------------------------------------- the copy
-
-
 class RunCopy:
     """Copy of a run, which itself is only read, as it was at its newest whole checkpoint up to a step.
 
@@ -96,9 +93,6 @@ def last_step(run_dir: Path) -> int:
     """Return the last step that a run is known to have completed."""
     steps = [facts.name.step for facts in Store(run_dir).facts()]
     return max(RunJournal(run_dir).status().step, *steps, 0)
-
-
-# ------------------------------------------------------------------------------------ the execution
 
 
 class Executed(NamedTuple):

@@ -293,9 +293,6 @@ class LogVariables(Service):
         self.run(boundary)
 
 
-# ------------------------------------------------------------------------------------- the live line
-
-
 class LiveLine:
     """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
 

@@ -186,9 +186,6 @@ def is_text(value: str) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------- encoding
-
-
 class _Encoder:
     """Encoder of one tree; its loops test in C whether a value is the same in JSON, as most are."""
 
@@ -338,9 +335,6 @@ def _remedy(value: Any) -> str:
     if hasattr(value, "state_dict"):
         return "save its state_dict(), or pass the object itself in state="
     return f"what can be saved: {SAVEABLE}"
-
-
-# ------------------------------------------------------------------------------------- decoding
 
 
 def _decode(node: Json, arrays: Mapping[str, HostArray]) -> Any:

@@ -280,8 +280,6 @@ class Boundaries:
         due_step = min(engine.board.next_step(step), last, before_last, engine.verifier.next_due(step))
         engine.wakeups.plan(step, due_step, engine.board.next_time())
 
-    # ---------------------------------------------------------------------------- interruptions
-
     def announce_epoch(self) -> None:
         """Announce that an epoch begins; before step 1 an interruption may leave an evaluation here."""
         engine = self._engine

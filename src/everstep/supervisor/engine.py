@@ -98,8 +98,6 @@ class Engine:
         """Wall time of the whole run in seconds, over all its starts."""
         return float(self.recovered.wall.get("seconds", 0.0)) + self.spent.seconds
 
-    # ----------------------------------------------------------------------------------- entry
-
     def enter(self) -> None:
         if self.status != "new":
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")

@@ -120,8 +120,6 @@ class Evaluations:
         seed = self.weights.seed
         return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
 
-    # --------------------------------------------------------------------------------- one stream
-
     def evaluate(self, stream: Any, num_steps: int, asked: str | Path | None) -> dict[str, float]:
         """Evaluate a stream, by its name, or data; outside the loop a named one is recorded.
 

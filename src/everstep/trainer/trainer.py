@@ -126,8 +126,6 @@ class Trainer:
         """The limit that was given."""
         return self._options.get("max_step")
 
-    # ------------------------------------------------------------------------------- training
-
     def run_training(
         self, *, max_step: int | None = None, evaluate: bool | Schedule = True, evaluate_end: bool = False
     ) -> Ending:
@@ -338,8 +336,6 @@ class Trainer:
             trainer._evaluations.takes = self._evaluations.takes
             trainer.train(1)
             load(f"{folder}/run", task.state())
-
-    # ----------------------------------------------------------------------------- evaluation
 
     def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate all of a stream on the run's newest checkpoint, and print the metrics.

@@ -103,9 +103,6 @@ def _as_json(value: Any) -> Any:
     return [*map(finite, value.tolist())] if isinstance(value, np.ndarray) else finite(value)
 
 
-# -------------------------------------------------------------------------------------- the file
-
-
 def report_page(data: Mapping[str, Any], title: str, version: str, made: float) -> bytes:
     """Write a report as the bytes of an HTML file; equal arguments give equal bytes.
 

@@ -182,9 +182,6 @@ def _writable(value: Any) -> Any:
     return str(value) if isinstance(value, int) and abs(value) >= 1 << 63 else value
 
 
-# ------------------------------------------------------------------------------------- parameters
-
-
 def _list_options(table: RunsTable, request: Request) -> ListOptions:
     asked = _parameters(request, "where", "sort", "desc", "columns", "offset", "limit")
     # A name may have a comma in it: it is then given alone, and is known.

@@ -106,9 +106,6 @@ def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
     return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
 
 
-# ------------------------------------------------------------------------------ which wrappers there are
-
-
 def _wrappers(objects: Mapping[str, Any]) -> list[DistributedDataParallel]:
     """Find what averages gradients of the state, also outside it: a state may hold the bare model.
 

@@ -256,8 +256,6 @@ def _copied(value: Any) -> Any:
     return _NOT_COPIED if large else copy.deepcopy(_as_saved(value))
 
 
-# ---------------------------------------------------------------------------------------- options
-
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
 _options = _Given()

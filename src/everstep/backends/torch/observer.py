@@ -157,9 +157,6 @@ def _empty(path: Any) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
 
 
-# ------------------------------------------------------------------------------------------------- digests
-
-
 def digest(value: Any) -> str:
     """Digest tensors, arrays, numbers and strings, in whatever containers; 16 hexadecimal digits."""
     hashed = hashlib.blake2b(digest_size=8)

@@ -166,8 +166,6 @@ class Task(tasks.Task):
             kind, names_in_words = type(self).__name__, " and ".join(names)
             raise ConfigError(f"{kind}: {what} cannot be used with {names_in_words}: leave out one of them")
 
-    # -------------------------------------------------------------------------------- building
-
     def build(
         self,
         *,

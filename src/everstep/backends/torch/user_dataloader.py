@@ -421,9 +421,6 @@ class DataLoaderCursor(PassCursor):
         return {**copy.deepcopy(own), "_iterator_finished": False}
 
 
-# ------------------------------------------------------------------------------ loaders and samplers
-
-
 def _chosen_at(loader: DataLoader[Any]) -> str:
     """Return the attribute that holds the sampler of the user's choice."""
     # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.

@@ -236,9 +236,6 @@ def _named(name: str, batches: Iterator[Any]) -> ValidationBatch:
     return ValidationBatch(name, next(batches))
 
 
-# ------------------------------------------------------------------------------------------- tests
-
-
 @checked_keywords
 def test_from_params(
     load_params: _Models,

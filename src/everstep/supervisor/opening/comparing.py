@@ -120,8 +120,6 @@ def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[st
     ]
 
 
-# ------------------------------------------------------------------------------------ the machine
-
 _LAYOUT = "layout"
 """Name of the fact that does not depend on the machine, see `Backend.fingerprint`."""
 
@@ -161,8 +159,6 @@ def layout(fingerprint: Fingerprint | None) -> str:
     """Return how the state was divided among the ranks; "" where each rank had all of it."""
     return "; ".join(facts[_LAYOUT] for facts in (fingerprint or {}).values() if _LAYOUT in facts)
 
-
-# -------------------------------------------------------------------------------------- the ranks
 
 _OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
 """Names in a configuration whose values are a rank's own."""

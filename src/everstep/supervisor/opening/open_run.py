@@ -166,8 +166,6 @@ class OpenRun:
         if config is not None and tree is not None:
             self.config = replace(config, tree=tree)
 
-    # -------------------------------------------------------------------- the choice of a checkpoint
-
     def choose(self) -> Checkpoint | None:
         """Choose a checkpoint, or follow the writer's choice; None where the run starts from nothing."""
         chosen = self._choose() if self.writer else None

@@ -159,8 +159,6 @@ class Saver:
         current = self._engine.progress
         return CheckpointName(current.step, current.epoch if phase == "epoch" else None)
 
-    # ---------------------------------------------------------------------------------------- copies
-
     def encode(self, tree: dict[str, Any]) -> Encoded:
         """Copy a tree into the kept buffers, once the running write no longer needs them.
 
