@@ -66,11 +66,7 @@ def seed_or_drilled(seed: S) -> S | int:
 
 
 def append_line(path: str, line: bytes, *, new: bool = True) -> None:
-    """Append a line by a single write, which survives SIGKILL and which no second process can tear.
-
-    Args:
-        new: whether a file that is missing is made.
-    """
+    """Append a line by a single write, which survives SIGKILL and which no second process can tear."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if new else 0), 0o666)
     try:
         os.write(descriptor, line + b"\n")

@@ -88,10 +88,6 @@ class Exchange(ABC):
     """Messages of one rank; `WriterExchange` or `RankExchange`, as the rank is.
 
     Made on the main thread, used by one other thread.  All ranks enter `save` equally often.
-
-    Args:
-        group: the group, of 2 ranks or more.
-        limit: seconds for which a rank waits for the others in one save; None for the group's own.
     """
 
     def __init__(self, group: Group, limit: float | None = None) -> None:

@@ -82,18 +82,15 @@ class Retention:
         every = self.keep_every
         if every is not None and not isinstance(every, Every):
             raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")
-        if self.keep_best is not None:
-            _check_best(self.keep_best)
-
-
-def _check_best(best: Any) -> None:
-    if not (
-        isinstance(best, tuple) and len(best) == 3 and isinstance(best[0], str) and best[1] in ("min", "max")
-    ):
-        raise ConfigError(
-            f"keep_best={best!r}: give a metric, 'min' or 'max', and a number, as in ('valid_loss', 'min', 2)"
-        )
-    integer("keep_best's count", best[2])
+        best: Any = self.keep_best
+        if best is not None:
+            fits = isinstance(best, tuple) and len(best) == 3 and isinstance(best[0], str)
+            if not fits or best[1] not in ("min", "max"):
+                raise ConfigError(
+                    f"keep_best={best!r}: give a metric, 'min' or 'max', and a number, as in "
+                    "('valid_loss', 'min', 2)"
+                )
+            integer("keep_best's count", best[2])
 
 
 def expendable(

@@ -29,9 +29,6 @@ def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., N
     """Make a command of a function `NAME_command`; its docstring is the help.
 
     Its options and arguments are the defaults of the function's parameters, and `more` for its `**options`.
-
-    Args:
-        interspersed: whether options may follow arguments.
     """
 
     def make(function: Callable[..., None]) -> click.Command:

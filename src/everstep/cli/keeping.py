@@ -61,12 +61,13 @@ def checkpoints_command(
     prune           list the checkpoints that are not needed; --delete deletes them.  Those that
                     are pinned, damaged or "next" stay.  A run that is running is not pruned.
     """
+    from everstep.checkpoint import Store
     from everstep.record import RunDir
-    from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of, store_of
+    from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of
 
     run_dir = cli.find(run, index).path
     RunDir.open(run_dir, create=False)
-    store, rows = store_of(run_dir, lambda text: cli.note([text])), checkpoints_of(run_dir)
+    store, rows = Store(run_dir, say=lambda text: cli.note([text])), checkpoints_of(run_dir)
     if action in ("pin", "unpin") and not names:
         raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
     chosen = [] if action == "prune" else [chosen_name(store, text) for text in names]
@@ -169,11 +170,11 @@ def export_command(
     Hugging Face writes them); export.json has the run, the step and the metrics.  An earlier export in the
     folder is replaced; a folder with anything else is refused.
     """
+    from everstep.checkpoint import Store
     from everstep.services.export import export
-    from everstep.views.checkpoint_tables import store_of
 
     run_dir = cli.find(run, index).path
-    store, source = store_of(run_dir), run_dir
+    store, source = Store(run_dir), run_dir
     if best is not None and checkpoint is not None:
         raise ConfigError("give --best or --checkpoint, not both")
     if checkpoint is not None:

@@ -174,11 +174,7 @@ def _notify(end: _End, reason: str) -> None:
 
 
 class _Starts:
-    """Starts a command, and passes signals on to it; made in the main thread.
-
-    Attributes:
-        signal: number of the first signal that asked this process to end; None before.
-    """
+    """Starts a command, and passes signals on to it; made in the main thread."""
 
     def __init__(self, command_line: tuple[str, ...], reports: Path) -> None:
         self._command, self._reports = command_line, reports

@@ -234,9 +234,6 @@ class Stream(ABC):
 
         Passes, positions and the description are those of the stream as a whole, so a position that was
         taken with one number of ranks opens with any other.
-
-        Raises:
-            DataError: the stream cannot be split, or `share` has no rule for a batch that does not divide.
         """
         if share.size == 1:
             return self

@@ -129,11 +129,7 @@ class Sampling:
 
 
 class Plan:
-    """Batches of one pass, by index, and this rank's part of each.
-
-    Attributes:
-        order: the numbers of all samples in the order of the pass: int64, shape (length,).
-    """
+    """Batches of one pass, by index, and this rank's part of each."""
 
     def __init__(self, sampling: Sampling, purpose: str, pass_index: int, seed: int) -> None:
         self.purpose, self.pass_index, self.seed = purpose, pass_index, seed

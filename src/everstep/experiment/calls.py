@@ -148,13 +148,7 @@ def converted(
 def misfits(
     function: Any, arguments: Collection[str], supplied: int = 0, besides: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() ".
-
-    Args:
-        arguments: names of the config's arguments.
-        supplied: number of positional arguments that come from elsewhere, before those of the config.
-        besides: names of arguments that come from elsewhere.
-    """
+    """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() "."""
     if (parameters := _parameters(function)) is None:  # written in C, without a signature
         return
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

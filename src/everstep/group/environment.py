@@ -51,12 +51,6 @@ def find_group(limit: float | None = None) -> Group:
     Args:
         limit: seconds to wait for the other ranks, here and in the operations of the group; None: what
             EVERSTEP_GROUP_LIMIT says, else 600.
-
-    Raises:
-        ConfigError: a launcher's variable is missing or out of range, or the limit is not positive.
-        MissingRankError: ranks did not come within `limit`; names them.
-        DisagreementError: the program of a rank that was in the group before has ended; names the rank.
-        StoreLostError: the store cannot be reached.
     """
     is_launched = os.environ.get("WORLD_SIZE", "1") != "1"
     if not is_launched and all(backend.processes() == 1 for backend in backends.active()):

@@ -27,12 +27,6 @@ class IndexWriter:
 
     The thread imports SQLAlchemy at the first shipping.  A failure gives one message, and the next shipping
     tries again: the journal has it all.  Only the last shipping waits for another process that writes.
-
-    Args:
-        place: the index.
-        run_dir: the run directory.
-        has_stepped: returns whether the run has made a step; before, nothing is shipped.
-        say: called with a sentence.
     """
 
     def __init__(

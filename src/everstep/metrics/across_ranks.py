@@ -39,7 +39,9 @@ class AcrossRanks:
             for step, name, number, weight in theirs:
                 seen[step, name] += 1
                 parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
-        return [(step, name, _mean(pairs)) for (step, name, _), pairs in sorted(parts.items(), key=_by_step)]
+        # the sort is stable: within a step the order of collection stays
+        by_step = sorted(parts.items(), key=lambda item: item[0][0])
+        return [(step, name, _mean(pairs)) for (step, name, _), pairs in by_step]
 
     def values(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values that every rank has collected outside steps, by name."""
@@ -60,10 +62,6 @@ class AcrossRanks:
     def _counted(self, by_rank: Sequence[Any]) -> list[Any]:
         """Return the values of the ranks that count."""
         return [by_rank[rank] for rank in self._group.data.first]
-
-
-def _by_step(item: tuple[tuple[int, str, int], Any]) -> int:
-    return item[0][0]  # the sort is stable: within a step the order of collection stays
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:

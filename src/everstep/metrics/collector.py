@@ -285,9 +285,6 @@ class Collector:
         """Refuse a second writer of a name at the same moment: best values and early stops would mix the two.
 
         The program may collect a name as often as it likes: its values fold.
-
-        Args:
-            writer: the phase of the row that is about to be written.
         """
         for ordinals in (self._seqs, self._wall_seqs):
             for phase, names in ordinals.items():

@@ -34,17 +34,12 @@ def humanize_duration(seconds: float) -> str:
     return sign + " ".join(parts)
 
 
-def is_rate(name: str) -> bool:
-    """Whether a metric is a learning rate by its name, as in "lr" and "optimizer.lr"."""
-    return re.search(r"(^|[_/ .])(lr|learning_rate)$", name) is not None
-
-
 class MetricFormatter:
     """Format of metrics in a log line; any object with these two methods replaces it."""
 
     def format(self, name: str, stats: Stats, is_best: bool) -> str:
         """Format a metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized, rates the last."""
-        if is_rate(name):
+        if re.search(r"(^|[_/ .])(lr|learning_rate)$", name):
             return f"{name.replace('_', ' ')}: {stats.last:.3g}"
         show = humanize_duration if is_wall(name) else _number
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""

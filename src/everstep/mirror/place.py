@@ -35,11 +35,7 @@ _NO_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "memory"}
 
 
 class MirrorAt:
-    """Address of a mirror, as a user gave it; `repr` and `str` have no credentials.
-
-    Args:
-        url: a path, "file://...", or a URL of a scheme that fsspec knows.
-    """
+    """Address of a mirror, as a user gave it; `repr` and `str` have no credentials."""
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         if isinstance(url, str) and HIDDEN in url:
@@ -186,10 +182,6 @@ class Folder:
 class ObjectStore:
     """The same below a URL, in a store that fsspec reaches: S3, GCS and others.  Any method may raise any
     exception of its library.
-
-    Args:
-        url: with its credentials.
-        name: the URL without them.
     """
 
     def __init__(self, url: str, name: str) -> None:

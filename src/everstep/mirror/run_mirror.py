@@ -142,9 +142,6 @@ class RunMirror:
         """Delete what need not stay (`retain`), then hand what is committed over to the uploading thread.
 
         The writer thread calls this, or the main thread while the writer thread has nothing to do.
-
-        Args:
-            durable: number of bytes of this start's journal that are on the disk.
         """
         with self._changed:
             retain()
@@ -192,12 +189,9 @@ class RunMirror:
     def _await_upload(self, limit: float) -> str:
         """Wait for what was handed over; say what is missing after `limit` seconds, "" for nothing."""
         with self._changed:
-            if self._changed.wait_for(self._is_idle, limit):
+            if self._changed.wait_for(lambda: self._taken or self._next is self._current is None, limit):
                 return ""
             return self._error or f"the upload takes longer than {limit:g} s"
-
-    def _is_idle(self) -> bool:
-        return self._taken is not None or (self._next is None and self._current is None)
 
     def _work(self) -> None:
         while True:

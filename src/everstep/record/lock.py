@@ -47,12 +47,7 @@ class RunLock:
         self._key = (0, 0)
 
     def acquire(self) -> str | None:
-        """Take the lock, without waiting; return a sentence if the last holder died without releasing it.
-
-        Raises:
-            RunLockedError: another process, or another loop of this process, holds the lock.
-            RunDirError: there are no locks here; the directory cannot be written, or was removed meanwhile.
-        """
+        """Take the lock, without waiting; return a sentence if the last holder died without releasing it."""
         with _GUARD:
             if _is_ours(
                 self._path

@@ -117,10 +117,6 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
     Args:
         start: the `size` that an earlier reading returned: only later frames are returned.
         run: the id of the run; a file that another run's start has written has no row.  None: not asked.
-
-    Raises:
-        JournalError: a newer format version wrote it.
-        OSError: the file cannot be read.
     """
     is_continued, start = start > HEADER_SIZE, max(start, HEADER_SIZE)
     with open_regular(path) as file:

@@ -89,11 +89,7 @@ def verify(
     *,
     shown: int = 0,
 ) -> Comparison:
-    """Execute steps of a run again, and compare every value that the run has recorded of them.
-
-    Args:
-        shown: step whose batch and metrics are shown; 0: none.
-    """
+    """Execute steps of a run again, show one, and compare every value that the run has recorded of them."""
     copy, last = RunCopy(run_dir, folder, steps[0] - 1, opened_as), steps[-1]
     names = [facts.name for facts in Store(run_dir).facts() if copy.step < facts.name.step <= last]
     began = time.monotonic()

@@ -169,14 +169,15 @@ class TensorBoard(Sink):
         from tensorboard.compat.proto.event_pb2 import Event as Record
 
         records = (
-            Record(wall_time=item.time, step=step, summary={"value": [{"tag": self._tag(name), **fields}]})
+            Record(
+                wall_time=item.time,
+                step=step,
+                summary={"value": [{"tag": _text(self._prefix + name).decode(), **fields}]},
+            )
             for item in items
             for name, step, fields in self._points(item)
         )
         _append(file, records)
-
-    def _tag(self, name: str) -> str:
-        return _text(self._prefix + name).decode()
 
     def _points(self, item: Item) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield the name, the step and the fields of each value of an item."""

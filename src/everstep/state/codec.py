@@ -359,16 +359,14 @@ def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any
     return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
 
 
-def _decode_float(text: str) -> Any:
-    return float(text) if text in ("inf", "-inf", "nan") else struct.unpack(">d", bytes.fromhex(text))[0]
-
-
 _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {
     "$array": lambda body, node, a: backends.get(a[body].backend).from_host(a[body]),
     "$value": lambda body, node, a: backends.get(node["backend"]).unpack(node["kind"], _decode(body, a)),
     "$str": lambda body, node, a: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "$int": lambda body, node, a: int(body, 16),
-    "$float": lambda body, node, a: _decode_float(body),
+    "$float": lambda body, node, a: (
+        float(body) if body in ("inf", "-inf", "nan") else struct.unpack(">d", bytes.fromhex(body))[0]
+    ),
     "$complex": lambda body, node, a: complex(*_decode(body, a)),
     "$bytes": lambda body, node, a: base64.b64decode(body),
     "$bytearray": lambda body, node, a: bytearray(base64.b64decode(body)),

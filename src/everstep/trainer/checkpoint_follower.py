@@ -30,15 +30,7 @@ class Committed(NamedTuple):
 
 
 class CheckpointFollower:
-    """Reader of a run that another process trains: takes no lock, waits for none, writes nothing.
-
-    Args:
-        run_dir: the run directory, which may be made later.
-        which: each checkpoint, or always the newest.
-        throttle: least number of seconds between two checkpoints.
-        timeout: seconds without a sign of life after which the run is given up; None for no limit.
-        say: takes sentences for the user.
-    """
+    """Reader of a run that another process trains: takes no lock, waits for none, writes nothing."""
 
     def __init__(
         self,

@@ -37,12 +37,7 @@ def refuse_several(what: str, remedy: str) -> None:
 
 
 class EvalRanks:
-    """The ranks that evaluate a stream together; usually there is one.
-
-    Args:
-        group: the ranks; each calls the same methods in the same order.
-        why_whole: why each rank evaluates the whole data, in words; None where the data is divided.
-    """
+    """The ranks that evaluate a stream together; usually there is one."""
 
     def __init__(self, group: Group | None = None, why_whole: str | None = None) -> None:
         self.group = group or Single()
@@ -167,12 +162,7 @@ class _NotedCursor(CursorWrapper):
 
 
 def why_whole(task: Task, how: Evaluate | None, looked_at: bool) -> str | None:
-    """Say why an evaluation of parts would find something else; None where it would not.
-
-    Args:
-        how: the service that asks for the evaluation, if any.
-        looked_at: whether services look at the batches of evaluations.
-    """
+    """Say why an evaluation of parts would find something else; None where it would not."""
     own = [name for name in _WHOLE if getattr(type(task), name) is not getattr(Task, name)]
     if how is not None and (how.agg_func or how.online_agg_func):
         return f"{how!r} has a function of all outputs"

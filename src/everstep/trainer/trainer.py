@@ -84,21 +84,17 @@ class Trainer:
         self._clock = options.get("clock", time.monotonic)
         self._retry: LoopOptions = {}
         """Options of the loop that continues after a rollback."""
-        self._build()
+        if not task.is_built:
+            with nullcontext() if self.seed is None else isolated():
+                if self.seed is not None:
+                    seed_all(self.seed)
+                task.build()
+            task.is_built = True
         settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
         self._evaluations = Evaluations(task, run_dir, self._streams, self._services, options)
         for service in evaluates(self._services):
             service.evaluator = service.evaluator or self._evaluations.due
-
-    def _build(self) -> None:
-        if self.task.is_built:
-            return
-        with nullcontext() if self.seed is None else isolated():
-            if self.seed is not None:
-                seed_all(self.seed)
-            self.task.build()
-        self.task.is_built = True
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         # copies: each evaluates for one Trainer

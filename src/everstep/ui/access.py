@@ -38,11 +38,6 @@ _BYTES = 32
 class Access:
     """Gate before an application: answers whoever may not read, and passes on who may.
 
-    Args:
-        app: the application behind it.
-        hosts: names that a request's Host header may have, besides `HERE`, with any port.
-        used: called with the new token each time a token was exchanged for a cookie.
-
     Attributes:
         token: the token that the next browser exchanges; each works once.
     """

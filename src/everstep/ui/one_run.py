@@ -50,11 +50,7 @@ class MissingError(ConfigError):
 
 
 def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a run, as JSON: `describe`, and what the page needs beside it.
-
-    Args:
-        run: a row of the table `runs`.
-    """
+    """Return what the page shows of a run, as JSON: `describe`, and what the page needs beside it."""
     found = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
         facts = describe(connection, found, steps=False)

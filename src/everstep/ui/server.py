@@ -133,10 +133,7 @@ def _problem(text: str) -> str:
 def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callable[[str], object]) -> None:
     """Serve the page on 127.0.0.1 until a signal.
 
-    Args:
-        port: 0 to 65535; 0 for a free port.
-        hosts: further names by which browsers reach the page.
-        started: called with a link that works once: when the page is there, and when the link was used.
+    `started` is called with a link that works once: when the page is there, and when the link was used.
     """
     try:
         line = socket.create_server(("127.0.0.1", port), backlog=128)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,12 @@ BEST = ("metric", "rank", "value", "step", "epoch", "path")
 """Columns of a table of best weights."""
 
 
-def store_of(run_dir: Path, say: Callable[[str], None] = lambda text: None) -> Store:
-    """Return the checkpoints of a run, for reading: no folder is made."""
-    return Store(run_dir, say=say)
-
-
 def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     """List a dictionary per checkpoint, oldest first, from the manifests alone.
 
     Tables leave out interim checkpoints ("interim" is true): only the next start needs these.
     """
-    store = store_of(run_dir)
+    store = Store(run_dir)
     pins, chosen = set[CheckpointName](), ""
     with contextlib.suppress(CheckpointError):  # the next start reports it
         pins = store.pins()
@@ -75,7 +69,7 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
 
     The rank is that in the newest checkpoint, 1 is the best; None for weights that only an older one knows.
     """
-    kept = store_of(run_dir).kept_best().values()
+    kept = Store(run_dir).kept_best().values()
     ranks = {path: rank for paths in kept for rank, path in enumerate(paths, 1)}
     best = run_dir / "best"
     metrics = [path for path in best.glob("*") if not (best.is_symlink() or path.is_symlink())]
@@ -93,9 +87,9 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
 
 def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
     """Return the options of a run's objects, by entry of its state, from its newest checkpoint."""
-    for name in reversed(store_of(run_dir).names()):
+    for name in reversed(Store(run_dir).names()):
         with contextlib.suppress(CheckpointError):
-            meta = read_manifest(store_of(run_dir).path(name))["meta"] or {}
+            meta = read_manifest(Store(run_dir).path(name))["meta"] or {}
             options: dict[str, dict[str, str]] = meta.get("options", {})
             return options
     return {}

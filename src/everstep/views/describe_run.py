@@ -32,11 +32,7 @@ _CHECKPOINTS = ("name", "bytes", "created", "pinned", "next")
 
 
 def describe(connection: Connection, found: Found, *, steps: bool = True) -> dict[str, Any]:
-    """Return everything about a run except its rows, as JSON.
-
-    Args:
-        steps: whether to summarise the metrics of single steps, too, which takes time per row.
-    """
+    """Return everything about a run except its rows, as JSON; a summary of `steps` takes time per row."""
     recorded = without_credentials(newest_facts(connection, [found.id]).get(found.id, {}))
     problems = stored(found.facts["problems"], list)
     checkpoints, best = [], []

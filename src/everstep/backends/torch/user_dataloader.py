@@ -192,11 +192,7 @@ class DataLoaderStream(Stream):
         )
 
     def loader_of_pass(self, entries: list[Any] | None) -> tuple[DataLoader[Any], PassOrder | None]:
-        """Return the loader to read a pass from, and the order of the pass where it is drawn as a whole.
-
-        Args:
-            entries: the order, if it is known.
-        """
+        """Return the loader to read a pass from, and the order of the pass where it is drawn as a whole."""
         if not self._draws_whole_pass:
             return self.loader, None
         in_batches = self.loader._auto_collation

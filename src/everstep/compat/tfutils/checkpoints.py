@@ -99,11 +99,7 @@ def _queried(place: Load) -> Path:
 
 
 def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFrom, int]:
-    """Choose the parts of a checkpoint to load; returns the choice and the checkpoint's step.
-
-    Args:
-        entry: the entry of the state to load; None for all but the counter.
-    """
+    """Choose what to load, `entry` or all but the counter; returns the choice and the checkpoint's step."""
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:
         raise NoCheckpointError(f"{path} has no checkpoint to load; check load_params")

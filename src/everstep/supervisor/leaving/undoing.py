@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from everstep import hazard
 from everstep.durable import remedy
@@ -134,13 +134,8 @@ def _listed(batches: Sequence[Batch]) -> str:
     return ", ".join(map(str, batches))
 
 
-class _Tries(NamedTuple):
-    furthest: int
-    in_a_row: int
-
-
-_tries: dict[str, _Tries] = {}
-"""Tries in a row of this process, and the furthest step that failed in them, by run directory."""
+_tries: dict[str, tuple[int, int]] = {}
+"""The furthest step that failed in this process's tries in a row, and their number, by run directory."""
 
 
 class Retries:
@@ -156,7 +151,7 @@ class Retries:
         retry = self._retry
         if retry is None or not retry.takes(error):
             return None
-        furthest, count = _tries.get(self._run_dir, _Tries(-1, 0))
+        furthest, count = _tries.get(self._run_dir, (-1, 0))
         # a later step than ever before is progress: the tries count anew
         if step > furthest:
             furthest, count = step, 0
@@ -167,7 +162,7 @@ class Retries:
         if why := self._streams.no_way_back():
             error.add_note(f"not tried again: {why}")
             return None
-        _tries[self._run_dir] = _Tries(furthest, count + 1)
+        _tries[self._run_dir] = furthest, count + 1
         text = self._decide(retry, error, f"step {step}", count + 1)
         hazard.reach("loop.retry")
         self._wait(retry.seconds(count + 1))

@@ -66,17 +66,14 @@ def difference(part: str, ranks: Sequence[Mapping[str, str]]) -> StateError:
     first = ranks[telling[0]].get(path)
     others = ", ".join(str(rank) for rank in telling if ranks[rank].get(path) != first)
     where = f"{unquote(path.partition('#')[0])!r} of rank {others}"
+    whose = f"rank {telling[0]}" if telling[0] else "the writer"
     branch, _, name = branch_and_name.partition("/")
     what, remedy = _REMEDIES.get(branch, _REMEDIES["progress"])
     name = unquote(name)
     return StateError(
-        f"{what.format(name)} is not the same on all ranks: {where} is not that of {_whose(telling[0])}; "
+        f"{what.format(name)} is not the same on all ranks: {where} is not that of {whose}; "
         f"{remedy.format(name)}"
     )
-
-
-def _whose(rank: int) -> str:
-    return f"rank {rank}" if rank else "the writer"
 
 
 _REMEDIES = {
