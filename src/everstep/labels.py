@@ -40,7 +40,6 @@ class Labels(NamedTuple):
 
 
 def has_labels(run_dir: str | os.PathLike[str]) -> bool:
-    """Whether a run was ever given a label."""
     return os.path.exists(os.path.join(run_dir, FILE))
 
 

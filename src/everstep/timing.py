@@ -142,7 +142,6 @@ class TimeSpent:
         self._boundary = self._clock()
 
     def end_boundary(self) -> None:
-        """End the time of services."""
         assert self._boundary is not None
         self._services += self._clock() - self._boundary
         self._boundary = None

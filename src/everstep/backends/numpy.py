@@ -52,7 +52,6 @@ def python_tree(state: Any) -> dict[str, Any]:
 
 
 def set_python_state(target: Any, tree: dict[str, Any]) -> None:
-    """Restore what `python_state` returned."""
     if tree["version"] != 3:
         raise RestoreError(
             f"Python's random state is saved in version {tree['version']}, this Python has 3: "
@@ -242,8 +241,6 @@ class ArrayEntry(Entry):
 
 
 class GeneratorEntry(Entry):
-    """Entry of a generator of random numbers."""
-
     is_random = True
 
     def __init__(self, generator: Any) -> None:

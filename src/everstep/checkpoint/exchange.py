@@ -71,7 +71,6 @@ class Part(NamedTuple):
 
     @classmethod
     def write(cls, folder: Path, rank: int, commit: Commit) -> Part:
-        """Write a rank's files."""
         written = format.write_own(folder, rank, commit.own, commit.common)
         more, pieces = write_pieces(folder, rank, commit.common.arrays)
         return cls(written | more, commit.digest, dict(commit.replicated), pieces)

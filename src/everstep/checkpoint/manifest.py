@@ -34,7 +34,6 @@ _MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re
 
 
 def packed(body: Mapping[str, Any]) -> bytes:
-    """Return the bytes of the file."""
     text = json_bytes(body, f"checkpoint {body['name']}")
     return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 

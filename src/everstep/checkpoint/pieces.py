@@ -28,9 +28,6 @@ Piece: TypeAlias = Mapping[str, Any]
 """{"file", "key", "offset", "shape", "xxh3_128"}, see `format`."""
 
 
-# ------------------------------------------------------------------------------- descriptions of arrays
-
-
 def lay_out(
     file: str, arrays: Mapping[str, HostArray]
 ) -> tuple[dict[str, HostArray], dict[str, dict[str, Json]]]:

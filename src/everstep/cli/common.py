@@ -67,7 +67,6 @@ def flag(help: str, names: str = "") -> Any:
 
 
 def argument(metavar: str | None = None, **more: Any) -> Any:
-    """Declare an argument."""
     return lambda name: click.Argument([name], metavar=metavar, **more)
 
 
@@ -143,8 +142,6 @@ def status_of(run: Mapping[str, Any]) -> str:
     return str(run["status"]) if diverged is None else f"{run['status']}, diverged at {diverged}"
 
 
-# ------------------------------------------------------------------------------------------ output
-
 _NARROWEST = 8
 """Characters that a string keeps at least in a table that is too wide."""
 
@@ -212,8 +209,6 @@ def _cut(text: str, width: int) -> str:
     head = width // 2
     return text if len(text) <= width else f"{text[:head]}…{text[head + 1 - width :]}"
 
-
-# ------------------------------------------------------------------------------------------ signals
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a training to save and to end."""

@@ -107,7 +107,6 @@ def checkpoints_command(
 
 
 def chosen_name(store: Store, text: str) -> CheckpointName:
-    """Find the checkpoint that a NAME means."""
     try:
         if text == "latest":
             return store.newest()

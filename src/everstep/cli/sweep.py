@@ -150,7 +150,6 @@ class _Trainings:
         self.codes: dict[Path, int] = {}
 
     def run(self, trials: Sequence[Trial]) -> None:
-        """Train trials."""
         from everstep.polling import wait_until
 
         self._trials += [trial for trial in trials if trial not in self._trials]

@@ -100,8 +100,6 @@ def _keys(sources: Collection[str], parts: Mapping[str, Any]) -> Iterator[tuple[
 
 
 class CheckedStream(StreamWrapper):
-    """Stream that `checked` makes."""
-
     def __init__(
         self,
         stream: Stream,

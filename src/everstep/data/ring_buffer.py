@@ -264,7 +264,6 @@ class _Field:
         return cast
 
     def write(self, slots: NDArray[np.int64], values: Any) -> None:
-        """Write to slots, each of them once."""
         for index in set((slots // self._length).tolist()):
             unstamp(self._views[index])
         self.values[slots] = values

@@ -99,7 +99,6 @@ def _lay_profile(layers: Layers, name: str) -> None:
 
 
 def _calls(value: Any, place: Place = ()) -> Iterator[tuple[Place, Call]]:
-    """Yield each call in a config, with its place."""
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Call):
         yield place, value

@@ -13,7 +13,6 @@ _MOST_NAMES = 20
 
 
 def imported(path: str) -> Any:
-    """Import the object that an import path names."""
     module, colon, names = path.partition(":")
     if not (colon and module and names):
         raise ConfigError(f"{path!r} is not an import path; give module:name, as in torch.optim:AdamW")

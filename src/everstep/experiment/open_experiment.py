@@ -203,7 +203,6 @@ def open_config(
 
 
 def default_run_dir(config: ExperimentConfig, files: Sequence[str | Path]) -> Path:
-    """Return the run directory of a config."""
     return Path(config.run_dir or f"runs/{config.name or Path(files[-1]).stem}")
 
 
@@ -273,9 +272,6 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             print(f"note: {note}", file=sys.stderr)
         tree = saved
     return facts, tree
-
-
-# ------------------------------------------------------------------------------- changes of a config
 
 
 def _config_in(checkpoint: Any) -> dict[str, Any]:

@@ -282,7 +282,6 @@ class Search:
 
 
 def last_value(run_dir: str, metric: str) -> float:
-    """Return the last value of a run's metric."""
     return RunJournal(run_dir).series(metric)[1][-1]
 
 

@@ -143,7 +143,6 @@ def _place(location: Iterable[Any], value: Any) -> Place:
 
 
 def kind_of(value: Any) -> str:
-    """Name the type of a value."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -155,7 +154,6 @@ _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a strin
 
 
 def _keys(schema: Any, place: Place) -> set[str]:
-    """Return the keys that a schema has at a place."""
     schemas = [schema]
     for part in place:
         inside = ((_fields(each).get(str(part)), typing.get_args(each)) for each in members(schemas))

@@ -31,11 +31,6 @@ class Foreign(NamedTuple):
     kind: str
     tree: dict[str, Any]
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether the tree has only arrays: those of one object."""
-        return all(isinstance(value, Unread) for value in self.tree.values())
-
 
 def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     """Open weights of another program; None where a path is neither a file nor a folder of weights.

@@ -92,8 +92,6 @@ def inside(folder: Path, name: object, whose: Path) -> Path:
     return folder / name
 
 
-# ------------------------------------------------------------------------------------- written
-
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

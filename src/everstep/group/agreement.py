@@ -98,7 +98,6 @@ class Agreement:
             return self._promise if self._agreed is None else self._agreed
 
     def close(self) -> None:
-        """End the threads."""
         self._closing = True
         self._tokens.put("close")
         for thread in self._threads:

@@ -91,8 +91,6 @@ class RunColumns:
         values = {run: values_at(tree, path) for run, tree in self._records[top].items()}
         return {run: each for run, each in values.items() if each}
 
-    # ---------------------------------------------------------------------------- checks
-
     def require(self, conditions: Iterable[Leaf], names: Iterable[str] = ()) -> None:
         """Refuse a question that no run can answer, which most likely has a slip.
 

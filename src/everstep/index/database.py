@@ -167,8 +167,6 @@ class Database:
         if not self.shared:
             connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
-    # ------------------------------------------------------------------------------ its errors
-
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         try:
@@ -306,7 +304,6 @@ def _parsed(url: str) -> URL:
 
 
 def _without_password(address: URL) -> str:
-    """Return the URL without password and options."""
     host = address.query.get("host", "") if address.host is None else address.host
     port = f":{address.port}" if address.port else ""
     return f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{address.database or ''}"

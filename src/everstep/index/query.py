@@ -130,9 +130,6 @@ def _names(what: str, names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-# ------------------------------------------------------------------------------ documents
-
-
 def ask(
     database: Database,
     collection: str,
@@ -231,9 +228,6 @@ def _ask_runs(
 def _whole(values: list[Any]) -> Any:
     """Return the value at a path; a list of them where the path goes through a list of objects."""
     return values[0] if len(values) == 1 or isinstance(values[0], list) else values
-
-
-# ------------------------------------------------------------------------------ the index
 
 
 def index_place(index: str | None) -> Location:

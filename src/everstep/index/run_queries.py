@@ -44,11 +44,6 @@ def names_of(name: str) -> list[str]:
     return list(dict.fromkeys((name, re.sub("-[0-9a-f]{6}$", "", name))))
 
 
-def run_names(connection: Connection) -> list[str]:
-    """List the names of all runs."""
-    return list(connection.execute(select(runs.c.name)).scalars())
-
-
 def find_run(
     connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:

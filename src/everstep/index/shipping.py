@@ -438,9 +438,6 @@ def _text(text: Any) -> str | None:
     return None if text is None else clean(str(text))
 
 
-# ------------------------------------------------------------------------- what it adds up to
-
-
 def _conclude(
     connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, held: bool
 ) -> list[str]:

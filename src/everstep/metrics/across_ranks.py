@@ -60,7 +60,6 @@ class AcrossRanks:
         return _mean(parts) if parts else None
 
     def _counted(self, by_rank: Sequence[Any]) -> list[Any]:
-        """Return the values of the ranks that count."""
         return [by_rank[rank] for rank in self._group.data.first]
 
 

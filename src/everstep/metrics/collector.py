@@ -175,7 +175,6 @@ class Reader:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state`."""
         windows = {n: Window.from_state(w) for n, w in state["windows"].items()}
         self._windows = defaultdict(Window, windows)
         self._values = {n: list(v) for n, v in state["values"].items()}
@@ -247,7 +246,6 @@ class Collector:
         return reader
 
     def drop_reader(self, name: str) -> None:
-        """Forget a consumer."""
         del self._readers[name]
 
     def outside(self, phase: str, step: int, name: str, value: Any, *, wall: bool = False) -> None:

@@ -51,7 +51,6 @@ class Window:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all values."""
         self._count = 0
         self._weight = 0.0
         self._first = 0.0  # the shift: the first value with a weight
@@ -62,7 +61,6 @@ class Window:
         self._last = math.nan
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add one value."""
         self.add_many((value,), None if weight == 1.0 else (weight,))
 
     def add_many(self, values: Sequence[float], weights: Sequence[float] | None = None) -> None:

@@ -83,11 +83,9 @@ class Contents:
 
     @property
     def key(self) -> str:
-        """Key of the list in the mirror."""
         return f"contents/{self.number:08d}.json"
 
     def keys(self) -> set[str]:
-        """Keys of all parts."""
         return {part.key for parts in self.files.values() for part in parts}
 
     def size(self, path: str) -> int:
@@ -95,7 +93,6 @@ class Contents:
         return sum(part.bytes for part in self.files.get(path, ()))
 
     def packed(self) -> bytes:
-        """Return the bytes of the list."""
         body = {"format": FORMAT, **asdict(self), "files": {path: list(p) for path, p in self.files.items()}}
         text = json.dumps(body, separators=(",", ":")).encode()
         return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)

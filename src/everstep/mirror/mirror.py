@@ -87,8 +87,6 @@ class Mirror:
                 )
             return None
 
-    # ------------------------------------------------------------------------------- generations
-
     def take(self, run: dict[str, Any], directory: Path) -> Holder | None:
         """Take the mirror over: an earlier start that still runs is refused at its next upload."""
         before = self.contents

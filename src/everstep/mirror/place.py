@@ -170,7 +170,6 @@ class Folder:
         write_whole(target, data, ROOM, replace=False)
 
     def delete(self, key: str) -> None:
-        """Delete an object, if there is one."""
         path = self._root / key
         reach("mirror.unlink")
         path.unlink(missing_ok=True)

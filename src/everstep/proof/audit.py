@@ -155,9 +155,6 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
     return [finding for stream in streams.values() for finding in stream.findings]
 
 
-# ------------------------------------------------------------------------------------ one stream
-
-
 @dataclass
 class _Pass:
     """Account of one pass, from the entries so far, up to the batch `place`.
@@ -302,8 +299,6 @@ class _Stream:
         if entry.over:
             self.close("")
             self._open(own.number + 1)
-
-    # ---------------------------------------------------------------------------------- the findings
 
     def close(self, how: str) -> None:
         """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""

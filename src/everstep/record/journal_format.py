@@ -235,7 +235,6 @@ def is_block(payload: memoryview) -> bool:
 
 
 def unpack_block(payload: memoryview) -> Block:
-    """Undo `pack_block`."""
     head, rows, columns = _layout(payload)
     steps, counts, seqs = (_column(payload, at, rows).tolist() for at in columns)
     return Block(*head, steps, np.frombuffer(payload[-8 * rows :], "<f8").tolist(), counts, seqs)

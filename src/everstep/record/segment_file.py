@@ -100,7 +100,6 @@ class Segment:
 
 
 def segment_path(run_dir: Path, segment: int) -> Path:
-    """Path of the file of a segment of the run in `run_dir`."""
     return run_dir / "journal" / f"segment-{segment:04d}.evj"
 
 

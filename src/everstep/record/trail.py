@@ -46,14 +46,11 @@ ENOUGH = 1 << 23
 """Size of the file, in bytes, after which a save begins it anew."""
 LARGEST = 1 << 28
 """Largest size of a file that is read, in bytes."""
-ABSENT = 1
-"""Flag of a mark whose value is not known."""
 
 _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 
 
 def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
-    """Path of a rank's trail of a segment."""
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
@@ -237,10 +234,6 @@ class Mark(NamedTuple):
     seq: int
     value: int | None
     count: int  # type: ignore[assignment]  # as in Row
-
-    @property
-    def flags(self) -> int:
-        return ABSENT if self.value is None else 0
 
 
 class TrailContent(NamedTuple):

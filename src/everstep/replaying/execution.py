@@ -147,9 +147,6 @@ def execute(
     return executed
 
 
-# ------------------------------------------------------------------------------------ in this process
-
-
 @dataclass
 class Replay:
     """Step of `replay`; all but `step` is there after the block.

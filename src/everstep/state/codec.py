@@ -52,7 +52,6 @@ def unstamp(array: Any) -> None:
 
 
 def stamp_of(array: Any) -> object | None:
-    """Return the stamp of an array; None if it has none."""
     reference, mark = _stamps.get(id(array), (lambda: None, None))
     return mark if reference() is array else None
 
@@ -125,9 +124,6 @@ def array_paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
             yield from array_paths(value, (*path, index))
     elif backends.of(tree) is not None:
         yield path
-
-
-# --------------------------------------------------------------------- nodes of an encoded tree
 
 
 def tag_of(node: Json) -> str | None:

@@ -327,8 +327,6 @@ class Engine:
             # first of all: an interruption left this boundary before these services had run
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
 
-    # -------------------------------------------------------------------------------- the step
-
     def collect(self, step: int, given: Mapping[str, Any]) -> None:
         """Take the values of a step, for the record and for observers."""
         announcer = self.announcer
@@ -400,8 +398,6 @@ class Engine:
         self.board.close()
         if late:
             raise ServiceError(f"{late} did not return within {GRACE:g} s after the loop; make it return")
-
-    # --------------------------------------------------------------------------- what must hold
 
     def require_open(self, what: str) -> None:
         if self.status == "new":

@@ -97,8 +97,6 @@ class Ranks:
             for backend in backends.active():
                 backend.prepare_ranks(objects, self.group.data)
 
-    # ------------------------------------------------------------------------- at a boundary
-
     def begin_clock(self) -> float:
         """Return the time at which all schedules in seconds begin, by the writer's clock."""
         self._now = self.group.share(self._clock(), "the beginning of the clock")

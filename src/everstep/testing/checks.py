@@ -152,7 +152,6 @@ def try_stream(stream: Stream) -> Verdict:
 
 
 def require_function(make: Any, check: str) -> None:
-    """Require that `make` can be called."""
     assert callable(make), (
         f"{check} got a {type(make).__name__}, but makes a new object for each run: give a function, as in "
         f"{check}(lambda: {type(make).__name__}(...))"

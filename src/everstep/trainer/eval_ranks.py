@@ -80,8 +80,6 @@ class EvalRanks:
         """Return the weight of this rank's part of a batch."""
         return batch_size if sized or not self.divides else cursor.weight / self.group.data.size
 
-    # ---------------------------------------------- values in parts, where the data is divided
-
     def batches(self, metric: str, rows: Sequence[Row]) -> list[Row]:
         """Put the batches of a metric together from their parts."""
         parts: dict[int, Aggregate] = {}
@@ -113,8 +111,6 @@ class EvalRanks:
     def _counted(self, found: Sequence[Any]) -> list[Any]:
         """Return what the first rank of each part has told."""
         return [found[rank] for rank in self.group.data.first]
-
-    # ------------------------------------------------------------------------ values of the whole
 
     def agreed(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
         """Return the values on which all ranks go on: of the whole data, those of the writer."""

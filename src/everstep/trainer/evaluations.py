@@ -78,7 +78,6 @@ class Evaluations:
         self._found.clear()
 
     def service_of(self, stream: str) -> Evaluate | None:
-        """Return the service that evaluates a stream."""
         return self._by_stream.get(stream)
 
     def names(self) -> list[str]:
@@ -86,8 +85,6 @@ class Evaluations:
         if not self._by_stream:
             self._streams.get("valid")
         return list(self._by_stream) or ["valid"]
-
-    # -------------------------------------------------------------------------------- the weights
 
     def load(self, asked: str | Path | None = None) -> None:
         """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
@@ -113,7 +110,6 @@ class Evaluations:
 
     @property
     def _seed(self) -> int:
-        """Seed of the run, for its streams."""
         if self.loop is not None:
             return self.loop.seed
         assert self.weights is not None
@@ -238,8 +234,6 @@ class Evaluations:
                 with evaluating(self.task, self._seed):
                     prediction = self.task.inference_step(batch)
                 yield prediction
-
-    # ----------------------------------------------------------------------------- several streams
 
     def watch(
         self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None

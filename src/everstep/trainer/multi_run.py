@@ -186,7 +186,6 @@ class SharedStream:
         return self._batch, self._here
 
     def close(self) -> None:
-        """Close the cursor."""
         if self.cursor is not None:
             self.cursor.close()
         self.cursor = self._before = self._here = None

@@ -43,7 +43,6 @@ class NamedStreams:
             self._inputs.clear()
 
     def get(self, name: str) -> Stream:
-        """Return the stream of a name."""
         if name not in self.named:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
         return self.named[name]

@@ -475,8 +475,6 @@ def scratch() -> Iterator[Path]:
             rmtree(moved, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------- names of other libraries
-
 _TASK = {
     "training_step": "train_step",
     "validation_step": "eval_step",

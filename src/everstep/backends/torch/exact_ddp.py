@@ -133,9 +133,6 @@ def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
         yield from ((owner, *numbered) for numbered in enumerate(stepped_by(innermost(optimizer))))
 
 
-# ------------------------------------------------------------------------------------- what is refused
-
-
 def _refuse_old_fsdp(objects: Mapping[str, Any]) -> None:
     home = sys.modules.get("torch.distributed.fsdp")
     for entry, value in flatten(objects):
@@ -221,9 +218,6 @@ def _refuse_hook(ddp: DistributedDataParallel, objects: Mapping[str, Any]) -> No
                 "use a hook without state, such as torch's fp16_compress_hook, or make that object an entry "
                 "of the state"
             )
-
-
-# ------------------------------------------------------------------------------------ what is made exact
 
 
 def _fix_buckets(ddp: Any) -> None:

@@ -50,9 +50,6 @@ _MANY = 10_000
 object in its place, is seen at any size."""
 
 
-# --------------------------------------------------------------------------------- marks of values
-
-
 def is_saveable(value: Any) -> bool:
     """Whether an attribute with this value is saved."""
     return type(value) in GENERATORS or _is_plain(value)
@@ -150,8 +147,6 @@ class _Given:
     def of(self, owner: Any) -> dict[str, tuple[Any, Any]]:
         return self._given.get(owner, {})
 
-
-# ------------------------------------------------------------------------------------- attributes
 
 _OWN = {
     Module: frozenset(vars(Module())),

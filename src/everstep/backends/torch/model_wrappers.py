@@ -92,9 +92,6 @@ class BareNames:
         return {self.bare(name): name for name in (*root.state_dict(), *buffers, *paths)}
 
 
-# ------------------------------------------------------------------------- what is in a state's objects
-
-
 def flatten(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, object) for the state's objects; those inside dicts and lists are named "entry/key"."""
     for name, value in objects.items():
@@ -141,7 +138,6 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def address(tensor: Tensor) -> int:
-    """Return a tensor's address in memory."""
     return local(tensor).untyped_storage().data_ptr()
 
 
@@ -182,9 +178,6 @@ def alive_modules(*others: type[T]) -> list[Module | T]:
     listed = compress(objects, map(kinds.__contains__, map(type, objects)))
     # without a module in the middle of being made
     return [each for each in listed if not isinstance(each, Module) or "_modules" in vars(each)]
-
-
-# ---------------------------------------------------------------------------------- compiled models
 
 
 _around: tuple[list[weakref.ref[Module]], list[weakref.ref[Module]]] = ([], [])

@@ -71,8 +71,6 @@ class Observer:
         self.write("strike", point=point, n=self.counts[point], action=self.action)
         os.kill(self.pid, number)
 
-    # -------------------------------------------------------------------------------- what torch tells
-
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.here and all(known is not optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)
@@ -112,8 +110,6 @@ class Observer:
         elif self.optimizers:
             self.write("evaluation")
             self.reach("evaluation")
-
-    # --------------------------------------------------------------------------------- what Python tells
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
@@ -228,9 +224,6 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
             modules, key=lambda each: min(order.get(id(own), len(key)) for own in each._parameters.values())
         )
     return [each._buffers for each in _holders[key]]
-
-
-# --------------------------------------------------------------------------------------------------- start
 
 
 class Patches(importlib.abc.MetaPathFinder):

@@ -171,7 +171,6 @@ class Trace:
                 del os.environ[_LEVEL]
 
     def stop(self) -> None:
-        """End the recording."""
         self._profile.stop()
 
     def export(self, path: Path) -> None:

@@ -65,7 +65,6 @@ def _home() -> Any:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether a value is a DTensor."""
     home = _home()
     if home is None or not isinstance(value, home.DTensor):
         return False
@@ -225,9 +224,6 @@ def _require_boxes(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...
                 f"a DTensor of shape {shape} with placements {placements} over {mesh} gives a process rows "
                 "that do not follow each other, which everstep does not save: divide another dimension"
             )
-
-
-# ------------------------------------------------------------------------------------ fully_shard
 
 
 def fsdp_modules(module: Module) -> list[Any]:

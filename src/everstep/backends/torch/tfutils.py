@@ -124,11 +124,9 @@ def mean(value: Any) -> Any:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def without_gradients() -> AbstractContextManager[Any]:
-    """Return a context in which to evaluate."""
     return torch.no_grad()

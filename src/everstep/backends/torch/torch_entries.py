@@ -214,8 +214,6 @@ class _OptionsEntry(_OwnStateEntry):
 
 
 class SchedulerEntry(_OptionsEntry):
-    """Entry of a learning-rate scheduler."""
-
     def in_schedule(self, option: str) -> bool:
         return not option.endswith("base_lrs")
 
@@ -339,8 +337,6 @@ class OptimizerEntry(_OptionsEntry):
 
 
 class ScalerEntry(_OwnStateEntry):
-    """Entry of a gradient scaler."""
-
     def load(self, tree: Any) -> None:
         super().load(tree)
         if self.obj.is_enabled():

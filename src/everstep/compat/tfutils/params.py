@@ -229,8 +229,6 @@ def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {name: value[number] if isinstance(value, list) else value for name, value in arguments.items()}
 
 
-# --------------------------------------------------------------------------------------- the record
-
 _FREE = (
     "save_params",
     "load_params",

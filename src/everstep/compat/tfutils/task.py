@@ -120,7 +120,6 @@ class ParamsTask(Task):
         return {**super().state(), **({} if self._train is None else {"global_step": self._counted})}
 
     def _inputs(self, name: str, batch: Any) -> dict[str, Any]:
-        """Convert a batch to the inputs of the model."""
         if (names := self._data[name].names) is not None:
             batch = dict(zip(names, batch, strict=True))
         if not isinstance(batch, Mapping):

@@ -154,7 +154,7 @@ class InitFrom:
             required = {name for name, entry in user.entries.items() if not _is_optimizer(entry.save())}
             if left := [name for name in user.entries if name in foreign.tree and name not in saved]:
                 say(f"{', '.join(left)}: optimizers are only taken from everstep's checkpoints")
-        if foreign.is_flat:
+        if all(isinstance(value, Unread) for value in foreign.tree.values()):  # those of one object
             entry = self._entry_for(user, foreign)
             saved = {entry: next(iter(saved.values())) if "" in saved else saved}
             return saved, {entry} if starts else required
@@ -281,9 +281,6 @@ def names_in(checkpoint: Checkpoint) -> list[str]:
     return [path for name, tree in saved.items() for path, _ in _split(name, tree)]
 
 
-# --------------------------------------------------------------------- objects in another script
-
-
 @dataclass(frozen=True)
 class Loaded:
     """Source of loaded objects.
@@ -362,9 +359,6 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
             )
         records[metric] = BestRecord(metric, value, saved["step"], saved["epoch"], str(path))
     return records
-
-
-# --------------------------------------------------------------------------------- trees by name
 
 
 def _is_optimizer(tree: Any) -> bool:

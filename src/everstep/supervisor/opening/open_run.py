@@ -263,8 +263,6 @@ class OpenRun:
         self.voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
 
-    # ---------------------------------------------------------------------- what comes with it
-
     def streams(self, point: ResumePoint) -> Streams:
         """Make the run's streams, at their positions in the checkpoint."""
         streams = Streams(

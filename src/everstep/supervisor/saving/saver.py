@@ -61,8 +61,6 @@ class Saver:
         self._kept_only = False
         """Whether the newest copy was not handed to the writer."""
 
-    # ------------------------------------------------------------------------ what is saved, and when
-
     @property
     def step(self) -> int:
         """The step of the newest copy, committed or kept."""
@@ -217,8 +215,6 @@ class Saver:
         if isinstance(error, OSError | MemoryError):
             self._failed(error)
         return None
-
-    # ----------------------------------------------------------------------------- the writer thread
 
     def tidy(self) -> None:
         """Let the writer thread tidy up after earlier starts, before it saves anything."""
