@@ -121,10 +121,6 @@ def converted(
     """Convert arguments to the types of a function's signature, or raise all mistakes.
 
     An argument that equals its default is left out: a default is right whatever its annotation says.
-
-    Args:
-        supplied: number of positional arguments that come from elsewhere.
-        do: makes what stands for a call inside an argument, at its place.
     """
     problems, values = Problems(), {}
     wrong = dict(misfits(function, arguments, supplied))

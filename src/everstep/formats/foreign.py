@@ -38,9 +38,6 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     Read are a safetensors file, a file of torch.save (weights only), a folder as Hugging Face writes it
     (one file, or shards with an index), and a folder of torch.distributed.checkpoint (tensors only).  Only
     headers are read now.  Nothing in a file is run.
-
-    Args:
-        say: takes notes for the user.
     """
     if path.is_dir():
         return _open_folder(path, say)

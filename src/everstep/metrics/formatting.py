@@ -108,8 +108,6 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
     """Format the parameters with shape and size, in the order given; headings count trained parameters.
 
     Args:
-        title: heading of the whole table.
-        parameters: (name, shape, trainable) of each parameter.
         groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each group gets
             a table of its own.  The first group that fits takes the parameter; the others go to "Other
             Parameters".  Empty: one table.

@@ -45,7 +45,6 @@ def batch_digest(batch: Any, start: int, depth: int = 0) -> int | None:
 
     Args:
         batch: arrays, numbers, strings, in lists, tuples, dictionaries and dataclasses, nested.
-        start: the seed of the digest, a number from 0.
     """
     kind = type(batch)
     return (_HANDLERS.get(kind) or _handler(kind, batch))(batch, start, depth)

@@ -35,7 +35,6 @@ def facts(
     """Collect a start's provenance, as JSON, without credentials (`everstep.redaction`).
 
     Args:
-        argv: the command line, `sys.argv`.
         config, seed: the run's; values that JSON cannot hold become their repr.
         backends: name -> `Backend.describe()` of the backends in use.
         code: folder whose git state matters; None: the script's folder.

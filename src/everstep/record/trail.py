@@ -65,10 +65,8 @@ class Trail:
     If the disk refuses a step's results, the run continues without them; a message says so once.
 
     Args:
-        run_dir, segment, rank: the run directory, which has a journal; number of this start; the rank.
         step: the step that the start resumes from.
         is_wall: whether a metric depends on the clock, by its name: such values are left out.
-        warn: takes sentences for the user.
         reduced: whether the values of a step are known only when those of all ranks are reduced.
 
     Attributes:

@@ -39,7 +39,6 @@ class RunCopy:
     Args:
         folder: a folder for the copy; `root` inside is the value of EVERSTEP_ROOT.
         step: the checkpoint's step is at most this.
-        opened_as: path under which the program opens the run; None: the run's own.
         anew: begin from nothing, as a run with a given seed can.
 
     Attributes:
