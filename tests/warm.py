@@ -8,19 +8,24 @@
 
 The process is one of its own, with the environment, folder and files that it is given, and runs the program
 up to the interpreter's exit.  It inherits imported modules and nothing else: the server starts no thread and
-computes nothing.  Use `subprocess` for what is true of a fresh interpreter only: which modules are imported,
-the seed of hashes, variables that libraries read when they are imported, /proc/PID/environ.
+computes nothing.  The ranks that a warm torchrun starts are warm, too, and its own children: it waits for
+them, signals them and takes them along when it dies (that of group/test_elastic.py is cold).
+
+Use `subprocess` for what is true of a fresh interpreter only: which modules are imported, the seed of
+hashes, variables that libraries read when they are imported, /proc/PID/environ.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import pkgutil
@@ -42,10 +47,13 @@ from typing import Any, NoReturn
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _STANDARD = ("p2cread", "c2pwrite", "errwrite")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_TORCHRUN = "torch.distributed.run"
+_HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """A process that the server forks; only the server, its parent, can see how it ended, and tells."""
+class _Forked(subprocess.Popen):  # type: ignore[type-arg]
+    """A process that another one forks, as `_fork` asks it to."""
 
     def _execute_child(self, *given: Any) -> None:
         said = inspect.signature(super()._execute_child).bind(*given).arguments
@@ -57,18 +65,29 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         }
         assert job["command"][0] == sys.executable, f"{job['command'][0]} is not the server's interpreter"
         files = [number if said[name] == -1 else said[name] for number, name in enumerate(_STANDARD)]
+        self.pid = self._fork(json.dumps(job), files)
+        self._child_created = True
+        self._close_pipe_fds(*(said[name] for name in _PIPES))
+
+    def _fork(self, job: str, files: list[int]) -> int:
+        raise NotImplementedError
+
+
+class Popen(_Forked):
+    """A process that the server forks; only the server, its parent, can see how it ended, and tells."""
+
+    def _fork(self, job: str, files: list[int]) -> int:
         address = _address()
         with contextlib.ExitStack() as closed_if_it_fails:
             self._line = closed_if_it_fails.enter_context(socket.socket(socket.AF_UNIX))
             self._line.connect(address)
             socket.send_fds(self._line, [b"+"], files)
             self._answers = closed_if_it_fails.enter_context(self._line.makefile("rw"))
-            self._answers.write(json.dumps(job) + "\n")
+            self._answers.write(job + "\n")
             self._answers.flush()
-            self.pid = json.loads(self._answers.readline())
+            pid = int(self._answers.readline())
             closed_if_it_fails.pop_all()
-        self._child_created = True
-        self._close_pipe_fds(*(said[name] for name in _PIPES))
+        return pid
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if wait_flags & os.WNOHANG and not select.select([self._line], [], [], 0)[0]:
@@ -176,6 +195,55 @@ def _tell_the_ended(children: dict[int, socket.socket]) -> None:
                 line.sendall(b"%d\n" % status)
 
 
+# ------------------------------------------------------------------------------ in a torchrun
+
+
+def fork_ranks() -> dict[str, Any] | None:
+    """Let the torchrun that this process becomes have forked ranks; in a rank: return its job.
+
+    A fork from before torchrun's threads forks the ranks.  Each is the child of a process that ends at once,
+    so that the kernel makes it torchrun's child: torchrun takes in orphans for that moment.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+
+        class Rank(_Forked):
+            def _fork(self, job: str, files: list[int]) -> int:
+                libc = ctypes.CDLL(None)
+                assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+                socket.send_fds(ours, [job.encode()], files)
+                pid = int(ours.recv(20))
+                assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
+                return pid
+
+        importlib.import_module(_HANDLER).Popen = Rank  # type: ignore[attr-defined]
+        return None
+    ours.close()
+    number = 0
+    while True:
+        message, files, _, _ = socket.recv_fds(theirs, 1 << 20, 3)
+        if not message:  # torchrun has ended
+            os._exit(0)
+        number += 1
+        orphaned, open_until_then = os.pipe()
+        if (between := os.fork()) == 0:
+            if os.fork():
+                os._exit(0)
+            os.close(open_until_then)
+            os.read(orphaned, 1)
+            os.close(orphaned)
+            theirs.sendall(b"%d" % os.getpid())
+            theirs.close()
+            return {**json.loads(message), "files": files, "number": number}
+        os.waitpid(between, 0)
+        for each in (orphaned, open_until_then, *files):
+            os.close(each)
+
+
+# ------------------------------------------------------------------------------ in a forked process
+
+
 def become(job: dict[str, Any]) -> NoReturn:
     """Turn this forked process into the program of the job.
 
@@ -188,15 +256,22 @@ def become(job: dict[str, Any]) -> NoReturn:
         os.dup2(descriptor, number)
         os.close(descriptor)
     faulthandler.enable()  # a crash below Python leaves its stack on stderr
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    command = job["command"][1:]
+    if command[0] == "-u":
+        del command[0]
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), write_through=True)
+    else:
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
     tempfile.tempdir = None
     random.seed(job["number"])  # each process finds other states, as fresh interpreters do
     np.random.seed(job["number"])
+    if command[:2] == ["-m", _TORCHRUN] and (rank := fork_ranks()) is not None:
+        become(rank)
     hazard.arm(os.environ.get("EVERSTEP_HAZARD"))
-    status = _status_of(job["command"][1:])
+    status = _status_of(command)
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -150,7 +150,8 @@ def test_a_manifest_of_odd_content_is_one_error(
 
 
 def test_a_file_of_arrays_with_a_forged_header_is_one_error(three: Path) -> None:
-    for header in (b"[]", b'{"user/w":{"data_offsets":[0,5]}}', b'{"w":3}', b"\xff"):
+    floats = b'{"user/w":{"dtype":"F64","shape":[6],"data_offsets":[0.0,48]}}'
+    for header in (b"[]", b'{"user/w":{"data_offsets":[0,5]}}', b'{"w":3}', b"\xff", floats):
         raw = len(header).to_bytes(8, "little") + header + bytes(48)
         for text in (raw, raw[:5], (1 << 60).to_bytes(8, "little") + raw):
             (three / ARRAYS).write_bytes(text)

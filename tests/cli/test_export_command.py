@@ -62,7 +62,7 @@ def content(folder: Path) -> tuple[Any, bytes]:
     return about, (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])],

@@ -125,6 +125,7 @@ def test_an_absurd_header_takes_no_memory(tmp_path: Path, length: int) -> None:
         (lambda e: e["0.weight"].update(shape=[-3, -4]), "other numbers than sizes"),
         (lambda e: e["0.weight"].update(shape=None), "cannot be understood"),
         (lambda e: e["0.weight"].update(dtype="F1"), "'F1' is not a known element type"),
+        (lambda e: e["0.bias"].update(data_offsets=[0.0, 12]), "begins at byte 0.0"),
         (lambda e: e["0.weight"].update(data_offsets=[0, 48]), "begins at byte"),
         (lambda e: e["0.weight"].update(data_offsets=[10**15, 10**15 + 48]), "(begins|end) at byte"),
         (lambda e: e.pop("0.weight"), "(begins|end) at byte"),

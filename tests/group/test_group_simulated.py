@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from simulation import Simulation
 
+from everstep.contracts.group import require_same
 from everstep.errors import DisagreementError, GroupError, MissingRankError
 from everstep.group import Single, StoreGroup, report
 from gate import share
@@ -47,6 +48,14 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 VALUES: tuple[Any, ...] = (None, True, -7, 2**40, 0.1, "", "é\n", [1, [2, None]], {"a": [0.5]}, "x" * 100_000)
+
+
+def test_of_mappings_the_message_has_the_items_that_differ() -> None:
+    asked = [{"stop": None, "save": True, "n": math.nan}, *2 * [{"stop": None, "save": None, "n": math.nan}]]
+    with pytest.raises(DisagreementError) as raised:
+        require_same(asked, "what the programs ask for")
+    listed = 'differs between the processes (rank 0: {"save": true}; ranks 1, 2: {"save": null}); start all'
+    assert listed in str(raised.value) and raised.value.ranks == (0,)
 
 
 def test_operations_bring_the_values_of_all_ranks_and_differences_are_errors_on_all() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import lines_by_rank, outputs, started, under_torchrun
+from processes import free_port, lines_by_rank, outputs, started, under_torchrun
 
 import warm
 from everstep.group import exit_status, write_error_file
@@ -160,6 +160,21 @@ signal.raise_signal(signal.{name})
     assert done.returncode == status, done.stderr
     assert done.stderr.count(f"{name}: saving at the next boundary") == 1
     assert ("send it again" in done.stderr) is not bool(run_id)
+
+
+def test_a_process_with_a_process_group_pauses_at_its_end() -> None:
+    """The campaign's test below sees what the pause is for."""
+    program = f"""
+import atexit, time
+import torch.distributed as dist
+from everstep.backends.torch.key_value_store import connect
+pauses = []
+time.sleep = pauses.append
+atexit.register(lambda: print(pauses))
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+connect(120)
+"""
+    assert warm.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[0.05]\n"
 
 
 @pytest.mark.campaign("timed")  # what is tried is a pause of the product

@@ -17,8 +17,8 @@ from typing import Any
 
 ROOM = 1 << 29
 """Bytes of address space that all inputs of a process may take, beside those of the imports."""
-SECONDS = 10.0
-"""Seconds of the processor for one input: YAML of a thousand levels takes three."""
+SECONDS = 60.0
+"""Seconds of the processor for one input: YAML of a thousand levels takes three, on a quick machine."""
 MOST = 5
 """Most faults that are told."""
 

@@ -22,6 +22,7 @@ from everstep.contracts.services import Interrupt
 from everstep.errors import EverstepError, Interrupted
 from everstep.record import RunLock
 from everstep.testing import armed, nothing_left
+from waiting import PATIENCE
 
 Disturb = Callable[[Any, int], object]
 
@@ -32,7 +33,7 @@ def nothing_at_all_left(run_dir: Path, workers: int = 0) -> Iterator[None]:
     streams = (sys.stdout, sys.stderr, sys.excepthook)
     hooks = set(torch_optimizer._global_optimizer_post_hooks)
     # torch closes the queues to its workers without waiting for the threads that feed them
-    with nothing_left(settle=5.0 if workers else 0.0):
+    with nothing_left(settle=PATIENCE if workers else 0.0):
         yield
         gc.collect()  # torch leaves the pipes of workers that have ended to the garbage collector
     assert multiprocessing.active_children() == []

@@ -81,7 +81,7 @@ def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> Non
 
     with nothing_left(), pytest.raises(Interrupted, match=r"0\.05 s is used up") as raised:
         train()
-    assert raised.value.code == 3 and loop.step > 0
+    assert raised.value.code == 3  # after no step where the start takes that long
 
 
 class Ticks(Service):

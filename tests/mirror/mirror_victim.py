@@ -55,13 +55,18 @@ def _uploaded(self: RunMirror, *arguments: Any, **options: Any) -> None:
     self._await_upload(PATIENCE)
 
 
+def settled(loop: Any, step: int) -> None:
+    """Go on when the save before is written and uploaded: a newer one would take its place."""
+    loop._engine.saver.settle(wait=True)
+
+
 class Campaign:
     def __init__(self, folder: Path, mirrors: str, scenario: str) -> None:
         self._folder, self._mirrors, self._scenario = folder, mirrors, scenario
         self.wrong: list[str] = []
         self.killed = 0
         self._answer = folder / "answer"
-        assert in_a_process(lambda: train(make(folder / "plain", None)).result(), self._answer) == 0
+        assert in_a_process(lambda: train(make(folder / "plain", None), settled).result(), self._answer) == 0
         self._right = self._answer.read_text()
 
     def run(self, at_most: int) -> list[str]:
@@ -89,10 +94,10 @@ class Campaign:
         mirror = self._mirrors.format(n=number)
         first = self._folder / f"first-{number}"
         if self._scenario == "uploading":
-            return in_a_process(lambda: train(make(first, mirror)), self._answer, spec)
-        assert in_a_process(lambda: train(make(first, mirror, 2)), self._answer) == 0
+            return in_a_process(lambda: train(make(first, mirror), settled), self._answer, spec)
+        assert in_a_process(lambda: train(make(first, mirror, 2), settled), self._answer) == 0
         second = self._folder / f"second-{number}"
-        status = in_a_process(lambda: train(make(second, mirror)), self._answer, spec)
+        status = in_a_process(lambda: train(make(second, mirror), settled), self._answer, spec)
         # killed while the run was brought back, the directory itself goes on, too
         if status == signal.SIGKILL:
             self._must_end_right(number, "second", spec)

@@ -65,6 +65,7 @@ def test_each_strategy_has_its_steps_and_a_crash_changes_no_folder(tmp_path: Pat
     for name, steps in STEPS.items():
         whole = exported(tmp_path / "whole", name)
         assert list(whole) == [f"step-{step:08d}" for step in steps], name
+        assert len({about["digest"] for about, _ in whole.values()}) == len(steps), "of the weights"
         assert exported(tmp_path / "run", name) == whole
     assert not list(tmp_path.rglob(".tmp-*"))
 

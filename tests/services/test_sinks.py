@@ -28,6 +28,7 @@ from everstep.record import RunJournal
 from everstep.services import CSV, Histogram, Image, JSONLines, TensorBoard
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at
+from waiting import until
 
 
 def jsonl(run_dir: Path) -> pd.DataFrame:
@@ -241,7 +242,7 @@ def test_a_service_that_does_not_answer_holds_up_one_step_and_not_the_end(tmp_pa
 
     silent = Silent(server, timeout=0.1)
     run = Tiny(tmp_path / "run", max_epoch=3, services=[silent, JSONLines()]).train(tail=evaluated)
-    assert run.loop.ending.finished and len(asked) == 1
+    assert run.loop.ending.finished and until(lambda: asked) and len(asked) == 1
     assert "TimeoutError: no answer in 0.1 s" in run.loop.ending.warnings[0]
     answers.set()
     assert silent._thread is not None

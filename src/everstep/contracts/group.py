@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from everstep.errors import DisagreementError
@@ -181,10 +181,18 @@ class Group:
 
 
 def require_same(values: Sequence[Any], what: str) -> None:
-    """Raise `DisagreementError` if the ranks' values differ, as JSON (NaN is equal to NaN there)."""
+    """Raise `DisagreementError` if the ranks' values differ, as JSON (NaN is equal to NaN there).
+
+    Of mappings the message has the items that differ.
+    """
+    alike: set[str] = set()
+    if all(isinstance(value, Mapping) for value in values):
+        items = [{name: json.dumps(item, sort_keys=True) for name, item in each.items()} for each in values]
+        alike = {name for name, text in items[0].items() if all(each.get(name) == text for each in items)}
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(json.dumps(value, sort_keys=True), []).append(rank)
+        differing_part = {name: item for name, item in value.items() if name not in alike} if alike else value
+        ranks.setdefault(json.dumps(differing_part, sort_keys=True), []).append(rank)
     if len(ranks) > 1:
         common = max(ranks.values(), key=len)
         differing = [rank for found in ranks.values() if found is not common for rank in found]

@@ -208,7 +208,8 @@ def _description(
 ) -> dict[str, Any]:
     """Describe an export, for its `export.json`."""
     shown = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
-    return {**facts, "metrics": shown, "digest": digest(Encoded(list(arrays), dict(arrays)))}
+    weights = Encoded({name: {"$array": name} for name in arrays}, dict(arrays))
+    return {**facts, "metrics": shown, "digest": digest(weights)}
 
 
 def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -> None:
