@@ -57,7 +57,12 @@ def run(program: str, folders: Sequence[Path], hazards: Sequence[Sequence[str]])
     done = subprocess.run(
         [PYTHON, str(Path(__file__).with_name("chains.py")), "cartpole.py"],
         input=json.dumps(chains),
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        },
         text=True,
         stdout=subprocess.PIPE,
     )
