@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import everstep
 import warm
 from everstep import Checkpoints, Every, Service
-from everstep.record import RunJournal
+from everstep.record import Event, RunJournal
 from everstep.services import CSV, Histogram, Image, JSONLines, TensorBoard
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at
@@ -100,6 +100,29 @@ def test_the_undisturbed_run_is_written_whole(tmp_path: Path) -> None:
         assert list(zip(late.step, late["late, metric"], strict=True)) == rows_of(tmp_path, "late, metric")
         values = [v for _, v in rows_of(tmp_path, "valid_loss", "tail")]
         assert list(frame[frame.phase == "tail"].valid_loss) == values
+
+
+def test_lines_have_one_order_wherever_the_writer_thread_is_done_with_a_checkpoint(tmp_path: Path) -> None:
+    class Measured(Service):
+        stage = everstep.services.Stage.MEASURE
+
+        def run(self, boundary: Any) -> everstep.Outcome:
+            return everstep.Outcome({"right": 1.0})
+
+    services = [Measured("measured", Every(epochs=1)), Checkpoints(Every(steps=3))]
+    Tiny(tmp_path, max_epoch=2, services=services).train(tail=evaluated)
+    ((_, items),) = RunJournal(tmp_path).parts()
+    announced = [item for item in items if isinstance(item, Event) and item.kind == "checkpoint"]
+    others = [item for item in items if item not in announced]
+    wanted = list(JSONLines.lines(others))
+    phases = ["step"] * 4 + ["tail", "eval/measured", "epoch"]
+    assert [line["phase"] for line in wanted] == phases * 2
+    phase = [None if isinstance(item, Event) else item.block.phase for item in others]
+    # the rows of one phase are written together: between them nothing is announced
+    places = [n for n in range(1, len(others)) if phase[n] is None or phase[n] != phase[n - 1]]
+    assert len(places) > 10
+    for place in places:
+        assert [*JSONLines.lines([*others[:place], announced[0], *others[place:]])] == wanted
 
 
 # ------------------------------------------------------------------------------- going back, and on

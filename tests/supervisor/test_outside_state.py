@@ -90,6 +90,44 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
 
 
+class Pole:
+    """As an environment of gymnasium: no state dict, and each step reads what the steps before have left."""
+
+    angle = 0.0
+
+
+class Agent(nn.Linear):
+    def __init__(self, pole: Pole) -> None:
+        super().__init__(2, 1)
+        self.pole = pole
+
+
+class SavedPole:
+    def __init__(self, pole: Pole) -> None:
+        self.pole = pole
+
+    def state_dict(self) -> dict[str, float]:
+        return {"angle": self.pole.angle}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.pole.angle = state["angle"]
+
+
+def test_an_environment_that_the_network_holds_is_named_with_a_remedy_that_can_be_followed(
+    tmp_path: Path,
+) -> None:
+    pole = Pole()
+    agent = Agent(pole)
+
+    def fall(step: int) -> None:
+        pole.angle += 0.1 * step
+
+    (said,) = warnings(tmp_path / "forgot", {"model": agent}, fall)
+    assert said.startswith("model.pole.angle: ") and "later steps or the epoch's tail may read it" in said
+    assert "or add what changes inside it" in said, "the object itself cannot be added"
+    assert warnings(tmp_path / "saved", {"model": agent, "pole": SavedPole(pole)}, fall) == []
+
+
 class Broken(nn.Module):
     def modules(self) -> Any:
         raise RuntimeError("of its own")

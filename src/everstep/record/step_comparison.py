@@ -358,10 +358,10 @@ class StepComparison:
     def advice(self) -> str:
         """Name possible causes of a difference, and how to find the cause."""
         return (
-            "the same steps gave other numbers: they read a value that is not in state= (a counter, a "
-            "learning rate or an average in a variable, a generator of your own, a batch drawn ahead), the "
-            "data or a metric depends on the clock (a metric that does is named ..._time) or on the order of "
-            "a set, or a kernel is not deterministic. `everstep drill SCRIPT` names the component"
+            "the same steps gave other numbers: they read a value that is not in state= (an environment, a "
+            "counter, a learning rate or an average in a variable, a generator of your own, a batch drawn "
+            "ahead), the clock (name a metric that does ..._time) or the order of a set, or a kernel is not "
+            "deterministic. `everstep drill SCRIPT` names the component"
         )
 
 

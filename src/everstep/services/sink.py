@@ -46,20 +46,20 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
     """Yield the lines of a journal's items, which must hold every row of the steps that they end with.
 
     Rows come by metric, so the rows of an epoch are held back until the epoch ends, or a checkpoint is
-    announced: by then the rows of all completed steps have been written.
+    announced: by then the rows of all steps before the newest one have been written.
     """
     open_lines: dict[tuple[int, int, str, int], Line] = {}
     epoch = 0
 
-    def in_order() -> Iterator[Line]:
-        for key in sorted(open_lines):
+    def in_order(end: float = math.inf) -> Iterator[Line]:
+        for key in sorted(key for key in open_lines if key[0] < end):
             line = open_lines.pop(key)
             yield {name: line[name] for name in (*KEYS, *sorted(line.keys() - set(KEYS)))}
 
     for item in items:
         if isinstance(item, Event):
-            if item.kind == "checkpoint":
-                yield from in_order()
+            if item.kind == "checkpoint" and open_lines:
+                yield from in_order(max(open_lines)[0])
             continue
         block = item.block
         if block.epoch != epoch:

@@ -50,9 +50,9 @@ class ProgramChecks:
                     "self.metrics}"
                 )
             self._warn_once(
-                f"{some}: the steps change it and the state does not save it, so a resume inside an epoch "
-                f"resets it, and the tail reads values without the earlier steps; {remedy}, unless it is "
-                "reset before each use"
+                f"{some}: the steps change it and the state does not save it, so after a resume it lacks the "
+                f"earlier steps, and later steps or the epoch's tail may read it; {remedy}, or add what "
+                "changes inside it, unless it is reset before each use"
             )
 
     def check_strangers(self) -> None:
