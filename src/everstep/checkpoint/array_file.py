@@ -174,7 +174,7 @@ def parse_header(text: bytes, size: int) -> tuple[dict[str, Span], dict[str, str
     found = [(name, Span(a["dtype"], tuple(a["shape"]), *a["data_offsets"])) for name, a in entries.items()]
     spans, end = dict(sorted(found, key=lambda item: item[1][2:])), 0
     for name, span in spans.items():
-        if type(span.end) is not int or span.start != end or span.end < end:
+        if {type(span.start), type(span.end)} != {int} or span.start != end or span.end < end:
             raise ValueError(f"array {name!r:.200} begins at byte {span.start:,} in place of {end:,}")
         end = span.end
     if end != size:
