@@ -14,6 +14,7 @@ from checkpoint_samples import SCENARIOS, at, commit, logging_to, resumed, seed_
 from crash_verdicts import goes_on, require_sound
 
 from everstep import hazard
+from everstep.checkpoint import Retention
 from everstep.durable import TMP
 
 REACHED = {"choose": {10, 30}, "best": {1, 2}}
@@ -109,6 +110,17 @@ def test_what_was_to_be_replaced_is_put_back_when_replacing_fails(tmp_path: Path
         commit(store, at(20), seed=7)
     hazard.arm(None)
     assert store.names() == [at(20)] and seed_of(store.read(at(20))) == 20
+
+
+def test_a_checkpoint_that_cannot_be_deleted_durably_gets_its_name_back(tmp_path: Path) -> None:
+    """Under a temporary name no later retention would find it."""
+    commit(store := store_in(tmp_path), at(10))
+    commit(store, at(20))
+    hazard.arm("EIO:checkpoint.fsync_folder:1")
+    assert store.retain(Retention(1)) == []
+    hazard.arm(None)
+    assert store.names() == [at(10), at(20)]
+    assert store.retain(Retention(1)) == [at(10)]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from everstep.drill.any_command import drill_command
+from everstep.drill.any_command import Reference, Start, drill_command
 from everstep.drill.report import DrillReport
 
 LOOP = Path(__file__).with_name("plain_loop.py")
@@ -30,7 +31,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
-def drilled(wrong: str, **options: int) -> DrillReport:
+def drilled(wrong: str, **options: float) -> DrillReport:
     return drill_command([sys.executable, str(LOOP), wrong], **options)
 
 
@@ -43,3 +44,27 @@ def test_it_names_what_a_resume_forgets(wrong: str) -> None:
     assert report.steps == 16 and report.nondeterminism is None
     assert (first and (first.component, first.name)) == WRONG[wrong], report
     assert report.exit_code == (wrong != "nothing")
+
+
+def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = []
+    for update in range(1, 5):
+        for rank in (0, 1):
+            lines += [{"at": "update", "rank": rank, "number": 0, "random": {}, "n": update}]
+            lines += [{"at": "file", "rank": rank, "kind": "save", "path": f"{rank}.pt"}] * (update == 2)
+    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+    strikes = reference.strikes(12, Random(0))
+    files = [(name, strike) for name, strike in strikes if ":file:" in strike]
+    assert files == [
+        ("before save", "kill:file:1:0"),
+        ("torn save", "tear:file:1:0"),
+        ("before save @1", "kill:file:1:1"),
+        ("torn save @1", "tear:file:1:1"),
+    ]
+
+
+@pytest.mark.campaign("long")
+def test_no_strike_is_begun_after_the_budget() -> None:
+    report = drilled("nothing", strikes=2, budget=1e-9)
+    assert [one.verdict for one in report.results] == ["no time", "no time"]
+    assert "not covered: 2 strikes" in report.verdict() and not report.exact

@@ -20,7 +20,7 @@ import warm
 from drill_counts import count_strikes
 from everstep.checkpoint import Store
 from everstep.drill import HAZARDS, DrillReport, KillResult, drill
-from everstep.drill.report import write_junit
+from everstep.drill.report import append_summary, write_junit
 from everstep.errors import ConfigError, Interrupted
 from everstep.unattended import LIMIT
 
@@ -277,14 +277,15 @@ def test_wrong_usage() -> None:
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
-def test_a_junit_file_has_a_case_per_hazard(tmp_path: Path) -> None:
+def test_a_junit_file_has_a_case_per_hazard_and_a_summary_the_report(tmp_path: Path) -> None:
     results = [
         KillResult("commit", "exact"),
         KillResult("commit", "failed", message="out of \x1b order"),
-        KillResult("head", "no such place"),
+        KillResult("head", "no time"),
     ]
     file = tmp_path / "cases.xml"
-    write_junit(file, "train.py", DrillReport("train.py", [], 0, [], 8, 1.0, results=results))
+    report = DrillReport("train.py", [], 0, [], 8, 1.0, results=results)
+    write_junit(file, "train.py", report)
     suite = ElementTree.parse(file).getroot()[0]
     cases = [(case.get("name"), [each.tag for each in case]) for case in suite]
     outcomes = [[], [], ["failure"], ["skipped"]]
@@ -294,3 +295,9 @@ def test_a_junit_file_has_a_case_per_hazard(tmp_path: Path) -> None:
     write_junit(file, "train.py", "it fails without a kill")
     (error,) = ElementTree.parse(file).getroot().iter("error")
     assert error.text == "it fails without a kill"
+    page = tmp_path / "summary.md"
+    append_summary(page, "it fails without a kill")
+    append_summary(page, report)
+    titles = [line for line in page.read_text().splitlines() if line.startswith("#")]
+    assert titles == ["### everstep drill: failed", "### everstep drill: not exact"]
+    assert str(report) in page.read_text() and "not covered: 1 strikes, as the budget" in str(report)

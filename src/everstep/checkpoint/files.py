@@ -75,7 +75,11 @@ def retire(folder: Path, *, top: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     # the rename is durable before anything is deleted: a kill leaves trash, not half a checkpoint
     trash = to_trash(folder)
-    fsync_folder(folder.parent)
+    try:
+        fsync_folder(folder.parent)
+    except OSError:
+        put_back(trash, folder)  # so that the next retention finds it
+        raise
     reach("checkpoint.rmtree")
     shutil.rmtree(trash)
 

@@ -47,6 +47,7 @@ _DRILL = {
     "max_steps": cli.option(cli.COUNT, "Step at which the drill leaves each run."),
     "hazards": cli.option("NAME", "Only this hazard; may be repeated.", "--hazard", multiple=True),
     "timeout": cli.option(float, "Seconds that one start may take.", default=600.0),
+    "budget": cli.option(float, "Minutes after which nothing more is struck."),
     "strikes": cli.option(cli.COUNT, "Of any command: the number of strikes.", default=12),
     "resume_cmd": cli.option("COMMAND", "Of any command: the one that goes on, if it is another."),
     "keep": cli.KEEP,
@@ -59,6 +60,7 @@ def drill_command(
     args: tuple[str, ...] = cli.argument(nargs=-1, type=click.UNPROCESSED),
     json_file: Path | None = cli.JSON_FILE,
     junit_file: Path | None = cli.option(cli.PATH, "File to write a case per hazard to, for CI.", "--junit"),
+    summary: Path | None = cli.option(cli.PATH, "File to append the report to, as Markdown, for CI."),
     **options: Any,
 ) -> None:
     """Kill SCRIPT at every hazard, resume it each time, and compare with an undisturbed run.
@@ -83,7 +85,7 @@ def drill_command(
     long).
     """
     from everstep.drill import any_command, campaign
-    from everstep.drill.report import DrillReport, write_junit
+    from everstep.drill.report import DrillReport, append_summary, write_junit
 
     cli.leave_in_order()
     try:
@@ -91,7 +93,7 @@ def drill_command(
             some = {name: options[name] for name in options.keys() - {"strikes", "resume_cmd"}}
             report = campaign.drill(script, args, say=cli.say, **some)
         else:
-            some = {name: options[name] for name in ("strikes", "seed", "timeout", "keep")}
+            some = {name: options[name] for name in ("strikes", "seed", "timeout", "budget", "keep")}
             some["resume"] = shlex.split(options["resume_cmd"] or "")
             report = any_command.drill_command([str(script), *args], say=cli.say, **some)
         outcome: DrillReport | str = report
@@ -105,6 +107,8 @@ def drill_command(
     _write_json(json_file, result)
     if junit_file is not None:
         write_junit(junit_file, str(script), outcome)
+    if summary is not None:
+        append_summary(summary, outcome)
     sys.exit(status)
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -23,7 +24,7 @@ from typing import Any
 from everstep.arguments import integer, number
 from everstep.drill.processes import last_lines, owned_folder, owned_process
 from everstep.drill.program import read_lines
-from everstep.drill.report import DrillReport, KillResult, StartSummary, bars
+from everstep.drill.report import DrillReport, KillResult, StartSummary, bars, deadline_after
 from everstep.errors import ConfigError, DrillError
 from everstep.record import Difference
 
@@ -144,6 +145,7 @@ def drill_command(
     strikes: int = 12,
     seed: int = 0,
     timeout: float = 600.0,
+    budget: float | None = None,
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
@@ -159,6 +161,7 @@ def drill_command(
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
         seed: seed of all that is drawn.
         timeout: seconds that a start may take, more than 0.
+        budget: minutes after which nothing more is struck, more than 0; None: no limit.
         keep: a folder that does not exist yet, for outputs and traces; None: they are deleted.
         say: called with the lines of the report as they come.
 
@@ -171,12 +174,13 @@ def drill_command(
             f"{' '.join(command[:1]) or 'nothing'} is no command; give one, such as python train.py"
         )
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
+    deadline = deadline_after(budget)
     if not any(OUT in word for word in command):
         _require_small(Path.cwd())
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
         return _CommandDrill(
             tuple(command), tuple(resume) or tuple(command), folder, seed, timeout, keep is None
-        ).run(strikes, say)
+        ).run(strikes, deadline, say)
 
 
 def _require_small(folder: Path) -> None:
@@ -200,7 +204,7 @@ class _CommandDrill:
     timeout: float
     delete: bool
 
-    def run(self, strikes: int, say: Callable[[str], None]) -> DrillReport:
+    def run(self, strikes: int, deadline: float, say: Callable[[str], None]) -> DrillReport:
         """Run the command twice undisturbed, then strike it."""
         first, second = self.undisturbed("undisturbed-1"), self.undisturbed("undisturbed-2")
         self.reference = reference = Reference(first.starts[0])
@@ -218,7 +222,10 @@ class _CommandDrill:
         say(report.header())
         if report.nondeterminism is None:
             for n, (name, strike) in enumerate(reference.strikes(strikes, Random(self.seed)), 1):
-                report.results.append(self.struck(f"{n:02d}", name, strike))
+                late = time.monotonic() > deadline
+                report.results.append(
+                    KillResult(name, "no time") if late else self.struck(f"{n:02d}", name, strike)
+                )
                 say(report.results[-1].line)
         say(f"\n{report.verdict()}")
         return report
@@ -412,30 +419,30 @@ class Reference:
         A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
         saves, before each change and in the middle of it.
         """
-        counts, saves = {"update": 0, "evaluation": 0, "file": 0}, dict[int, list[tuple[int, str]]]()
-        evaluations: list[int] = []
+        counts, saves = Counter[tuple[str, int]](), dict[int, list[tuple[str, str]]]()
+        evaluations: list[str] = []
         for line in self.start.lines:
-            if line["rank"] or line["at"] not in counts:
-                continue
-            counts[line["at"]] += 1
-            if line["at"] == "evaluation":
-                evaluations.append(counts["evaluation"])
-            if line["at"] == "file":
-                saves.setdefault(counts["update"], []).append((counts["file"], line["kind"]))
+            at, rank = line["at"], line["rank"]
+            counts[at, rank] += 1
+            if at == "evaluation":
+                evaluations.append(f"kill:{at}:{counts[at, rank]}:{rank}")
+            if at == "file":
+                kind = line["kind"] + f" @{rank}" * (rank > 0)
+                saves.setdefault(counts["update", rank], []).append((kind, f"{at}:{counts[at, rank]}:{rank}"))
         last = self.updates
         plan = [
             ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")
             for _ in range(max(1, count // 3 - 1))
         ]
         plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
-        plan += [("evaluation", f"kill:evaluation:{draw.choice(evaluations)}:0")] if evaluations else []
+        plan += [("evaluation", draw.choice(evaluations))] if evaluations else []
         inner = {update: files for update, files in saves.items() if 0 < update < last} or saves
         by_name: dict[str, list[str]] = {}
         for update in sorted(inner, key=lambda each: abs(each - last / 2)):
-            for n, kind in inner[update]:
-                by_name.setdefault(f"before {kind}", []).append(f"kill:file:{n}:0")
-                if kind in ("open", "save"):
-                    by_name.setdefault(f"torn {kind}", []).append(f"tear:file:{n}:0")
+            for kind, point in inner[update]:
+                by_name.setdefault(f"before {kind}", []).append(f"kill:{point}")
+                if kind.startswith(("open", "save")):
+                    by_name.setdefault(f"torn {kind}", []).append(f"tear:{point}")
         # in turns, so that each kind of change is struck before one is struck twice
         turns = zip_longest(*([(name, strike) for strike in strikes] for name, strikes in by_name.items()))
         return (plan + [strike for turn in turns for strike in turn if strike is not None])[:count]
@@ -459,5 +466,5 @@ class Reference:
         strike = next(line for line in struck.lines if line["at"] == "strike")
         if strike["point"] != "file":
             return ", in an evaluation" if strike["point"] == "evaluation" else ""
-        file = [line for line in struck.lines if line["at"] == "file"][-1]
+        file = struck.of_rank(strike["rank"], "file")[-1]
         return f", {file['kind']} {Path(file['path']).name}"[:20]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from everstep.drill.report import (
     StartSummary,
     Verdict,
     bars,
+    deadline_after,
     struck_at,
 )
 from everstep.drill.strike_plans import aim, chosen
@@ -47,6 +49,7 @@ def drill(
     seed: int = 0,
     hazards: Sequence[str] = (),
     timeout: float = 600.0,
+    budget: float | None = None,
     max_steps: int | None = None,
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -67,6 +70,7 @@ def drill(
         hazards: the hazards to try (`everstep.drill.HAZARDS`, on several ranks `RANK_HAZARDS`); empty for
             all.
         timeout: seconds that a start may take, more than 0.
+        budget: minutes after which nothing more is struck, more than 0; None: no limit.
         max_steps: step at which the drill leaves each run, 1 or more; None: runs go on to their end.
         keep: a folder that does not exist yet, for run directories and logs; None: they are deleted.
         say: called with the lines of the report as they come.
@@ -85,7 +89,7 @@ def drill(
         )
     kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
     max_steps = integer("max_steps", max_steps, none="for no limit")
-    timeout = number("timeout", timeout, of="seconds")
+    timeout, deadline = number("timeout", timeout, of="seconds"), deadline_after(budget)
     names = chosen(hazards, ranks)
     report = DrillReport(str(path), [*args], seed, runs=[], steps=0, seconds=0.0, ranks=ranks)
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
@@ -95,7 +99,10 @@ def drill(
         for name in names:
             for turn in range(kills if name == "random instant" else 1):
                 if report.nondeterminism is None:
-                    report.results.append(campaign.strike(name, turn))
+                    late = time.monotonic() > deadline
+                    report.results.append(
+                        KillResult(name, "no time") if late else campaign.strike(name, turn)
+                    )
                     say(report.results[-1].line)
         say(f"\n{report.verdict()}")
     return report

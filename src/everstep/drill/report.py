@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,11 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
+from everstep.arguments import number
 from everstep.drill.divergence import cause
 from everstep.drill.program import ProgramStart, Strike
 from everstep.record import Difference, first_difference
 
-Verdict = Literal["exact", "differs", "failed", "not hit", "no such place"]
+Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "no time"]
 
 EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
 """Exit statuses; 2 means a wrong command line."""
@@ -73,7 +76,7 @@ class KillResult:
     Attributes:
         verdict: "exact"; "differs", with `divergence`; "failed": a start without a strike did not end with
             status 0, with its last lines as `message`; "not hit": the program ended before a strike;
-            "no such place".
+            "no such place"; "no time": the budget was used up before.
         strikes: number of starts that were struck; `struck` describes the place.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
@@ -134,7 +137,7 @@ class DrillReport:
     @property
     def exact(self) -> bool:
         """Whether at least one program was struck, and all ended as the undisturbed program."""
-        verdicts = {one.verdict for one in self.results} - {"not hit", "no such place"}
+        verdicts = {one.verdict for one in self.results} - {"not hit", "no such place", "no time"}
         return self.nondeterminism is None and verdicts == {"exact"}
 
     @property
@@ -202,6 +205,8 @@ class DrillReport:
             part = 100 * len(self.steps_again) / max(1, self.steps)
             struck = f"{strikes} strike{'s' * (strikes > 1)}"
             lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
+        if count["no time"]:
+            lines.append(f"not covered: {count['no time']} strikes, as the budget was used up")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
         lines += [ON_RANKS] * (self.exact and self.ranks > 1)
         if self.cut is not None:
@@ -269,9 +274,22 @@ def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = 
     return "".join(cells)
 
 
-# ------------------------------------------------------------------------------------------- JUnit
+def deadline_after(budget: float | None) -> float:
+    """Return the time, of `time.monotonic`, after which a drill of `budget` minutes strikes no more."""
+    minutes = number("budget", budget, of="minutes", none="for no limit")
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
+# -------------------------------------------------------------------------------------- for machines
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def append_summary(file: Path, result: DrillReport | str) -> None:
+    """Append the report, or the reason why there is none, as Markdown: for the summary of a job in CI."""
+    title = "failed" if isinstance(result, str) else "exact" if result.exact else "not exact"
+    with file.open("a", encoding="utf-8") as page:
+        page.write(f"### everstep drill: {title}\n\n```text\n{result}\n```\n")
 
 
 def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
@@ -291,8 +309,8 @@ def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
     count, names = Counter(outcome for _, _, outcome, _ in cases), Counter[str]()
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name=f"everstep drill {_NOT_XML.sub('?', script)}")
-    for name, number in (("tests", len(cases)), ("failures", count["failure"]), ("errors", count["error"])):
-        suite.set(name, str(number))
+    for name, total in (("tests", len(cases)), ("failures", count["failure"]), ("errors", count["error"])):
+        suite.set(name, str(total))
     suite.set("skipped", str(count["skipped"]))
     for name, seconds, outcome, text in cases:
         names[name] += 1
