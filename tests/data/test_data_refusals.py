@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: as_stream(SAMPLES), DataError, r"TensorDataset .*everstep\.data\.loader"),
     (lambda: as_stream(Lines), DataError, r"type .*give an object: Lines\(\.\.\.\)"),
     (lambda: as_stream(len), DataError, r"builtin_function.*call it"),
+    (lambda: as_stream(SimpleNamespace(own=DataLoader(SAMPLES))), DataError, "DataLoader inside it, .*'own'"),
     (lambda: as_stream(None), DataError, r"NoneType None does not give batches.*everstep\.data\.arrays"),
 ]
 

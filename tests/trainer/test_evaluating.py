@@ -182,6 +182,14 @@ def test_a_loop_of_ones_own_evaluates_by_a_function(tmp_path: Path) -> None:
     assert tiny.loop.best is not None and (tiny.loop.best.step, tiny.loop.best.value) == (8, 1 / 3)
 
 
+def test_a_function_of_ones_own_needs_no_stream_of_the_trainer(tmp_path: Path) -> None:
+    services = [everstep.Evaluate("retrieval", evaluator=lambda service: {"retrieval/rank1": 0.5})]
+    door = trainer(tmp_path / "run", services=[*services, everstep.Evaluate("valid")])
+    door.run_training()
+    assert [row[1] for row in rows(tmp_path / "run", "eval/retrieval")] == [4, 8]
+    assert all(name.startswith("valid/") for name in door.evaluate_all())  # outside the loop: streams alone
+
+
 # ---------------------------------------------------------------------------------- the record
 
 

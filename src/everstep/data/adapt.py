@@ -19,7 +19,6 @@ from everstep.errors import ConfigError, DataError
 _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.user_dataloader"}
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
-
 _adapted: WeakValueDictionary[int, AdaptedStream] = WeakValueDictionary()
 """Streams by the identity of the objects that they hold: an object given twice is the same stream."""
 
@@ -46,8 +45,7 @@ def as_stream(data: Any) -> Stream:
     # Refused before the adapters, which would use the state_dict of data that cannot tell its position.
     if (told := refusal(data)) is not None:
         raise DataError(told)
-    adapter = _loader_adapter(data)
-    if adapter is not None:
+    if (adapter := _loader_adapter(data)) is not None:
         return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
         raise DataError(f"{type(data).__name__} {data!r:.60} does not give batches; {remedy}")
@@ -114,4 +112,6 @@ def _refusal(data: Any) -> str | None:
         return "give everstep.data.loader(data, batch_size=...), which makes batches of its samples"
     if callable(data):
         return "call it: give what it returns, if that can be iterated"
+    if inside := [name for name, value in getattr(data, "__dict__", {}).items() if _loader_adapter(value)]:
+        return f"give the DataLoader inside it, its attribute {inside[0]!r}"
     return "give everstep.data.arrays(...), everstep.data.loader(...), a list, or any iterable of batches"

@@ -35,8 +35,8 @@ class Evaluate(BuiltIn):
             None at first; default: append to a list.  Replaces, with `agg_func`, the task's `eval_begin`,
             `eval_reduce` and `eval_end`.
         agg_func: last result of `online_agg_func` -> metrics; default: that result itself.
-        evaluator: function from this service to metrics, for a loop of your own, as in `lambda service:
-            {"valid/loss": evaluate(model)}`; default: the Trainer's, of its stream.
+        evaluator: function from this service to metrics, in any loop, as in `lambda service:
+            {"valid/loss": evaluate(model)}`; `evaluate_all` leaves it out.  Default: the Trainer's.
         name: name of the service; default the stream's name.
 
     A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.

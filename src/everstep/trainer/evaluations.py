@@ -58,7 +58,7 @@ class Evaluations:
     ) -> None:
         self.task, self.run_dir = task, run_dir
         self._streams, self._services = streams, services
-        self._by_stream = {service.stream: service for service in evaluates(services)}
+        self._by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
         self._data_ranks = said(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
         self._facts: dict[str, Any] | None = None

@@ -108,7 +108,7 @@ class Trainer:
             given[0].is_default = True
             services = [*given, *services]
         require_one_each(given)
-        for service in given:
+        for service in (each for each in given if each.evaluator is None):
             self._streams.require_apart(service.stream, self._streams.get(service.stream), "evaluation")
         return [*services, self._line] if defaults else services
 
