@@ -21,6 +21,7 @@ EXTRAS = {
     "uvicorn": "ui",
     "orjson": "ui",
     "tensorboard": "tensorboard",
+    "libcst": "adopt",
 }
 """Package -> the extra of everstep that brings it."""
 
