@@ -49,6 +49,8 @@ class ProgramChecks:
                     f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
                     "self.metrics}"
                 )
+            elif all("." in name for name in names):
+                remedy = "save it by an entry that holds its owner and has state_dict and load_state_dict"
             self._warn_once(
                 f"{some}: the steps change it and the state does not save it, so a resume inside an epoch "
                 f"resets it, and the tail reads values without the earlier steps; {remedy}, unless it is "
