@@ -6,6 +6,7 @@ out, one is made beside the project, which downloads a few hundred MB.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -46,7 +47,9 @@ SUBMITTED = [name for name, text in PROGRAMS.items() if "import submitit" in tex
 def python() -> str:
     if (named := os.environ.get("EVERSTEP_RECIPES")) is not None:
         return named
-    subprocess.run(["make", ".venv/.recipes"], cwd=ROOT, check=True)
+    with open(ROOT / ".venv" / ".recipes.lock", "w") as lock:  # of the workers of pytest-xdist
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", ".venv/.recipes"], cwd=ROOT, check=True)
     return str(ROOT / ".venv" / "recipes" / "bin" / "python")
 
 
