@@ -127,7 +127,7 @@ if __name__ == "__main__":
     gc.freeze()  # or each start's collector would copy the pages of all that was imported
     assert threading.active_count() == 1, "a thread would be missing in what is forked"
     HAZARDS[CHAIN] = RANK_HAZARDS[CHAIN] = chain
-    program.owned_process = forked  # type: ignore[assignment]
+    program.owned_process = forked  # type: ignore[assignment, attr-defined]
     report = drill(
         file,
         kills=int(kills),
