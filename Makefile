@@ -81,3 +81,7 @@ clean:
 	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside peers -r conformance/requirements.txt -r bench/requirements.txt \
 	-c constraints.txt -e .
 	@touch $@
+
+.venv/.recipes: tools/setup.sh docs/recipes/requirements.txt constraints.txt
+	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside recipes -r docs/recipes/requirements.txt -c constraints.txt -e .
+	@touch $@

@@ -32,6 +32,7 @@ CAMPAIGN_MODULES = {
     "drill/scripts/thread.py",
     "laws/law_support/campaign.py",
     "laws/law_support/campaign_pace.py",
+    "recipes/struck.py",
 }
 """What only tests of the campaign use."""
 

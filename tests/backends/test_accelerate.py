@@ -1,6 +1,7 @@
 """What Hugging Face's accelerate has prepared."""
 
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import pytest
@@ -40,6 +41,56 @@ def test_an_optimizer_that_accelerate_has_prepared_is_the_one_inside(tmp_path: P
         program(tmp_path / "cut", stop_at=7)
     for expected, got in zip(whole, program(tmp_path / "cut"), strict=True):
         assert torch.equal(expected, got)
+
+
+class Window:
+    """Where accelerate is in the window of an update."""
+
+    def __init__(self, accelerator: accelerate.Accelerator, optimizer: Any) -> None:
+        self.accelerator, self.gradients = accelerator, optimizer.gradient_state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.accelerator.step, "sync": self.gradients.sync_gradients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.accelerator.step, self.gradients.sync_gradients = state["step"], state["sync"]
+
+
+def accumulating(run_dir: Path, *, stop_at: int = 0, saved: bool = True) -> tuple[torch.Tensor, list[str]]:
+    """Twelve steps, two for an update; a save after each third. Returns the weight and the warnings."""
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    state = {"model": model, "optimizer": optimizer}
+    if saved:
+        state["window"] = Window(accelerator, optimizer)
+    saves = everstep.Checkpoints(everstep.Every(steps=3))
+    data = everstep.data.arrays(torch.arange(24.0).reshape(12, 2), batch_size=1)
+    with everstep.TrainLoop(run_dir, state, services=[saves], max_epoch=1, seed=1) as loop:
+        for _ in loop.iter_epochs():
+            for step, (batch,) in loop.iter_steps(data):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if step == stop_at:
+                    raise InterruptedError
+    return model.weight.detach().clone(), [*loop.ending.warnings]
+
+
+def test_a_resume_inside_a_window_of_accelerates_needs_its_count_and_a_warning_says_how(
+    tmp_path: Path,
+) -> None:
+    whole, warnings = accumulating(tmp_path / "whole")
+    assert warnings == []
+    _, (warning,) = accumulating(tmp_path / "warned", saved=False)
+    assert "gradient_state.sync_gradients" in warning and "an entry that holds its owner" in warning
+    for saved in (False, True):
+        with pytest.raises(InterruptedError):
+            accumulating(tmp_path / str(saved), stop_at=5, saved=saved)
+        resumed, _ = accumulating(tmp_path / str(saved), saved=saved)
+        assert torch.equal(whole, resumed) == saved
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's

@@ -49,6 +49,8 @@ class ProgramChecks:
                     f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
                     "self.metrics}"
                 )
+            elif all("." in name for name in names):
+                remedy = "save it by an entry that holds its owner and has state_dict and load_state_dict"
             self._warn_once(
                 f"{some}: the steps change it and the state does not save it, so after a resume it lacks the "
                 f"earlier steps, and later steps or the epoch's tail may read it; {remedy}, or add what "
