@@ -139,6 +139,16 @@ def tensorboard(env: Environment) -> None:
     assert env.python("-c", f"{read}; print(e.Tags()['scalars'])") == "['loss']\n"
 
 
+def logger(call: str) -> Callable[[Environment], None]:
+    def log(env: Environment) -> None:
+        program = NUMPY_PROGRAM.replace("services=[saves]", f"services=[saves, everstep.services.{call}]")
+        (env.folder / "logging_program.py").write_text(program)
+        said = env.python("logging_program.py", "runs/one", 0)
+        assert "digest" in said and "warning" not in said
+
+    return log
+
+
 def ui(env: Environment) -> None:
     numpy_run(env)
     command = env.command("everstep", "ui", "runs", "--port", 0)
@@ -185,6 +195,9 @@ USES: dict[str, Callable[[Environment], None]] = {
     "mirror": mirror,
     "tensorboard": tensorboard,
     "ui": ui,
+    "wandb": logger("WandB('tests', mode='offline')"),
+    "mlflow": logger("MLflow('sqlite:///mlflow.db')"),
+    "trackio": logger("Trackio('tests')"),
     "torch,data,demo": demo_and_data,
 }
 """Extras -> what they are for."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from everstep.services.judges import Annealing as Annealing, LossBound as LossBound, NaNGuard as NaNGuard
     from everstep.services.judges import OnBest as OnBest, Plateau as Plateau, Require as Require
     from everstep.services.judges import Scheduled as Scheduled, StopAfter as StopAfter, When as When
+    from everstep.services.loggers import MLflow as MLflow, Trackio as Trackio, WandB as WandB
     from everstep.services.measure import FinalValues as FinalValues, Profile as Profile
     from everstep.services.measure import System as System, Throughput as Throughput
     from everstep.services.notify import Notify as Notify

@@ -17,6 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
 
@@ -27,15 +28,27 @@ from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError
-from everstep.record import Event, Follower, Item, Position, RunJournal
+from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.console import chosen_metrics
 
 Parts: TypeAlias = Sequence[tuple[int, list[Item]]]
 """Valid part of each start of the run, this one's last: its number, and its rows and events."""
 
-Line: TypeAlias = dict[str, Any]
-"""Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value."""
+
+class Line(dict[str, Any]):
+    """Metrics of one step, tail, epoch ...: "step", "epoch" and "phase", then name -> value.
+
+    `time`: when the journal took them, in seconds since 1970; values of one step and name differ by 1 ms.
+    """
+
+    time = 0.0
+
+    def tagged(self) -> dict[str, float]:
+        """The metrics alone, as "loss", "epoch/loss" (means over the epoch's steps), "eval/SERVICE/loss"."""
+        prefix = "" if self["phase"] in ORDER and self["phase"] != "epoch" else f"{self['phase']}/"
+        return {prefix + name: value for name, value in self.items() if name not in KEYS}
+
 
 KEYS = ("step", "epoch", "phase")
 ORDER = {"head": 0, "step": 1, "tail": 2, "epoch": 4}
@@ -54,7 +67,9 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
     def in_order(end: float = math.inf) -> Iterator[Line]:
         for key in sorted(key for key in open_lines if key[0] < end):
             line = open_lines.pop(key)
-            yield {name: line[name] for name in (*KEYS, *sorted(line.keys() - set(KEYS)))}
+            ordered = Line((name, line[name]) for name in (*KEYS, *sorted(line.keys() - set(KEYS))))
+            ordered.time = line.time
+            yield ordered
 
     for item in items:
         if isinstance(item, Event):
@@ -65,14 +80,26 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
         if block.epoch != epoch:
             yield from in_order()
         epoch, phase, column = block.epoch, block.phase, _column(block.name)
+        time = round(item.time, 3)
         for step, seq, value in zip(block.steps, block.seqs, block.values, strict=True):
             key = (step, ORDER.get(phase, OTHER), phase, seq)
-            open_lines.setdefault(key, {"step": step, "epoch": epoch, "phase": phase})[column] = value
+            line = open_lines.setdefault(key, Line(step=step, epoch=epoch, phase=phase))
+            line[column] = value
+            line.time = max(line.time, time + seq / 1000)
     yield from in_order()
 
 
 def _column(name: str) -> str:
     return f"metric/{name}" if name in KEYS else name
+
+
+def require_package(service: str, package: str) -> None:
+    """Refuse a service whose package, which an extra of the same name installs, is not there."""
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"{service}() needs the package {package}, which is not installed: "
+            f"pip install 'everstep[{package}]'"
+        )
 
 
 def finite(value: Any) -> Any:
@@ -130,6 +157,9 @@ class Sink(Service, ABC):
     def head(self, file: IO[Any]) -> None:
         """Write the heading of a new file, if any."""
 
+    def foot(self, file: IO[Any]) -> None:
+        """Write what stands after the last row until the next start makes the file anew, if anything."""
+
     def reshapes(self, items: Iterable[Item]) -> bool:
         """Whether the file has to be made anew to take these items; also called before it is made."""
         return False
@@ -170,6 +200,9 @@ class Sink(Service, ABC):
     def close(self) -> None:
         try:
             self.catch_up()
+            assert self._file is not None
+            self.foot(self._file)
+            self._file.flush()
         except OSError as error:
             self._run.println(
                 f"warning: {self.path} is not complete ({error}); repair the cause and start the run again"
@@ -218,6 +251,8 @@ class RemoteSink(Service, ABC):
 
     Attributes:
         run_dir: the run's directory, while the loop is open.
+        key: the run's id, for the service; a run that starts over has another one.
+        run_config: the run's configuration, as the record has it.
         sent: number of lines that were sent before; a service that numbers its lines counts on from there.
     """
 
@@ -228,6 +263,7 @@ class RemoteSink(Service, ABC):
         super().__init__(name)
         self.timeout = number("timeout", timeout, of="seconds", none="to wait until send returns")
         self.run_dir, self.sent, self._ended = Path(), 0, False
+        self.key, self.run_config = "", dict[str, Any]()
         self._thread: threading.Thread | None = None
         self._is_late = False
         self._error: BaseException | None = None
@@ -249,6 +285,9 @@ class RemoteSink(Service, ABC):
     def send(self, lines: list[Line], position: str) -> None:
         """Hand over lines, as of `JSONLines`, and the position that the service stores with them."""
 
+    def end(self, status: str) -> None:
+        """Tell the service that this start has "finished", "stopped" or "failed", if it was asked before."""
+
     # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
@@ -264,18 +303,19 @@ class RemoteSink(Service, ABC):
         self._ended = True
 
     def close(self) -> None:
-        if not self._ended:
-            return  # what no checkpoint covers may be made again
+        if not self._ended and type(self).end is RemoteSink.end:
+            return
         try:
-            self._send_until(sys.maxsize)
+            # what no checkpoint covers may be made again
+            self._send_until(sys.maxsize if self._ended else None, is_last=True)
         except Exception as error:
             self._run.println(
                 f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
                 "the run again to send them"
             )
 
-    def _send_until(self, end: int) -> None:
-        """Send what the service lacks, of this start what lies before `end` in its journal.
+    def _send_until(self, end: int | None, is_last: bool = False) -> None:
+        """Send what the service lacks, of this start what lies before `end` in its journal; None: nothing.
 
         A thread does it, so that the wait can end; it is waited for, as `send` may draw random numbers.
         """
@@ -284,7 +324,9 @@ class RemoteSink(Service, ABC):
                 self._follower, self._is_late = None, False
             self._run.flush()
             self._error = None
-            self._thread = threading.Thread(target=self._try, args=(end,), name="everstep-sink", daemon=True)
+            self._thread = threading.Thread(
+                target=self._try, args=(end, is_last), name="everstep-sink", daemon=True
+            )
             self._thread.start()
             self._thread.join(self.timeout)
         if self._thread.is_alive():
@@ -293,9 +335,12 @@ class RemoteSink(Service, ABC):
         if self._error is not None:
             raise self._error
 
-    def _try(self, end: int) -> None:
+    def _try(self, end: int | None, is_last: bool) -> None:
         try:
-            self._deliver(end)
+            if end is not None:
+                self._deliver(end)
+            if is_last and self._follower is not None:
+                self.end(last_status(self.run_dir))
         except BaseException as error:
             # whether the service has these values is not known: the next time asks
             self._error, self._follower = error, None
@@ -319,6 +364,9 @@ class RemoteSink(Service, ABC):
 
     def _ask(self) -> None:
         """Find what the service has, and what it lacks of the earlier starts."""
+        journal = RunJournal(self.run_dir)
+        valid = dict(journal.parts(Position(self._run.segment, 0)))
+        self.key, self.run_config, _ = described(self.run_dir, min(valid))
         text = self.position()
         try:
             had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
@@ -327,8 +375,6 @@ class RemoteSink(Service, ABC):
             raise ConfigError(
                 f"{self.name!r}: position() returned {text!r}; return the one that send() was given last"
             ) from error
-        journal = RunJournal(self.run_dir)
-        valid = dict(journal.parts(Position(self._run.segment, 0)))
         self._older, self._own, self._has, self._had = [], [], {}, set()
         for segment in journal.segments():
             if segment.number < min(valid):
@@ -349,11 +395,26 @@ class RemoteSink(Service, ABC):
 
     def _without_sent(self, line: Line) -> Line:
         place = (line["epoch"], line["phase"], line["step"])
-        return {
-            name: value
-            for name, value in line.items()
-            if name in KEYS or self._had.isdisjoint({(*place, name, value.hex()), (*place, name, "")})
-        }
+        for name in line.keys() - set(KEYS):
+            if not self._had.isdisjoint({(*place, name, line[name].hex()), (*place, name, "")}):
+                del line[name]
+        return line
+
+
+def described(run_dir: Path, root: int) -> tuple[str, dict[str, Any], float]:
+    """Return what another program is told of a run: its id there, its config, the time of its beginning.
+
+    `root` is the number of the start that started over last.
+    """
+    run = RunDir.open(run_dir, create=False)
+    config = RunJournal(run_dir).facts().get("config") or {}
+    return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"]
+
+
+def last_status(run_dir: Path) -> str:
+    """How the newest start that has closed its loop did so: "finished", "stopped" or "failed"."""
+    closed = [*RunJournal(run_dir).events("closed", valid=False)]
+    return str(closed[-1].data["status"]) if closed else "failed"
 
 
 def _values(block: Block) -> set[tuple[Any, ...]]:

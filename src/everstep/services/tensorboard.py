@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,10 +20,10 @@ from everstep.arguments import integer
 from everstep.contracts.services import SCHEDULED, Boundary, Moment, RunView
 from everstep.contracts.state import HostArray
 from everstep.durable import require_no_link, write_whole
-from everstep.errors import ConfigError, MetricError
+from everstep.errors import MetricError
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
-from everstep.services.sink import Parts, Sink
+from everstep.services.sink import Parts, Sink, require_package
 
 _NOTE = "summary"
 _BARE = ("head", "step", "tail")
@@ -82,11 +81,7 @@ class TensorBoard(Sink):
         name: str | None = None,
     ) -> None:
         super().__init__(path, every=every, name=name)
-        if find_spec("tensorboard") is None:
-            raise ConfigError(
-                "TensorBoard() needs the package tensorboard, which is not installed: "
-                "pip install 'everstep[tensorboard]'"
-            )
+        require_package("TensorBoard", "tensorboard")
         self._prefix, self._skip = prefix, (skip,) if isinstance(skip, str) else tuple(skip)
         by_name = throttle if isinstance(throttle, Mapping) else {"*": throttle}
         self._throttle = {name: integer("throttle", count) for name, count in by_name.items()}

@@ -1,0 +1,416 @@
+"""The record in W&B, MLflow and Trackio: each value once, however often the run was killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from everstep.arguments import number
+from everstep.errors import ConfigError
+from everstep.record import Item, RunJournal
+from everstep.schedule import Schedule
+from everstep.services.sink import (
+    Line,
+    Parts,
+    RemoteSink,
+    Sink,
+    described,
+    last_status,
+    lines,
+    require_package,
+)
+
+_BLOCK, _HEAD = 32768, 7
+"""Bytes of a block of W&B's file, and of the head of a record in it."""
+_POSITION = [f"everstep.position.{number}" for number in range(20)]
+"""Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
+_LIVE = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+from wandb.cli.cli import cli
+cli(["beta", "sync", "--live", "--no-skip-online", sys.argv[1]])
+"""
+"""Uploads a file while it grows; ends after its last record, or with the process that writes it."""
+
+
+_COUNT = """
+import sys, wandb
+try:
+    print(wandb.Api().run(sys.argv[1]).historyLineCount)
+except (ValueError, wandb.errors.CommError) as error:
+    if "Could not find run" not in str(error):
+        raise
+    print(0)
+"""
+"""Asks W&B how many rows it has of a run: the number of the row at which its uploads go on."""
+
+
+class WandB(Sink):
+    """Write the record as one run of W&B: to a file that `wandb sync` uploads, or to the server at once.
+
+    Each start makes the file anew, so that nothing is in it twice.  W&B appends what is uploaded later, and
+    changes no row: the file leaves out the rows that were uploaded, and a warning tells where they have other
+    values now, after a resume from an older checkpoint.  W&B has one row for each step, with the last of
+    several values of a metric.  Names as in `TensorBoard`.  Needs `everstep[wandb]`.
+
+    Args:
+        project, entity, group, tags: as for `wandb.init`.
+        run_name: the name that is shown; None: the name of the run's directory.
+        mode: "online" uploads while the run trains, by `wandb beta sync --live` in a process of its own;
+            "offline" only writes the file, `logs/wandb/offline-run-TIME-ID/run-ID.wandb`.
+        timeout: seconds that an online run waits for an answer at its start, and for the upload at its end,
+            more than 0; None: until it comes.
+        every: as in `JSONLines`.
+    """
+
+    binary = True
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        entity: str | None = None,
+        run_name: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        mode: Literal["online", "offline"] = "online",
+        timeout: float | None = 60.0,
+        every: Schedule | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__("logs/wandb/run.wandb", every=every, name=name)
+        if mode not in ("online", "offline"):
+            raise ConfigError(f'WandB(mode={mode!r}): give "online" or "offline"')
+        require_package("WandB", "wandb")
+        self.timeout = number("timeout", timeout, of="seconds", none="to wait until the upload ends")
+        self._mode, self._names = mode, {"project": project, "entity": entity or "", "run_group": group or ""}
+        self._run_name, self._tags = run_name, tuple(tags)
+        self._upload: subprocess.Popen[bytes] | None = None
+
+    def begin(self, parts: Parts) -> None:
+        from wandb.proto import wandb_internal_pb2
+
+        self._stop_upload()
+        self._format: Any = wandb_internal_pb2
+        key, self._config, self._began = described(Path(self._run.run_dir), parts[0][0])
+        self._now, self._id = self._began, re.sub(r"[^a-zA-Z0-9_-]", "-", key)[-64:]
+        logs, is_online = Path(self._run.run_dir) / "logs", self._mode == "online"
+        environment = {**os.environ, "WANDB_DIR": str(logs)}  # for the logs of its commands
+        synced = [*logs.glob(f"wandb/offline-*/run-{self._id}.wandb.synced")]
+        counted = self._count(environment) if is_online else None
+        self._uploaded = counted or sum(_count_rows(path.with_suffix("")) for path in synced)
+        # W&B's command uploads the files of a run in the order of these times
+        self._file_began = int(self._began) + len(synced)
+        place = f"{datetime.fromtimestamp(self._file_began, UTC):%Y%m%d_%H%M%S}-{self._id}"
+        place = f"run-{place}" if is_online else f"offline-run-{place}"
+        self._place = Path(f"logs/wandb/{place}/run-{self._id}.wandb")
+        self._synced.unlink(missing_ok=True)
+        super().begin(parts)
+        if counted is not None:
+            with open(self.path.with_name("upload.log"), "ab") as log:
+                self._upload = subprocess.Popen(
+                    [sys.executable, "-c", _LIVE, str(self.path)],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment,
+                )  # fmt: skip
+
+    def _count(self, environment: dict[str, str]) -> int | None:
+        """Ask W&B how many rows it has; None if it does not answer."""
+        path = "/".join(filter(None, (self._names["entity"], self._names["project"], self._id)))
+        command = [sys.executable, "-c", _COUNT, path]
+        try:
+            answer = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.timeout, env=environment, check=True
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            why = (str(error.stderr or "").strip().splitlines() or [str(error)])[-1]
+            self._run.println(f"warning: W&B does not answer ({why}); the next start uploads the rest")
+            return None
+        return int(answer.stdout.split()[-1])
+
+    def _warn_of_changes(self) -> None:
+        """Tell which rows that W&B has are other ones now."""
+        journal = RunJournal(self._run.run_dir)
+        valid = dict(journal.comparable())
+        rows = journal.comparable(valid=False)
+        changed = {key[1] for key, value in rows if valid.get(key, value) != value} & self._steps_uploaded
+        if changed:
+            self._run.println(
+                f"warning: {len(changed)} steps that W&B has of this run, from step {min(changed)}, have had "
+                "several values; W&B keeps those that were uploaded first"
+            )
+
+    def head(self, file: IO[bytes]) -> None:
+        import wandb
+
+        self._step, self._row, self._summary = -1, dict[str, Any](), dict[str, Any]()
+        self._steps_uploaded = set[int]()
+        file.write(struct.pack("<4sHB", b":W&B", 0xBEE1, 0))
+        version = {"producer": wandb.__version__, "min_consumer": "0.70.0"}
+        self._put(file, header={"version_info": version})
+        config = [{"key": key, "value_json": json.dumps(value)} for key, value in self._config.items()]
+        self._put(
+            file,
+            run={
+                "run_id": self._id,
+                "display_name": self._run_name or Path(self._run.run_dir).name,
+                "tags": self._tags,
+                "config": {"update": config},
+                "start_time": {"seconds": self._file_began},
+                **self._names,
+            },
+        )
+
+    def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
+        for line in lines(items):
+            if line["step"] != self._step:
+                self._put_row(file)
+                self._step = line["step"]
+            self._now = max(self._now, line.time)
+            self._row.update(line.tagged())
+
+    def reshapes(self, items: Iterable[Item]) -> bool:
+        """Begin another file if this one was uploaded meanwhile."""
+        return self._synced.exists()
+
+    def foot(self, file: IO[bytes]) -> None:
+        self._put_row(file)
+        self._warn_of_changes()
+        code = int(last_status(Path(self._run.run_dir)) != "finished")
+        self._put(file, exit={"exit_code": code, "runtime": int(self._now - self._began)})
+
+    def close(self) -> None:
+        super().close()
+        if self._upload is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._upload.wait(self.timeout)
+        self._stop_upload()
+        if not self._synced.exists():  # also without a login the command ends well
+            self._run.println(
+                f"warning: the upload to W&B is not complete, see {self.path.with_name('upload.log')}; start "
+                "the run again to upload the rest"
+            )
+
+    @property
+    def _synced(self) -> Path:
+        """What W&B's command leaves beside a file that it has uploaded."""
+        return self.path.with_name(self.path.name + ".synced")
+
+    def _stop_upload(self) -> None:
+        if self._upload is not None:
+            upload, self._upload = self._upload, None
+            with upload:
+                upload.kill()
+
+    def _put_row(self, file: IO[bytes]) -> None:
+        """Write the row of the last step, of which no value will come."""
+        if not self._row:
+            return
+        wall = {"_step": self._step, "_timestamp": self._now, "_runtime": self._now - self._began}
+        row, self._row = {**self._row, **wall}, {}
+        self._summary.update(row)
+        if len(self._steps_uploaded) < self._uploaded:
+            self._steps_uploaded.add(self._step)
+            return
+        self._put(file, history={"item": _items(row), "step": {"num": self._step}})
+        self._put(file, summary={"update": _items(self._summary)})
+
+    def _put(self, file: IO[bytes], **record: Any) -> None:
+        """Add a record of W&B's transaction log, which has the form of a log of LevelDB."""
+        data, before = self._format.Record(**record).SerializeToString(), False
+        while data or not before:
+            left = _BLOCK - file.tell() % _BLOCK
+            if left < _HEAD:
+                file.write(bytes(left))
+                left = _BLOCK
+            part, data = data[: left - _HEAD], data[left - _HEAD :]
+            # first, middle and last part; 1: the whole record
+            kind = (3 if before else 2) if data else (4 if before else 1)
+            file.write(struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part)
+            before = True
+
+
+def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"nested_key": [name], "value_json": json.dumps(value)} for name, value in values.items()]
+
+
+def _count_rows(file: Path) -> int:
+    """Count the rows in a file of W&B's."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, record, rows = file.read_bytes(), _HEAD, b"", 0
+    while at + _HEAD <= len(content):
+        if (left := _BLOCK - at % _BLOCK) < _HEAD:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", content[at : at + _HEAD])
+        if at + _HEAD + size > len(content):
+            break  # a kill has cut it off
+        record += content[at + _HEAD : at + _HEAD + size]
+        at += _HEAD + size
+        if kind in (1, 4):
+            rows += wandb_internal_pb2.Record.FromString(record).HasField("history")
+            record = b""
+    return rows
+
+
+class MLflow(RemoteSink):
+    """Send the record to MLflow, as one run: metrics, the config as params, and how the run has ended.
+
+    A point has the time at which the journal took it, so MLflow itself drops a point that is sent again.
+    Where a run goes back to an older checkpoint, values that are other than the first time stand beside
+    those: MLflow deletes no points.  Params keep their first value.  Names are as in `TensorBoard`, "_" in
+    place of characters that MLflow refuses.  Needs `everstep[mlflow]`.
+
+    Args:
+        tracking_uri: as for `mlflow.set_tracking_uri`: a server's URL, or "sqlite:///mlflow.db"; None: as
+            MLflow is set up.
+        experiment: the experiment, made if it is missing; None: $MLFLOW_EXPERIMENT_NAME, or "Default".
+        run_name: the name that is shown; None: the name of the run's directory.
+        tags: tags of a new run.
+        timeout: as in `RemoteSink`.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        *,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        timeout: float | None = 30.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(timeout=timeout, name=name)
+        require_package("MLflow", "mlflow")
+        self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
+        self._tags = dict(tags or {})
+
+    def position(self) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        # the next checkpoint asks again; MLflow's own waits would hold up the training for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        self._client: Any = MlflowClient(self._uri)
+        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+        experiment = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        run = next(iter(self._client.search_runs([number], f"tags.`everstep.run` = '{self.key}'")), None)
+        if run is None:
+            tags = {**self._tags, "everstep.run": self.key}
+            run_name = self._run_name or self.run_dir.name
+            run = self._client.create_run(number, tags=tags, run_name=run_name)
+        elif run.info.status != "RUNNING":
+            self._client.update_run(run.info.run_id, status="RUNNING")
+        self._run_id, tags = run.info.run_id, run.data.tags
+        params = [Param(key, value) for key, value in _flat(self.run_config) if key not in run.data.params]
+        for at in range(0, len(params), 100):
+            self._client.log_batch(self._run_id, params=params[at : at + 100])
+        self._is_partly_sent = tags.get("everstep.sending") != tags.get("everstep.sent")
+        return "".join(tags[key] for key in _POSITION if key in tags)
+
+    def send(self, lines: list[Line], position: str) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        metrics = [
+            Metric(re.sub(r"[^/\w.\- :]", "_", key), value, round(line.time * 1000), line["step"])
+            for line in lines
+            for key, value in line.tagged().items()
+        ]
+        if self._is_partly_sent:  # and perhaps computed again since, at another time
+            keys = {metric.key for metric in metrics}
+            there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
+            missing = Counter(map(_point, metrics)) - Counter(map(_point, there))
+            metrics = [metric for metric in metrics if missing[_point(metric)]]
+        tags = [RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}")]
+        tags += [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
+        # first: the store may have the values and not the position
+        self._client.set_tag(self._run_id, "everstep.sending", mark)
+        for at in range(0, max(1, len(metrics)), 1000):
+            last = tags if at + 1000 >= len(metrics) else []
+            self._client.log_batch(self._run_id, metrics[at : at + 1000], tags=last, synchronous=True)
+
+    def end(self, status: str) -> None:
+        ended = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[status]
+        self._client.set_terminated(self._run_id, ended)
+
+
+def _point(metric: Any) -> tuple[str, int, float | str]:
+    """Name, step and value of a point; MLflow stores an infinity as the largest number."""
+    value = max(-sys.float_info.max, min(sys.float_info.max, metric.value))
+    return metric.key, metric.step, "nan" if math.isnan(metric.value) else float(value)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Yield the values of a nested configuration: "model.width" and its text."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", (value if isinstance(value, str) else json.dumps(value))[:6000]
+
+
+class Trackio(RemoteSink):
+    """Write the record to Trackio's database, as one run with the run's config.
+
+    Where a run goes back to an older checkpoint, values that are other than the first time stand beside
+    those.  Names are as in `TensorBoard`.  Needs `everstep[trackio]`.
+
+    Args:
+        project: the project; its database is in $TRACKIO_DIR.
+        run_name: the name that is shown; None: the name of the run's directory.
+        group: group of runs.
+    """
+
+    def __init__(
+        self, project: str, *, run_name: str | None = None, group: str | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        require_package("Trackio", "trackio")
+        self._project, self._run_name, self._group = project, run_name, group
+
+    def position(self) -> str:
+        from trackio import utils
+        from trackio.sqlite_storage import SQLiteStorage
+
+        if utils.get_storage_mode() != "sqlite":
+            raise ConfigError("Trackio writes no database here; set TRACKIO_STORAGE_MODE=sqlite")
+        query = (
+            f"SELECT log_id FROM metrics WHERE run_id = '{self.key}' AND log_id LIKE '%{{%' "
+            "ORDER BY id DESC LIMIT 1"
+        )
+        try:
+            found = SQLiteStorage.query_project(self._project, query)["rows"]
+        except FileNotFoundError:
+            return ""  # before the first run of the project
+        return str(found[0]["log_id"]).partition(" ")[2] if found else ""
+
+    def send(self, lines: list[Line], position: str) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        ids = [f"{self.key} {self.sent + at}" for at in range(len(lines) - 1)]
+        times = [datetime.fromtimestamp(line.time, UTC).isoformat() for line in lines]
+        config = {key: value for key, value in self.run_config.items() if not key.startswith("_")}
+        SQLiteStorage.bulk_log(
+            self._project,
+            self._run_name or self.run_dir.name,
+            [line.tagged() for line in lines],
+            [line["step"] for line in lines],
+            times,
+            None if self.sent else {**config, "_Group": self._group, "_Created": times[0]},
+            [*ids, f"{self.key} {position}"],
+            run_id=self.key,
+        )
