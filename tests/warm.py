@@ -261,7 +261,7 @@ def become(job: dict[str, Any]) -> NoReturn:
         del command[0]
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), write_through=True)
     else:
-        sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
