@@ -1,6 +1,6 @@
 """The program of docs/recipes/reinforcement_learning.md: killed and stopped, it ends as the undisturbed one.
 
-It needs gymnasium, which `make campaign` installs; another Python that has it: EVERSTEP_RECIPES_PYTHON=PATH.
+It needs gymnasium, which `make campaign` installs; another Python that has it: EVERSTEP_RECIPES=PATH.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.campaign("machine")
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recipes" / "reinforcement_learning.md"
-PYTHON = os.environ.get("EVERSTEP_RECIPES_PYTHON", sys.executable)
+PYTHON = os.environ.get("EVERSTEP_RECIPES", sys.executable)
 ENDS = {"kill": -signal.SIGKILL, "SIGTERM": 128 + signal.SIGTERM}
 """Exit status of a start by what it is struck with."""
 
@@ -66,7 +66,7 @@ def run(program: str, folders: Sequence[Path], hazards: Sequence[Sequence[str]])
         text=True,
         stdout=subprocess.PIPE,
     )
-    assert done.returncode == 0, f"{PYTHON} needs gymnasium, or EVERSTEP_RECIPES_PYTHON another one"
+    assert done.returncode == 0, f"{PYTHON} needs gymnasium, or EVERSTEP_RECIPES another one"
     outputs = [
         "".join((folder / f"{n}.log").read_text() for n in range(len(strikes) + 1))
         for folder, strikes in zip(folders, hazards, strict=True)
