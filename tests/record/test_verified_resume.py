@@ -311,6 +311,19 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     assert events(tmp_path, "diverged") == []
 
 
+def test_copies_that_are_never_committed_leave_a_long_trail_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of each epoch's steps is copied, for a signal in the tail; only epoch 4 is saved."""
+    monkeypatch.setattr("everstep.record.trail.ENOUGH", 500)
+    options: dict[str, Any] = {"services": [everstep.Checkpoints(everstep.Every(epochs=4))]}
+    with pytest.raises(Boom):
+        start(tmp_path, samples=8, max_epoch=8, **options).train(inside=boom_at(28))
+    tiny = start(tmp_path, samples=8, max_epoch=8, **options).train()
+    said = "resume verified: 11 steps executed again: 11 batch digests, 4 random states, 8 state digests and"
+    assert [line for line in tiny.lines if said in line], tiny.lines
+
+
 @pytest.mark.campaign("long")
 def test_a_trail_goes_when_no_resume_can_need_it(tmp_path: Path) -> None:
     crashed(tmp_path)

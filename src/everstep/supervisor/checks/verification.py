@@ -150,10 +150,13 @@ class Verifier:
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
-        self._trail.saving()
+        self._trail.copied(step)
         for part, digest in _digests(encoded):
             self._trail.note(step, "copy", f"{phase}/{part}", digest)
         self._notice()
+
+    def committed(self, step: int) -> None:
+        self._trail.committed(step)
 
     def boundary(self, step: int) -> None:
         """Note a boundary, at which everything so far is read."""
