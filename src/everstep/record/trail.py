@@ -8,8 +8,9 @@ A line has the checksum of its JSON (xxh3_64 in 16 hex digits, seeded with `VERS
 
     [last complete step, step after which all are whole, [[step, phase, name, epoch, seq, value, count] ...]]
 
-The largest step after which all are whole counts.  The first line that does not fit its checksum, and all behind it, do not count.  A value is a digest, or the
-bits of a float64; null where it is on a device, or not known.
+The largest step after which all are whole counts.  The first line that does not fit its checksum, and all
+behind it, do not count.  A value is a digest, or the bits of a float64; null where it is on a device, or not
+known.
 
 | phase | name | value |
 |---|---|---|
