@@ -48,8 +48,6 @@ ENOUGH = 1 << 23
 """Size of the file, in bytes, after which a commit begins it anew."""
 LARGEST = 1 << 28
 """Largest size of a file that is read, in bytes."""
-ABSENT = 1
-"""Flag of a mark whose value is not known."""
 
 _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 
@@ -252,10 +250,6 @@ class Mark(NamedTuple):
     seq: int
     value: int | None
     count: int  # type: ignore[assignment]  # as in Row
-
-    @property
-    def flags(self) -> int:
-        return ABSENT if self.value is None else 0
 
 
 class TrailContent(NamedTuple):

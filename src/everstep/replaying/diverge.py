@@ -14,7 +14,6 @@ from everstep.proof.compare import differing_rows
 from everstep.record import Difference, RunJournal, first_difference, read_trail, trail_path
 from everstep.record.segment_file import step_of
 from everstep.record.step_comparison import Batch, batch_words
-from everstep.record.trail import ABSENT
 from everstep.replaying.execution import Executed, RunCopy, can_begin_anew, execute, last_step, origin
 from everstep.replaying.recorded_program import program_of
 from everstep.replaying.verify import Comparison
@@ -94,7 +93,7 @@ def _batches(run_dir: Path, steps: range) -> dict[tuple[int, str, int], Batch]:
     for segment in RunJournal(run_dir).segments():  # a later execution counts, as with rows
         trail = read_trail(trail_path(run_dir, segment.number))
         for mark in () if trail is None else trail.marks:
-            if mark.phase == "batch" and mark.step in steps and not mark.flags & ABSENT:
+            if mark.phase == "batch" and mark.step in steps and mark.value is not None:
                 batches[mark.step, mark.name, mark.seq] = (mark.epoch, mark.value)
     return batches
 
