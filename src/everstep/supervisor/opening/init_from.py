@@ -134,16 +134,16 @@ class InitFrom:
         with reading(where, "user"):
             user.check(saved, where)
             # what may still refuse its part comes first: objects with a `load_state_dict` of the user's own
-            own = [name for name, entry in user.entries.items() if isinstance(entry, StatefulEntry)]
-            kept = {} if starts else {name: deepcopy(user.entries[name].save()) for name in own}
+            may_refuse = [name for name, entry in user.entries.items() if isinstance(entry, StatefulEntry)]
+            kept = {} if starts else {name: deepcopy(user.entries[name].save()) for name in may_refuse}
             try:
-                user.load_user(saved, own)
+                user.load_user(saved, may_refuse)
             except Exception:
                 for name, tree in kept.items():
                     with suppress(Exception):  # of the same object; the first error is raised
                         user.entries[name].load(tree)
                 raise
-            user.load_user(saved, user.entries.keys() - own)
+            user.load_user(saved, user.entries.keys() - set(may_refuse))
         return checkpoint, where, kind
 
     def _open_foreign(self, path: Path, say: Say) -> Foreign | None:
