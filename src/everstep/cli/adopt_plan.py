@@ -300,11 +300,6 @@ class Planner:
             raise ConfigError(
                 f"line {root.lineno}: the model that this loop trains was not found; wrap it by hand"
             )
-        for name in state:
-            line, value = before[name][1][0] if name in before else (0, None)
-            choices = [each for each in script.above(value) if isinstance(each, ast.If)] if value else []
-            if len(choices) > 0 and not choices[0].orelse and "__name__" not in ast.unparse(choices[0].test):
-                self._hand(line, f"`{name}` is made under a condition, but is in state= always")
         entries = [f'"{name.rpartition(".")[2]}": {name}' for name in state]
         if any(self.plan.renamed.values()):
             entries.append('"carried": carried')
