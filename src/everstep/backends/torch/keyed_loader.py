@@ -94,7 +94,8 @@ class Loader(SampledStream):
     )
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
-        self.by_index, self._collate, self._options = dataset, collate, options
+        self.dataset = self.by_index = dataset  # differing samples are named by the first name
+        self._collate, self._options = collate, options
         self.generators = data_rng.held_by([dataset, collate])
         super().__init__(sampling)
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
