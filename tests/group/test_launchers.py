@@ -162,6 +162,20 @@ signal.raise_signal(signal.{name})
     assert ("send it again" in done.stderr) is not bool(run_id)
 
 
+def test_a_notice_of_the_scheduler_after_its_sigterm_does_not_end_the_save() -> None:
+    """submitit's order for a job that is preempted."""
+    program = """
+import signal
+from everstep.supervisor.threads.signals import SignalWatch
+watch = SignalWatch(lambda: None)
+watch.install()
+signal.raise_signal(signal.SIGTERM)
+signal.raise_signal(signal.SIGUSR1)
+print(watch.received)
+"""
+    assert warm.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"15\n"
+
+
 def test_a_process_with_a_process_group_pauses_at_its_end() -> None:
     """The campaign's test below sees what the pause is for."""
     program = f"""

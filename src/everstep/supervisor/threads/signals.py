@@ -38,10 +38,10 @@ os.register_at_fork(after_in_child=_reset_in_child)
 class SignalWatch:
     """Turns SIGINT, SIGTERM, SIGHUP and SIGUSR1 into a flag, for the length of a `with` block.
 
-    The first signal asks for a save at the next boundary.  The second ends the process at once
-    through the signal's default action (in an interactive session: `KeyboardInterrupt`); what is
-    committed on disk is whole, whatever was being written.  Under torchrun a second one within `REPEATED`
-    seconds does nothing: Slurm signals the ranks and torchrun, which signals the ranks again.
+    The first signal asks for a save at the next boundary.  The second, unless it is SIGUSR1, ends the
+    process at once through the signal's default action (in an interactive session: `KeyboardInterrupt`);
+    what is committed on disk is whole, whatever was being written.  Under torchrun a second one within
+    `REPEATED` seconds does nothing: Slurm signals the ranks and torchrun, which signals the ranks again.
 
     `wake` is called from the handler, and must only set plain attributes.
     """
@@ -108,6 +108,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _say(f"{describe(number)}: saving at the next boundary{again}")
     elif any(watch.is_repeated() for watch in _installed):
         return
+    elif number == signal.SIGUSR1:
+        return  # a notice, as of a scheduler (Slurm's), which may follow its SIGTERM: it asks for a save, too
     elif is_interactive():
         raise KeyboardInterrupt
     else:
