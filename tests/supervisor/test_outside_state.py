@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric, MetricCollection
 
 import everstep
+from everstep.backends.torch.given_values import mark_of, same
 
 
 def scaled(scaler: torch.amp.GradScaler) -> None:
@@ -88,6 +89,17 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
 
     frozen = nn.BatchNorm1d(2).eval()
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
+
+
+def test_what_is_collected_while_it_is_compared_has_not_changed() -> None:
+    """Models of earlier runs in a notebook, say, which the collector of garbage finds just then."""
+    weight = torch.ones(1)
+    first, second = mark_of(weight), mark_of(weight)
+    weight.add_(1)
+    third = mark_of(weight)
+    assert same(first, second) and not same(second, third)
+    del weight
+    assert same(first, second) and not same(second, third)
 
 
 class Pole:

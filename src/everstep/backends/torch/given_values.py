@@ -124,7 +124,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
-        return a() is not None and a() is b()
+        return a() is b()  # both None: it was collected after the second mark was made
     # The type counts: 1 differs from 1.0 and True.
     return type(a) is type(b) and bool(a == b)
 
