@@ -187,7 +187,12 @@ class Trail:
         """Begin a large file anew, if the newest copy is this commit: a resume needs what follows it."""
         at, end = self._copied
         if at == step and self._descriptor is not None and self._end > ENOUGH:
-            self._begin(step, os.pread(self._descriptor, self._end - end, end))
+            try:
+                after = os.pread(self._descriptor, self._end - end, end)
+            except OSError as error:
+                self._refused(error)
+            else:
+                self._begin(step, after)
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
