@@ -36,15 +36,18 @@ _BLOCK, _HEAD = 32768, 7
 """Bytes of a block of W&B's file, and of the head of a record in it."""
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
+_REFUSED = re.compile(r"[^/\w.\- :]")
+"""Characters that MLflow takes in no name."""
 _LIVE = """
-import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+import os, sys, threading, time
+def end_with_parent():
+    while os.getppid() == int(sys.argv[2]): time.sleep(0.1)
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
 from wandb.cli.cli import cli
 cli(["beta", "sync", "--live", "--no-skip-online", sys.argv[1]])
 """
 """Uploads a file while it grows; ends after its last record, or with the process that writes it."""
-
-
 _COUNT = """
 import sys, wandb
 try:
@@ -113,22 +116,22 @@ class WandB(Sink):
         self._uploaded = counted or sum(_count_rows(path.with_suffix("")) for path in synced)
         # W&B's command uploads the files of a run in the order of these times
         self._file_began = int(self._began) + len(synced)
-        place = f"{datetime.fromtimestamp(self._file_began, UTC):%Y%m%d_%H%M%S}-{self._id}"
-        place = f"run-{place}" if is_online else f"offline-run-{place}"
-        self._place = Path(f"logs/wandb/{place}/run-{self._id}.wandb")
+        began = datetime.fromtimestamp(self._file_began, UTC).strftime("%Y%m%d_%H%M%S")
+        folder = f"{'run' if is_online else 'offline-run'}-{began}-{self._id}"
+        self._place = Path(f"logs/wandb/{folder}/run-{self._id}.wandb")
         self._synced.unlink(missing_ok=True)
         super().begin(parts)
         if counted is not None:
             with open(self.path.with_name("upload.log"), "ab") as log:
                 self._upload = subprocess.Popen(
-                    [sys.executable, "-c", _LIVE, str(self.path)],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment,
+                    [sys.executable, "-c", _LIVE, str(self.path), str(os.getpid())],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 )  # fmt: skip
 
     def _count(self, environment: dict[str, str]) -> int | None:
         """Ask W&B how many rows it has; None if it does not answer."""
-        path = "/".join(filter(None, (self._names["entity"], self._names["project"], self._id)))
-        command = [sys.executable, "-c", _COUNT, path]
+        parts = (self._names["entity"], self._names["project"], self._id)
+        command = [sys.executable, "-c", _COUNT, "/".join(filter(None, parts))]
         try:
             answer = subprocess.run(
                 command, capture_output=True, text=True, timeout=self.timeout, env=environment, check=True
@@ -157,16 +160,14 @@ class WandB(Sink):
         self._step, self._row, self._summary = -1, dict[str, Any](), dict[str, Any]()
         self._steps_uploaded = set[int]()
         file.write(struct.pack("<4sHB", b":W&B", 0xBEE1, 0))
-        version = {"producer": wandb.__version__, "min_consumer": "0.70.0"}
-        self._put(file, header={"version_info": version})
-        config = [{"key": key, "value_json": json.dumps(value)} for key, value in self._config.items()]
+        self._put(file, header={"version_info": {"producer": wandb.__version__, "min_consumer": "0.70.0"}})
         self._put(
             file,
             run={
                 "run_id": self._id,
                 "display_name": self._run_name or Path(self._run.run_dir).name,
                 "tags": self._tags,
-                "config": {"update": config},
+                "config": {"update": _items(self._config)},
                 "start_time": {"seconds": self._file_began},
                 **self._names,
             },
@@ -210,9 +211,9 @@ class WandB(Sink):
 
     def _stop_upload(self) -> None:
         if self._upload is not None:
-            upload, self._upload = self._upload, None
-            with upload:
-                upload.kill()
+            self._upload.kill()
+            self._upload.wait()
+            self._upload = None
 
     def _put_row(self, file: IO[bytes]) -> None:
         """Write the row of the last step, of which no value will come."""
@@ -316,9 +317,10 @@ class MLflow(RemoteSink):
         elif run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._run_id, tags = run.info.run_id, run.data.tags
-        params = [Param(key, value) for key, value in _flat(self.run_config) if key not in run.data.params]
+        config = dict(_flat(self.run_config))
+        params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
         for at in range(0, len(params), 100):
-            self._client.log_batch(self._run_id, params=params[at : at + 100])
+            self._client.log_batch(self._run_id, params=params[at : at + 100], synchronous=True)
         self._is_partly_sent = tags.get("everstep.sending") != tags.get("everstep.sent")
         return "".join(tags[key] for key in _POSITION if key in tags)
 
@@ -326,7 +328,7 @@ class MLflow(RemoteSink):
         from mlflow.entities import Metric, RunTag
 
         metrics = [
-            Metric(re.sub(r"[^/\w.\- :]", "_", key), value, round(line.time * 1000), line["step"])
+            Metric(_REFUSED.sub("_", key), value, round(line.time * 1000), line["step"])
             for line in lines
             for key, value in line.tagged().items()
         ]
@@ -335,13 +337,14 @@ class MLflow(RemoteSink):
             there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
             missing = Counter(map(_point, metrics)) - Counter(map(_point, there))
             metrics = [metric for metric in metrics if missing[_point(metric)]]
-        tags = [RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}")]
-        tags += [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
+        tags = [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
+        tags.append(RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}"))
         # first: the store may have the values and not the position
-        self._client.set_tag(self._run_id, "everstep.sending", mark)
-        for at in range(0, max(1, len(metrics)), 1000):
-            last = tags if at + 1000 >= len(metrics) else []
-            self._client.log_batch(self._run_id, metrics[at : at + 1000], tags=last, synchronous=True)
+        self._client.set_tag(self._run_id, "everstep.sending", mark, synchronous=True)
+        for at in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run_id, metrics[at : at + 1000], synchronous=True)
+        self._client.log_batch(self._run_id, tags=tags, synchronous=True)
+        self._is_partly_sent = False
 
     def end(self, status: str) -> None:
         ended = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[status]
@@ -360,7 +363,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", (value if isinstance(value, str) else json.dumps(value))[:6000]
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield _REFUSED.sub("_", f"{prefix}{key}"), text[:6000]
 
 
 class Trackio(RemoteSink):
