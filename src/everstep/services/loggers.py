@@ -36,8 +36,7 @@ _BLOCK, _HEAD = 32768, 7
 """Bytes of a block of W&B's file, and of the head of a record in it."""
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
-_REFUSED = re.compile(r"[^/\w.\- :]")
-"""Characters that MLflow takes in no name."""
+_REFUSED = re.compile(r"[^/\w.\- :]")  # by MLflow, in names
 _LIVE = """
 import os, sys, threading, time
 def end_with_parent():
@@ -237,8 +236,7 @@ class WandB(Sink):
                 file.write(bytes(left))
                 left = _BLOCK
             part, data = data[: left - _HEAD], data[left - _HEAD :]
-            # first, middle and last part; 1: the whole record
-            kind = (3 if before else 2) if data else (4 if before else 1)
+            kind = (3 if before else 2) if data else (4 if before else 1)  # middle, first, last, or whole
             file.write(struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part)
             before = True
 
@@ -312,12 +310,11 @@ class MLflow(RemoteSink):
         run = next(iter(self._client.search_runs([number], f"tags.`everstep.run` = '{self.key}'")), None)
         if run is None:
             tags = {**self._tags, "everstep.run": self.key}
-            run_name = self._run_name or self.run_dir.name
-            run = self._client.create_run(number, tags=tags, run_name=run_name)
+            run = self._client.create_run(number, tags=tags, run_name=self._run_name or self.run_dir.name)
         elif run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._run_id, tags = run.info.run_id, run.data.tags
-        config = dict(_flat(self.run_config))
+        config = {_REFUSED.sub("_", key): text[:6000] for key, text in _flat(self.run_config)}
         params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
         for at in range(0, len(params), 100):
             self._client.log_batch(self._run_id, params=params[at : at + 100], synchronous=True)
@@ -363,8 +360,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            yield _REFUSED.sub("_", f"{prefix}{key}"), text[:6000]
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 class Trackio(RemoteSink):
