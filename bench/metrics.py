@@ -185,7 +185,7 @@ def summary_writer(steps: int, metrics: int) -> float:
 
 def mlflow(steps: int, metrics: int) -> None:
     """Print the seconds until so many rows are in MLflow's own SQLite file; ends the process."""
-    import mlflow  # type: ignore[import-not-found]
+    import mlflow
 
     values = {f"metric{i}": 0.5 for i in range(metrics)}
     with tempfile.TemporaryDirectory() as folder:

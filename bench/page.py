@@ -250,8 +250,8 @@ def written(place: Path, write: Callable[[Path], None]) -> Path:
 
 def mlflow(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figure]:
     """The same runs in MLflow's SQLite store, written by its client in batches."""
-    from mlflow import MlflowClient  # type: ignore[import-not-found]
-    from mlflow.entities import Metric, Param  # type: ignore[import-not-found]
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
 
     def write(place: Path) -> None:
         client = MlflowClient(f"sqlite:///{place}/mlflow.db")

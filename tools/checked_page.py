@@ -343,7 +343,8 @@ STATE = [
         lambda: torch.compile(nn.BatchNorm1d(3), backend="eager"),
         forward,
         "`dynamic=False`, where the shapes of batches vary: "
-        "[why](guide/exactness.md#a-compiled-model-and-batches-of-two-shapes)",
+        "[why](guide/exactness.md#a-compiled-model-and-batches-of-two-shapes). A compiled function is not "
+        "watched",
     ),
     Row("`DistributedDataParallel`, one process", distributed, forward, "save `model.module`"),
     Row("a module with a plain attribute that changes", Tempered, forward, "none needed in a run"),

@@ -142,6 +142,12 @@ class Endless(Counting):
     __len__ = None
 
 
+class Forgetful(Counting):
+    """Counts its passes, and says nothing of its length, nor of its state."""
+
+    __len__ = state_dict = load_state_dict = None
+
+
 class Unsized(Sampler):
     """Says nothing of its length; its first draw decides the pass."""
 
@@ -170,6 +176,7 @@ MAKERS = {
     "its own list from the second pass on": lambda loader: loader(data, batch_size=3, sampler=Later()),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
     "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
+    "no length, and a count": lambda loader: loader(data, batch_size=3, sampler=Forgetful()),
     "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
     "keys": lambda loader: loader(data, batch_size=3, sampler=dict.fromkeys(range(8)).keys()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),

@@ -20,8 +20,10 @@ import warm
 from drill_counts import count_strikes
 from everstep.checkpoint import Store
 from everstep.drill import HAZARDS, DrillReport, KillResult, drill
+from everstep.drill.divergence import cause
 from everstep.drill.report import append_summary, write_junit
 from everstep.errors import ConfigError, Interrupted
+from everstep.record import Difference
 from everstep.unattended import LIMIT
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -40,6 +42,13 @@ FAULTS = {
     "torch_rate": ("optimizer", "optimizer"),
 }
 """Script -> the component that its resume spoils first, and its name."""
+
+
+@pytest.mark.parametrize("component", ["weights", "state"])
+def test_values_kept_between_steps_are_named_where_only_the_state_differs(component: str) -> None:
+    """Before them come samples, random state and metrics, so these are equal."""
+    assert "kept between steps outside state=: a counter" in cause(Difference(component, "w", "1", "2"))
+
 
 NONDETERMINISM = {
     "unseeded_start": ("weights", "w"),

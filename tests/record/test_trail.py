@@ -89,10 +89,16 @@ def test_a_step_is_written_by_one_call(trail: Trail) -> None:
     assert read(trail).last == 100
 
 
-def test_a_save_begins_a_large_file_anew(trail: Trail, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
+    trail: Trail, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is a trail at each instant: a kill may come between two calls."""
     monkeypatch.setattr("everstep.record.trail.ENOUGH", 2_000)
     walk(trail, 1, 50)
+    trail.copied(50)
+    walk(trail, 51, 53)
+    trail.committed(40)  # of another copy
+    assert read(trail).whole == 0
     truncate, seen = os.ftruncate, list[TrailContent]()
 
     def watched(descriptor: int, size: int) -> None:
@@ -100,11 +106,14 @@ def test_a_save_begins_a_large_file_anew(trail: Trail, monkeypatch: pytest.Monke
         truncate(descriptor, size)
 
     monkeypatch.setattr(os, "ftruncate", watched)
-    trail.saving()
-    assert seen == [(50, 50, [])] == [read(trail)]
-    walk(trail, 51, 53)
-    trail.saving()
-    assert (read(trail).whole, values(read(trail))) == (50, [51.0, 52.0, 53.0])
+    trail.committed(50)
+    walk(trail, 54, 55)
+    content = read(trail)
+    assert (seen[0].whole, values(seen[0])) == (50, [51.0, 52.0, 53.0])
+    assert (content.whole, values(content)) == (50, [51.0, 52.0, 53.0, 54.0, 55.0])
+    trail.copied(55)
+    trail.committed(55)
+    assert read(trail).whole == 50
 
 
 @pytest.mark.parametrize("point", ["create", "write"])
@@ -119,7 +128,7 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     assert len(warnings) == 1 and "the results of steps do not survive a kill" in warnings[0]
     assert read_trail(trail.path) is None
     hazard.arm(None)
-    trail.saving()
+    trail.copied(3)
     walk(trail, 4, 5)
     assert (read(trail).whole, read(trail).last, values(read(trail))) == (3, 5, [4.0, 5.0])
     assert len(warnings) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import everstep
 from everstep.errors import DivergenceError, Interrupted
-from everstep.record import trail_path
+from everstep.record import WARNED, RunJournal, trail_path
 from everstep.record.step_comparison import accept
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
@@ -237,7 +238,69 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
 
 
-def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_later(tmp_path: Path) -> None:
+def warned(run_dir: Path) -> list[str]:
+    return [event.data["message"] for event in RunJournal(run_dir).events(WARNED, valid=False)]
+
+
+class Moments(Noise):
+    def __getitem__(self, at: int) -> Any:
+        return at, str(uuid.uuid4())
+
+
+class Counts(Noise):
+    calls = 0
+
+    def __getitem__(self, at: int) -> Any:
+        self.calls += 1
+        return at, self.calls
+
+
+LOADERS: dict[str, Any] = {
+    "a loader": lambda data: DataLoader(data, 2, shuffle=True),
+    "a loader with workers": lambda data: DataLoader(data, 2, num_workers=1),
+    "everstep's loader": lambda data: everstep.data.loader(data, 2, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_samples_with_a_value_of_the_moment_are_named_once_and_stop_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    """After a kill, which repeats steps, and after a clean stop, which does not."""
+    services = [everstep.Checkpoints(everstep.Every(steps=2))]
+    with pytest.raises(Boom):
+        stopped(tmp_path, LOADERS[kind](Moments()), boom=4, services=services)
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, LOADERS[kind](Moments()), stop=7, services=services)
+    lines = stopped(tmp_path, LOADERS[kind](Moments()), services=services)
+    assert lines[-1].startswith("ended: max_epoch 3 is reached")
+    assert events(tmp_path, "diverged") == []
+    (warning,) = warned(tmp_path)
+    assert warning.startswith("stream 'train': its first sample differs each time")
+    assert "its samples hold a value of the moment" in warning
+
+
+def test_samples_with_a_value_of_the_moment_stop_a_run_that_every_divergence_is_to_stop(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Interrupted):
+        stopped(tmp_path, DataLoader(Moments(), 2), stop=2)
+    with pytest.raises(DivergenceError):
+        stopped(tmp_path, DataLoader(Moments(), 2), on_divergence="stop")
+
+
+def test_samples_that_follow_from_a_counter_of_the_dataset_stop_the_run(tmp_path: Path) -> None:
+    """They differ each time, too, but another counter, or none, would give the same in each process."""
+    saves = everstep.Checkpoints(everstep.Every(steps=2))
+    with pytest.raises(Boom):
+        stopped(tmp_path, DataLoader(Counts(), 2), boom=4, services=[saves])
+    with pytest.raises(DivergenceError, match=r"step 3 batch of train was .* a generator of its own"):
+        stopped(tmp_path, DataLoader(Counts(), 2), services=[saves])
+
+
+def test_a_last_batch_that_differs_only_warns_once_where_the_program_sets_its_data_later(
+    tmp_path: Path,
+) -> None:
     """The batch that is drawn again is one of a dataset of which a line of the loop sets a part."""
 
     class Levels(Noise):
@@ -246,7 +309,7 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
         def __getitem__(self, at: int) -> Any:
             return (*super().__getitem__(at), self.level)
 
-    for max_step in (4, 6):
+    for max_step in (4, 6, 9):
         data = Levels()
         with quiet(tmp_path, seed=1, max_step=max_step) as sv:
             batches = sv.stream(DataLoader(data, 2))
@@ -254,7 +317,9 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
                 data.level = sv.step // 2
                 next(batches)
                 sv.advance()
-    assert sv.ending.finished and any("resume differs: step 4 batch" in each for each in sv.ending.warnings)
+    assert sv.ending.finished and events(tmp_path, "diverged") == []
+    (warning,) = warned(tmp_path)
+    assert "harmless if these lines set what its samples read (dataset.level = epoch)" in warning
 
 
 def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:
@@ -267,9 +332,9 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
 
     with pytest.raises(Boom):
         train([0, 1, 2, 3], boom=4)
-    with pytest.raises(DivergenceError, match=r"step 3 batch of train was .*--divergence 2"):
+    with pytest.raises(DivergenceError, match=r"step 3 batch of train was .*--divergence 3"):
         train([3, 2, 1, 0])
-    accept(tmp_path, 2)
+    accept(tmp_path, 3)
     train([3, 2, 1, 0])
 
 
@@ -309,6 +374,19 @@ def test_what_a_person_supersedes_is_not_compared_with(tmp_path: Path, chosen: d
     tiny = differing(start(tmp_path, **(chosen if "seed" in chosen else {}))).train()
     assert not any("differs" in each for each in tiny.loop.ending.warnings)
     assert events(tmp_path, "diverged") == []
+
+
+def test_copies_that_are_never_committed_leave_a_long_trail_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of each epoch's steps is copied, for a signal in the tail; only epoch 4 is saved."""
+    monkeypatch.setattr("everstep.record.trail.ENOUGH", 500)
+    options: dict[str, Any] = {"services": [everstep.Checkpoints(everstep.Every(epochs=4))]}
+    with pytest.raises(Boom):
+        start(tmp_path, samples=8, max_epoch=8, **options).train(inside=boom_at(28))
+    tiny = start(tmp_path, samples=8, max_epoch=8, **options).train()
+    said = "resume verified: 11 steps executed again: 11 batch digests, 4 random states, 8 state digests and"
+    assert [line for line in tiny.lines if said in line], tiny.lines
 
 
 @pytest.mark.campaign("long")

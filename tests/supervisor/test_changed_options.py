@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
@@ -183,6 +184,38 @@ def test_a_live_optimizer_that_goes_on_is_not_a_change(tmp_path: Path) -> None:
     program.train(tmp_path, 2)
     program.train(tmp_path, 4)
     assert not program.says("stored")
+
+
+class Fading(schedulers.LRScheduler):
+    """Changes an argument of its own, and makes its state anew each time."""
+
+    def __init__(self, optimizer: Any, scale: float, kind: Make) -> None:
+        self.scale, self.kind = scale, kind
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        self.scale *= 0.75
+        return [rate * self.scale for rate in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch, "base_lrs": self.base_lrs, "scale": self.kind(self.scale)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_epoch, self.scale = state["last_epoch"], float(state["scale"])
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.tensor, lambda value: torch.tensor(value, dtype=torch.bfloat16), np.float64, np.array]
+)
+def test_a_live_schedule_whose_state_is_made_anew_each_time_is_not_a_change(
+    tmp_path: Path, kind: Make
+) -> None:
+    """Its tensors are others at the second loop; what a new process gives is a change, if it is one."""
+    program = Program(adam(0.1), lambda optimizer: Fading(optimizer, 1.5, kind))
+    program.train(tmp_path, 1)
+    program.train(tmp_path, 2)
+    with pytest.raises(ConfigError, match="'schedule': scale: stored"):
+        Program(adam(0.1), lambda optimizer: Fading(optimizer, 3.0, kind)).train(tmp_path, 3)
 
 
 def test_inside_a_container(tmp_path: Path) -> None:

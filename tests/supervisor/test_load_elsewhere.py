@@ -152,6 +152,36 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained
     assert same(snapshot(net.model), net.before)
 
 
+@pytest.mark.parametrize("own_first", [False, True])
+def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(
+    tmp_path: Path, own_first: bool
+) -> None:
+    """Its own code runs after all comparisons, and may have changed it already."""
+
+    class Picky:
+        value, picky = 1, True
+
+        def state_dict(self) -> dict[str, int]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.value = state["value"]
+            if self.picky:
+                raise ValueError("not this one")
+
+    file = tmp_path / "weights.pt"
+    model, picky = torch.nn.Linear(2, 2), Picky()
+    torch.save({"model": torch.nn.Linear(2, 2).state_dict(), "picky": {"value": 2}}, file)
+    state = {"picky": picky, "model": model} if own_first else {"model": model, "picky": picky}
+    before = model.weight.clone()
+    with pytest.raises(RestoreError, match="not this one"):
+        everstep.load(file, state)
+    assert torch.equal(model.weight, before) and picky.value == 1
+    picky.picky = False
+    everstep.load(file, state)
+    assert not torch.equal(model.weight, before) and picky.value == 2
+
+
 def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) -> None:
     """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
     folder = tmp_path / "checkpoint"

@@ -21,7 +21,6 @@ EXTRAS = {
     "uvicorn": "ui",
     "orjson": "ui",
     "tensorboard": "tensorboard",
-    "libcst": "adopt",
 }
 """Package -> the extra of everstep that brings it."""
 

@@ -26,21 +26,22 @@ from everstep.state import encode
 
 _MOST = 1 << 22
 """Entries (batches, or single samples) of a pass above which it is not drawn at its start."""
+_MOST_UNKNOWN = 1 << 20
+"""The same where the sampler says no length: it may have no end."""
 _MOST_BYTES = 1 << 26
 """Size of an attribute above which only another object counts as a change."""
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchdata", "numpy"}
 
 
 def is_known(sampler: Any) -> bool:
-    """Whether a pass can be drawn at its start: the sampler has a length."""
-    length = length_of(sampler)
-    return length is not None and length <= _MOST
+    """Whether a pass can be drawn at its start: the sampler says no length, or one that is not too large."""
+    return (length_of(sampler) or 0) <= _MOST
 
 
 class PassOrder:
     """Sampler of one pass, in place of the user's, whose other attributes it has.
 
-    A sampler that yields more than its length is not drawn at the start, but read as it goes.
+    A sampler that yields more than its length, or than `_MOST_UNKNOWN`, is read as it goes.
 
     Attributes:
         entries: what the sampler yields in the pass; None until it is drawn.
@@ -56,7 +57,8 @@ class PassOrder:
 
     def __iter__(self) -> Iterator[Any]:
         if self.entries is None:
-            length = len(self._sampler)
+            length = length_of(self._sampler)
+            length = _MOST_UNKNOWN if length is None else length
             with self._kept.noting_changes():
                 source = iter(self._sampler)
                 drawn = [self._plain(entry) for entry in itertools.islice(source, length + 1)]
@@ -171,6 +173,12 @@ def _attributes(sampler: Any) -> dict[str, Any]:
     return {**getattr(sampler, "__dict__", {}), **of_class}
 
 
+def marks(owner: Any, apart: Collection[Any] = ()) -> dict[str, str | None]:
+    """Mark each attribute of an object by what changes with it; None if nobody can tell."""
+    attributes = _attributes(owner).items()
+    return {name: _mark(value) for name, value in attributes if not any(value is each for each in apart)}
+
+
 class KeptBySamplers:
     """What a user's own samplers keep from pass to pass.
 
@@ -197,19 +205,12 @@ class KeptBySamplers:
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
-        before = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
+        before = {place: marks(sampler, self._apart) for place, sampler in self._samplers.items()}
         yield
         for place, sampler in self._samplers.items():
-            for name, mark in self._marks(sampler).items():
+            for name, mark in marks(sampler, self._apart).items():
                 if mark is None or mark != before[place].get(name):
                     self._note(place, name, _attributes(sampler)[name])
-
-    def _marks(self, sampler: Any) -> dict[str, str | None]:
-        return {
-            name: _mark(value)
-            for name, value in _attributes(sampler).items()
-            if not any(value is each for each in self._apart)
-        }
 
     def _note(self, place: str, name: str, value: Any) -> None:
         sampler = self._samplers[place]

@@ -56,7 +56,8 @@ CAUSES = {
     "random state": "a generator of random numbers is not restored",
     "moments": "the optimizer's moments are not restored",
     "settings": "the optimizer's settings are not restored: the schedule of its learning rate, say",
-    "weights": "the weights are computed from something that is not saved",
+    "weights": "samples and random state are equal, so a value that is kept between updates is not saved: a "
+    "counter in a variable, a schedule, an average made by hand (EMA)",
     "buffers": "buffers of the model are not restored: running means, say",
 }
 """Part of an update -> likely cause where it differs first."""

@@ -17,11 +17,13 @@ CAUSES = {
     "point and here that did not draw before, or is seeded by the program in the loop",
     "loss": "the value is computed from something that is not in state=: a counter, an average of the "
     "weights, a generator of its own, a cache",
-    "weights": "samples, random state and loss are equal, so the update reads a value that is not in "
-    "state=: a learning rate in a variable, a schedule, a momentum",
+    "weights": "samples, random state and loss are equal, so the update reads a value that is kept between "
+    "steps outside state=: a counter or a learning rate in a variable, a schedule, a momentum, an average",
     "optimizer": "a value that is not in state= changes its settings or moments: a counter that sets the "
     "rate",
-    "state": "a value that is not in state= changes it: a counter in a variable, a generator of its own",
+    "state": "samples, random state and metrics are equal, so the lines that change it read a value that is "
+    "kept between steps outside state=: a counter in a global variable, an average made by hand (EMA), a "
+    "generator of its own. Put it into state=; everstep.Slot holds a number",
     "service": "the service decides by a value that its state_dict() does not return",
     "journal": "a row is missing, twice or new: the script collects it or not by a value that is not in "
     "state=",

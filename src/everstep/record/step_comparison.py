@@ -222,12 +222,13 @@ class StepComparison:
         differing, difference, latest: count of the values that differ; the first of them by step, and the
             one that was found last.
         done: True when nothing is left to compare.
+        accepted: whether a person has accepted a divergence before these steps.
     """
 
     def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
         self._was = reference
         self._incomparable = cache(incomparable)
-        self.first, self.last = reference.first, reference.last
+        self.first, self.last, self.accepted = reference.first, reference.last, reference.accepted
         self._seen: set[str] = set()
         """Step metrics that this execution has collected."""
         self._noted: set[int] = set()
@@ -284,6 +285,11 @@ class StepComparison:
         if end not in (None, step) or (end is None and last > step):
             self._differs(step, "samples", f"pass of {stream}", old, "at its end")
 
+    def batch_before(self, key: Key) -> int | None:
+        """Return the digest of a batch in the earlier execution; None: unknown."""
+        was = self._was.values.get(key[1], {}).get(key)
+        return None if was is None else was[0]
+
     def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
         """Compare a stream's batches before the resume point, which were drawn again.
 
@@ -292,9 +298,9 @@ class StepComparison:
         """
         if words is None:
             self.equal[LAST] += self.done  # else steps are executed again, and say more
-        elif not self._was.accepted:
+        elif not self.accepted:
             self._differs(self.first, "samples", f"batch of {stream}", *words)
-        return words is None or self._was.accepted
+        return words is None or self.accepted
 
     def step_done(self, step: int) -> None:
         """Count a complete step, and compare its batches that were not drawn."""

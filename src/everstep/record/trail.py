@@ -1,14 +1,16 @@
 """Trail: what each step found, kept where SIGKILL cannot take it, for the next start to compare.
 
 One file per segment and rank, beside the journal.  It is only appended to, a line for each step in one call;
-at a save, a file of some size is begun anew.  A power cut may lose it: it is never the truth.
+after a commit, a file of some size is begun anew with the steps behind that commit.  A power cut may lose it:
+it is never the truth.
 
 A line has the checksum of its JSON (xxh3_64 in 16 hex digits, seeded with `VERSION`), a blank, and the JSON:
 
     [last complete step, step after which all are whole, [[step, phase, name, epoch, seq, value, count] ...]]
 
-The first line that does not fit its checksum, and all behind it, do not count.  A value is a digest, or the
-bits of a float64; null where it is on a device, or not known.
+The largest step after which all are whole counts.  The first line that does not fit its checksum, and all
+behind it, do not count.  A value is a digest, or the bits of a float64; null where it is on a device, or not
+known.
 
 | phase | name | value |
 |---|---|---|
@@ -43,7 +45,7 @@ from everstep.untrusted_files import is_count, parse_json, read_regular
 VERSION = 5
 """Version of the lines and of the digests in them."""
 ENOUGH = 1 << 23
-"""Size of the file, in bytes, after which a save begins it anew."""
+"""Size of the file, in bytes, after which a commit begins it anew."""
 LARGEST = 1 << 28
 """Largest size of a file that is read, in bytes."""
 
@@ -100,8 +102,10 @@ class Trail:
         self._end = 0
         self._last = self._whole = step
         """The last step; the one after which all steps are in the file."""
+        self._copied = (-1, 0)
+        """Step of the newest copy of the state, and the end of the file then."""
         self._has_warned = False
-        self._begin()
+        self._begin(step)
 
     def note(
         self,
@@ -158,7 +162,7 @@ class Trail:
                 self.note(step, "step", name, bits, epoch=epoch, count=total[1])
         self._write()
         if self._end > LARGEST // 2:  # nothing was saved for very long; a larger file would not be read
-            self._begin()
+            self._begin(step)
 
     def rows(self, block: Block) -> None:
         """Write rows that were read: those of steps only where the value was not on the host."""
@@ -173,10 +177,17 @@ class Trail:
                 waiting.discard(step)
         self._write()
 
-    def saving(self) -> None:
-        """Begin a file that is large, or could not be made, anew: a resume needs the steps after a save."""
-        if self._descriptor is None or self._end > ENOUGH:
-            self._begin()
+    def copied(self, step: int) -> None:
+        """Note a copy of the state after `step`; a file that could not be made is tried again."""
+        if self._descriptor is None:
+            self._begin(self._last)
+        self._copied = step, self._end
+
+    def committed(self, step: int) -> None:
+        """Begin a large file anew, if the newest copy is this commit: a resume needs what follows it."""
+        at, end = self._copied
+        if at == step and self._descriptor is not None and self._end > ENOUGH:
+            self._begin(step, os.pread(self._descriptor, self._end - end, end))
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
@@ -184,8 +195,9 @@ class Trail:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _begin(self) -> None:
-        self._end, self._whole = 0, self._last
+    def _begin(self, step: int, after: bytes = b"") -> None:
+        """Begin the file with `step` and the lines after it."""
+        self._end, self._copied, self._whole = 0, (-1, 0), max(step, self._whole)
         try:
             if self._descriptor is None:
                 hazard.reach("trail.create")
@@ -193,7 +205,7 @@ class Trail:
                     self.path.unlink()
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
-            self._write()
+            self._append(packed(f"[{step},{self._whole},[]]".encode()) + after)
             os.ftruncate(self._descriptor, self._end)  # behind a whole line: after a kill it is a trail, too
         except OSError as error:
             self._refused(error)
@@ -202,11 +214,14 @@ class Trail:
         """Append the records; those that the disk refuses are lost."""
         line = packed(f"[{self._last},{self._whole},[{','.join(self._records)}]]".encode())
         self._records.clear()
+        self._append(line)
+
+    def _append(self, lines: bytes) -> None:
         if self._descriptor is not None:
             try:
                 hazard.reach("trail.write")
-                if os.pwrite(self._descriptor, line, self._end) == len(line):
-                    self._end += len(line)
+                if os.pwrite(self._descriptor, lines, self._end) == len(lines):
+                    self._end += len(lines)
                     return
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
@@ -248,7 +263,8 @@ def read_trail(path: Path) -> TrailContent | None:
     whole = last = 0
     try:
         for body in bodies:
-            last, whole, records = parse_json(body)
+            last, since, records = parse_json(body)
+            whole = max(whole, since)
             marks += map(_mark, records)
     except (TypeError, ValueError):
         return None

@@ -78,6 +78,8 @@ class Engine:
         self.restored: BestRecord | None = None
         """The best weights that were loaded into the objects at the end."""
         self.ending: Ending | None = None
+        self._warned = set[str]()
+        """Messages of `warn_once` in this start."""
         self._verifies_nothing = False
         """Whether no step is executed again in this start, which is said at the resume point."""
         self.polls = 0
@@ -236,6 +238,7 @@ class Engine:
             self.voice,
             self.streams.by_name,
             self.user.update_digest,
+            self.warn_once,
             last=last,
         )
         if self.ranks.group.data.shared:
@@ -262,7 +265,8 @@ class Engine:
     def warn_once(self, message: str) -> None:
         """Warn, unless a start of this run has done so."""
         earlier = self.opening.history.events(WARNED, valid=False)
-        if all(event.data["message"] != message for event in earlier):
+        if message not in self._warned and all(event.data["message"] != message for event in earlier):
+            self._warned.add(message)
             self.journal.event(WARNED, {"message": message}, wall=True)
             self.journal.flush()  # a kill may follow
             self.voice.warn(message)

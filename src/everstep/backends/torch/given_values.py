@@ -78,9 +78,16 @@ def arrays(tree: Any) -> Iterator[Any]:
             yield from arrays(item)
 
 
-def mark_of(value: Any) -> Any:
-    """Mark a value, to tell later by `same` whether it has changed; no element of a tensor is read."""
+def mark_of(value: Any, read: bool = False) -> Any:
+    """Mark a value, to tell later by `same` whether it has changed.
+
+    Args:
+        read: whether tensors are known by their elements, not by being the same tensor, written to or not.
+    """
     kind = type(value)
+    if read and kind is Tensor and _is_plain(value):
+        elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        return kind, _digest(elements), str(value.dtype), tuple(value.shape)
     if isinstance(value, Tensor):
         # neither has a version counter
         uncounted = is_lazy(value) or value.is_inference()
@@ -90,6 +97,8 @@ def mark_of(value: Any) -> Any:
             return kind, value.tobytes(), value.shape
         elements = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         return kind, _digest(elements), value.dtype.str, value.shape
+    if isinstance(value, np.generic):
+        return kind, value.tobytes()
     if kind in GENERATORS:
         state = state_of(value)
         return kind, id(value), bytes(state.numpy()) if isinstance(state, Tensor) else pickle.dumps(state)
@@ -101,7 +110,7 @@ def mark_of(value: Any) -> Any:
         if len(value) > _MANY:
             return kind, id(value), len(value)
         inside = [each for pair in value.items() for each in pair] if kind in _DICTS else value
-        return kind, [mark_of(each) for each in inside]
+        return kind, [mark_of(each, read) for each in inside]
     return kind, value if kind in SCALARS else id(value)
 
 
@@ -121,9 +130,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 class _Given:
-    """By owner and name: the mark of the given value, and a copy."""
+    """By owner and name: the mark of the given value, and a copy; `read` as for `mark_of`."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: bool = False) -> None:
+        self._read = read
         # by identity: the hash of a metric of torchmetrics follows from what it has collected
         self._given: MutableMapping[Any, dict[str, tuple[Any, Any]]] = WeakIdKeyDictionary()
         self._left: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
@@ -132,7 +142,7 @@ class _Given:
     def enter(self, owner: Any, live: Mapping[str, Any], copied: Callable[[Any], Any]) -> None:
         """Note the given values; called when a loop is entered."""
         before, left = self._given.get(owner, {}), self._left.get(owner, {})
-        marks = {name: mark_of(value) for name, value in live.items()}
+        marks = {name: mark_of(value, self._read) for name, value in live.items()}
         self._given[owner] = {
             name: before[name]
             if name in before and name in left and same(left[name], mark)
@@ -142,7 +152,7 @@ class _Given:
 
     def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
-        self._left[owner] = {name: mark_of(value) for name, value in live.items()}
+        self._left[owner] = {name: mark_of(value, self._read) for name, value in live.items()}
 
     def of(self, owner: Any) -> dict[str, tuple[Any, Any]]:
         return self._given.get(owner, {})
@@ -253,8 +263,8 @@ def _copied(value: Any) -> Any:
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
-_options = _Given()
-"""An optimizer's options as "0.lr" (of group 0); a scheduler's state."""
+_options = _Given(read=True)
+"""An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew."""
 _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
 """Given options by object as strings, made once, because each save asks for them."""
 

@@ -94,7 +94,8 @@ class Loader(SampledStream):
     )
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
-        self._dataset, self._collate, self._options = dataset, collate, options
+        self.dataset = self.by_index = dataset  # differing samples are named by the first name
+        self._collate, self._options = collate, options
         self.generators = data_rng.held_by([dataset, collate])
         super().__init__(sampling)
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
@@ -103,7 +104,7 @@ class Loader(SampledStream):
     def _open(self, plan: Plan, first: int) -> SampledCursor:
         purpose, pass_index = plan.purpose, plan.pass_index
         source: DataLoader[Any] = DataLoader(
-            _Batches(self._dataset, plan, self._collate),  # type: ignore[arg-type]
+            _Batches(self.by_index, plan, self._collate),  # type: ignore[arg-type]
             # The items of the dataset are whole batches.
             batch_size=None,
             sampler=range(first, len(plan)),
@@ -113,7 +114,7 @@ class Loader(SampledStream):
             **self._options,
         )
         if source.num_workers > 0:
-            batches = start(source, f"data {purpose!r}", self._dataset)
+            batches = start(source, f"data {purpose!r}", self.by_index)
             cursor = SampledCursor(plan, batches, first, closer=batches.close)
             cursor.fetch_error_may_be_signal = True
         else:
@@ -127,7 +128,7 @@ class Loader(SampledStream):
 
     def __repr__(self) -> str:
         workers = self._options["num_workers"]
-        return f"loader({type(self._dataset).__name__}, num_workers={workers})"
+        return f"loader({type(self.by_index).__name__}, num_workers={workers})"
 
 
 class _Batches:

@@ -112,7 +112,8 @@ class DataLoaderStream(Stream):
             and not (workers and loader.persistent_workers)  # these belong to the user's loader
         )
         self.samples_of = () if workers else (loader.dataset, loader.collate_fn)  # workers have copies
-        self.draws_again = not workers and not isinstance(loader.dataset, IterableDataset)
+        self.by_index = None if isinstance(loader.dataset, IterableDataset) else loader.dataset
+        self.draws_again = not workers and self.by_index is not None
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("own",) if is_hugging_face(loader.dataset) else ()
         # A loader with state is left out: asked for it, it would make its iterator.
@@ -178,7 +179,7 @@ class DataLoaderStream(Stream):
             why = "the random state of its workers spans passes and cannot be saved"
         elif loader.num_workers > 0 and not loader.in_order:
             fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
-        elif stateful and not self._draws_whole_pass:
+        elif stateful and not (self._draws_whole_pass and length_of(loader._index_sampler)):
             return (
                 f"it has the sampler {type(stateful[0]).__name__}, which has a state_dict and no length: "
                 "give it __len__, so that its passes can be drawn where they begin, or use "

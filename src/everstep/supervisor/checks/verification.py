@@ -43,6 +43,7 @@ class Verifier:
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         streams: by name; their ledgers take the digest of each batch.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
+        warn_once: warns, unless a start of this run has done so.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -60,9 +61,11 @@ class Verifier:
         voice: Voice,
         streams: Mapping[str, RunStream],
         update: Callable[[], int | None],
+        warn_once: Callable[[str], None],
         last: int = 0,
     ) -> None:
         self._streams, self._update, self._last = streams, update, last or -1
+        self._warn_once = warn_once
         self._started = False
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
@@ -73,8 +76,6 @@ class Verifier:
         self._seen: Difference | None = None
         self._stopped = False
         self._error: DivergenceError | None = None
-        self._only_warns = False
-        """Whether a batch that differs now stops nothing by default."""
         trail.compare = None if comparison.done else comparison.note
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
@@ -86,6 +87,10 @@ class Verifier:
         self._streams[stream].ledger.drawn.append(digest)
         if self.handed is not None:
             self.handed = batch_digest([digest or 0, step, place], self.handed)
+        if self._trail.compare is not None:
+            was = self._comparison.batch_before((pass_index, step, "batch", stream, place))
+            if was not in (None, digest) and self._is_unsteady(stream):
+                digest = None
         self._trail.note(step, "batch", stream, digest, pass_index, place)
         if self._trail.compare is not None:
             self._notice()
@@ -94,19 +99,29 @@ class Verifier:
     def drew_again(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
         """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
 
-        A last batch that differs is only a warning, unless the user wants all to stop: the program may set
+        A last batch that differs is no divergence, unless the user wants all to stop: the program may set
         what its data depends on in lines that have not run yet.
 
         Args:
             is_read_on: whether the run goes on with what was drawn.
         """
-        if not self._comparison.drawn_again(stream, words):
-            self._only_warns = not is_read_on
+        if words is not None and self._is_unsteady(stream):
+            return
+        if words is not None and not (is_read_on or self._on_divergence == "stop"):
+            if not self._comparison.accepted:
+                self._warn_once(_LAST_DIFFERS.format(stream))
+        elif not self._comparison.drawn_again(stream, words):
             self._notice()
-            self._only_warns = False
             self.require_agreement()
             if self._comparison.done:
                 self.say()
+
+    def _is_unsteady(self, stream: str) -> bool:
+        """Whether a stream's batches are left out, with a warning: they are others each time."""
+        if self._on_divergence == "stop" or not self._streams[stream].is_unsteady:
+            return False
+        self._warn_once(_UNSTEADY.format(stream))
+        return True
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
@@ -150,10 +165,13 @@ class Verifier:
 
     def snapshot(self, step: int, phase: str, encoded: Encoded) -> None:
         """Note the digests of a state that was copied, to be saved."""
-        self._trail.saving()
+        self._trail.copied(step)
         for part, digest in _digests(encoded):
             self._trail.note(step, "copy", f"{phase}/{part}", digest)
         self._notice()
+
+    def committed(self, step: int) -> None:
+        self._trail.committed(step)
 
     def boundary(self, step: int) -> None:
         """Note a boundary, at which everything so far is read."""
@@ -217,8 +235,7 @@ class Verifier:
             self._journal.event(DIVERGED, {"step": new.step, **values, "in_data": new.component == "samples"})
             self._journal.flush()
         in_data = latest.component == "samples"  # also behind a difference that only warned
-        stops = self._on_divergence is None and in_data and not self._only_warns
-        if not self._stopped and (self._on_divergence == "stop" or stops):
+        if not self._stopped and (self._on_divergence == "stop" or (self._on_divergence is None and in_data)):
             self._stopped = True
             cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
             self._error = DivergenceError(
@@ -252,10 +269,23 @@ _CAUSES = {
     "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
-_DRAWN_AGAIN = (
-    "drawn again in this process, the data gives other batches: give random_split and shuffles a generator "
-    "of a fixed seed, sort what has no order, and change no batch in place; data of your own needs "
-    "set_epoch(epoch), or state_dict and load_state_dict"
+_REMEDY = (
+    "give random_split and shuffles a generator of a fixed seed, sort what has no order, and change no batch "
+    "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict, and a generator "
+    "of its own where steps draw from the global one, too"
+)
+_DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
+_LAST_DIFFERS = (
+    "stream {!r}: the last batch before the resume was drawn again, before the lines inside your loop ran, "
+    "and is not the one that was trained on. That is harmless if these lines set what its samples read "
+    "(dataset.level = epoch), or change the batch in place as they did before. If not, the data may give "
+    f"other batches than before the stop: {_REMEDY}. `everstep drill SCRIPT` tells which"
+)
+_UNSTEADY = (
+    "stream {!r}: its first sample differs each time that it is fetched, and fetching it changes nothing of "
+    "the dataset: its samples hold a value of the moment (time.time(), a uuid), or draw from a generator "
+    "outside the dataset. Its batches are not compared with earlier executions; training that reads that "
+    "value cannot be repeated"
 )
 
 

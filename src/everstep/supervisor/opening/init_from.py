@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +20,7 @@ from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointErr
 from everstep.formats import Foreign, open_foreign
 from everstep.record import RunJournal, to_read, user_path
 from everstep.state import Encoded, split, within
+from everstep.state.entries import StatefulEntry
 from everstep.supervisor.leaving.ending import BestRecord
 from everstep.supervisor.saving.state_tree import Progress, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState, base_hint
@@ -130,7 +133,17 @@ class InitFrom:
             saved = self._merge(user, saved, where, say, starts, required)
         with reading(where, "user"):
             user.check(saved, where)
-            user.load_user(saved)
+            # what may still refuse its part comes first: objects with a `load_state_dict` of the user's own
+            may_refuse = [name for name, entry in user.entries.items() if isinstance(entry, StatefulEntry)]
+            kept = {} if starts else {name: deepcopy(user.entries[name].save()) for name in may_refuse}
+            try:
+                user.load_user(saved, may_refuse)
+            except Exception:
+                for name, tree in kept.items():
+                    with suppress(Exception):  # of the same object; the first error is raised
+                        user.entries[name].load(tree)
+                raise
+            user.load_user(saved, user.entries.keys() - set(may_refuse))
         return checkpoint, where, kind
 
     def _open_foreign(self, path: Path, say: Say) -> Foreign | None:

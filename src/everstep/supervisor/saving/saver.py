@@ -311,6 +311,7 @@ class Saver:
         for _ in range(len(self._written)):  # counted once: the writer thread may append meanwhile
             committed = self._written.popleft()
             name = str(committed.name)
+            engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
             engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
 

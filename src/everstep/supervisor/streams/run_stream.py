@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
+from everstep.data.pass_order import marks
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest
 from everstep.state import digest, encode, isolated, make_entry
@@ -245,6 +249,25 @@ class RunStream:
         if is_other and equal:
             words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
             self._streams.compared(self.name, words, True)
+
+    @cached_property
+    def is_unsteady(self) -> bool:
+        """Whether a sample is another each time it is fetched, and fetching changes nothing of the dataset.
+
+        That is so where samples have the time, but not where the dataset counts or has a generator.
+        """
+        source = None if self.stream is None else self.stream.source
+        if source is None or source.by_index is None or source.generators or source.holds_state:
+            return False
+        fetched = set[int | None]()
+        with suppress(Exception):  # of the program's own code: a dataset may know other numbers
+            dataset = copy(source.by_index)  # what it counts stays as it is
+            before = marks(dataset)
+            for _ in range(2):
+                with isolated():
+                    fetched.add(batch_digest(dataset[0], 0))
+            return len(fetched) > 1 and marks(dataset) == before
+        return False
 
     def end_pass(self) -> None:
         """End this pass; the next `open` begins the next pass."""

@@ -46,12 +46,12 @@ class SignalWatch:
     `wake` is called from the handler, and must only set plain attributes.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.received: int | None = None
         """Number of the first signal."""
         self.hopeless: str | None = None
         """Why no save can succeed any more, in words; None while one can."""
-        self._wake, self._received_at = wake, 0.0
+        self._wake, self._clock, self._received_at = wake, clock, 0.0
 
     def install(self) -> None:
         """Install the handlers; not outside the main thread, where Python allows none."""
@@ -75,12 +75,12 @@ class SignalWatch:
             _previous.clear()
 
     def receive(self, number: int) -> None:
-        self.received, self._received_at = number, time.monotonic()
+        self.received, self._received_at = number, self._clock()
         self._wake()
 
     def is_repeated(self) -> bool:
         """Whether a signal that comes now may be torchrun's, which repeats the one received."""
-        return launched() and time.monotonic() < self._received_at + REPEATED
+        return launched() and self._clock() < self._received_at + REPEATED
 
     def give_up(self, reason: str) -> None:
         """Take no further signal for a preemption: this process is ending; from any thread.
