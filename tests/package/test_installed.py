@@ -59,21 +59,6 @@ def data():
     return everstep.data.arrays(x, batch_size=16, shuffle=True)
 """
 
-PLAIN = """
-import torch
-
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.utils.data.TensorDataset(torch.randn(8, 2))
-loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-for epoch in range(2):
-    for (x,) in loader:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-"""
-
 CONFIG = """
 task: {call: line_task:Line}
 streams: {train: {call: line_task:data}}
@@ -127,13 +112,6 @@ def optuna(env: Environment) -> None:
     rate = "task.lr={low: 0.01, high: 0.1}"
     said = env.everstep("sweep", "line.yaml", "--optuna", rate, "--minimize", "loss", "-n", 2, "--skip-check")
     assert "[2/2]" in said
-
-
-def adopt(env: Environment) -> None:
-    """The script is only parsed: torch is not needed."""
-    (env.folder / "plain.py").write_text(PLAIN)
-    said = env.everstep("adopt", "plain.py")
-    assert "+import everstep\n" in said and re.search(r"\+ .*iter_epochs\(\)", said)
 
 
 def mirror(env: Environment) -> None:
@@ -207,7 +185,6 @@ USES: dict[str, Callable[[Environment], None]] = {
     "postgres": postgres,
     "experiment": experiment,
     "optuna": optuna,
-    "adopt": adopt,
     "mirror": mirror,
     "tensorboard": tensorboard,
     "ui": ui,

@@ -98,8 +98,8 @@ READERS: dict[str, Callable[[Path, str], Iterator[Point]]] = {
 }
 
 
-def kill_before_position(sends: int) -> None:
-    """Kill this process as MLflow has the points of its last send, and not their position."""
+def kill_at_position(where: str, sends: int) -> None:
+    """Kill this process before MLflow stores the position of a send, or after it."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     set_tags = SqlAlchemyStore._set_tags
@@ -107,9 +107,12 @@ def kill_before_position(sends: int) -> None:
     def killed(store: Any, run_id: str, tags: Any) -> None:
         nonlocal sends
         sends -= any(tag.key == "everstep.sent" for tag in tags)
+        if where == "after":
+            set_tags(store, run_id, tags)
         if not sends:
             os.kill(os.getpid(), signal.SIGKILL)
-        set_tags(store, run_id, tags)
+        if where == "before":
+            set_tags(store, run_id, tags)
 
     SqlAlchemyStore._set_tags = killed
 
@@ -118,8 +121,9 @@ def main(
     action: str, name: str, run_dir: Path, store: str, checkpoint: str = "newest", epochs: str = "3"
 ) -> None:
     if action == "train":
-        if "SENDS_WITHOUT_POSITION" in os.environ:
-            kill_before_position(int(os.environ["SENDS_WITHOUT_POSITION"]))
+        if "KILL_AT_POSITION" in os.environ:
+            where, sends = os.environ["KILL_AT_POSITION"].split()
+            kill_at_position(where, int(sends))
         services = [service(name, store), Checkpoints(Every(steps=3), keep_last=None)]
         resume: Any = int(checkpoint) if checkpoint.isdigit() else True
         config = {"model": {"width": 8}, "lr": 0.1}

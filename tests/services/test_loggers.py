@@ -282,12 +282,25 @@ def test_points_that_mlflow_has_without_their_position_are_there_once(
 ) -> None:
     """Sent again from an older checkpoint they have other times."""
     place = Place(python, "mlflow", tmp_path)
-    place.run("train", status=-signal.SIGKILL, SENDS_WITHOUT_POSITION="2")
+    place.run("train", status=-signal.SIGKILL, KILL_AT_POSITION="before 2")
     had = place.points()
     assert {step for step, _, _ in had} == {1, 2, 3, 4, 5, 6}
     place.run("train", checkpoint)
     place.require_each_once()
     assert not had - place.points()
+
+
+@pytest.mark.campaign("machine")
+def test_where_mlflow_has_the_position_it_has_the_points(python: str, tmp_path: Path) -> None:
+    """990 points in one send: with the tags of the position more than MLflow's client sends at once."""
+    place = Place(python, "mlflow", tmp_path)
+    store, place.store = place.store, "http://127.0.0.1:9"
+    assert "start the run again to send them" in place.run("train", "newest", 165)
+    place.store = store
+    place.run("train", "newest", 165, status=-signal.SIGKILL, KILL_AT_POSITION="after 1")
+    place.run("train", "newest", 165)
+    assert place.points().total() == 990
+    place.require_each_once()
 
 
 @pytest.mark.campaign("machine")
@@ -297,8 +310,7 @@ def test_an_outage_of_mlflow_is_caught_up(python: str, tmp_path: Path) -> None:
         port = free.getsockname()[1]
     place = Place(python, "mlflow", tmp_path)
     store, place.store = place.store, f"http://127.0.0.1:{port}"
-    # 990 points: with their position more than MLflow takes at once
-    assert "start the run again to send them" in place.run("train", "newest", 165)
+    assert "start the run again to send them" in place.run("train")
     command = [
         python,
         "-m",
@@ -315,7 +327,7 @@ def test_an_outage_of_mlflow_is_caught_up(python: str, tmp_path: Path) -> None:
         server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
     try:
         until(lambda: answers(port))
-        assert "warning" not in place.run("train", "newest", 165)
+        assert "warning" not in place.run("train")
         place.require_each_once()
     finally:
         os.killpg(server.pid, signal.SIGKILL)

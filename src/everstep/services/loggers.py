@@ -336,7 +336,7 @@ class MLflow(RemoteSink):
             metrics = [metric for metric in metrics if missing[_point(metric)]]
         tags = [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
         tags.append(RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}"))
-        # first: the store may have the values and not the position
+        # apart: there is no transaction, and the client would send tags with the first points
         self._client.set_tag(self._run_id, "everstep.sending", mark, synchronous=True)
         for at in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics[at : at + 1000], synchronous=True)
