@@ -126,7 +126,7 @@ def main(
             kill_at_position(where, int(sends))
         services = [service(name, store), Checkpoints(Every(steps=3), keep_last=None)]
         resume: Any = int(checkpoint) if checkpoint.isdigit() else True
-        config = {"model": {"width": 8}, "lr": 0.1}
+        config = {"model": {"width": 8}, "lr": 0.1, "a@b": 1}  # MLflow refuses "@"
         tiny = Tiny(run_dir, max_epoch=int(epochs), services=services, resume=resume, config=config)
         shift = int(os.environ.get("SHIFT", "0"))  # other values of one metric
         tiny.train(

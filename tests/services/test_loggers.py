@@ -349,6 +349,6 @@ def test_mlflow_has_the_config_and_how_the_run_ended(python: str, tmp_path: Path
     place = Place(python, "mlflow", tmp_path)
     place.run("train", EVERSTEP_HAZARD="SIGTERM:checkpoint.rename:2", status=143)
     facts = json.loads(place.run("facts").splitlines()[-1])
-    assert facts == [["KILLED", {"model.width": "8", "lr": "0.1"}]]
+    assert facts == [["KILLED", {"model.width": "8", "lr": "0.1", "a_b": "1"}]]
     place.run("train")
     assert json.loads(place.run("facts").splitlines()[-1])[0][0] == "FINISHED"
