@@ -149,7 +149,8 @@ def expected(run_dir: Path) -> Counter[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_service_passes_its_own_check(python: str, name: str, tmp_path: Path) -> None:
     """Of MLflow and Trackio each line of position() and send() is a place of a kill."""
-    Place(python, name, tmp_path).run("check")
+    # a pool of connections to SQLite would be files that the service leaves open
+    Place(python, name, tmp_path).run("check", MLFLOW_SQLALCHEMYSTORE_POOLCLASS="NullPool")
 
 
 @pytest.mark.campaign("machine")
@@ -244,16 +245,27 @@ def test_wandb_sync_of_a_run_that_was_killed_and_went_back_is_one_run(python: st
 
 
 @pytest.mark.campaign("machine")
-def test_online_the_file_is_uploaded_while_it_grows(python: str, tmp_path: Path) -> None:
-    place = Place(python, "wandb-online", tmp_path)
+def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
+    python: str, tmp_path: Path
+) -> None:
+    place, draws, rows = Place(python, "wandb-online", tmp_path), random.Random(gate.seed), 0
     with wandb_stand_in(python) as (environment, runs):
-        process = place.start("train", "newest", 2000, **environment)
-        # while it trains: what the first start has written is there
-        until(lambda: any(run["history"] for run in runs().values()))
-        process.kill()
-        process.communicate()
-        (first,) = runs().values()
-        assert "complete" not in first
+
+        def is_longer() -> bool:
+            return sum(len(run["history"]) for run in runs().values()) > rows
+
+        for _ in range(6):
+            process = place.start("train", "newest", 100_000, **environment)
+            until(is_longer)  # while it trains
+            assert process.stdout is not None
+            for _ in range(draws.randint(1, 400)):
+                process.stdout.readline()
+            process.kill()
+            process.communicate()
+            assert process.returncode == -signal.SIGKILL
+            (run,) = runs().values()
+            assert "complete" not in run
+            rows = len(run["history"])
         place.run("train", "newest", 40, **environment)
         (run,) = runs().values()
     assert uploaded(run) == expected(place.run_dir)
@@ -261,6 +273,34 @@ def test_online_the_file_is_uploaded_while_it_grows(python: str, tmp_path: Path)
 
 
 # ---------------------------------------------------------------------------------------- MLflow
+
+
+@pytest.mark.campaign("machine")
+@pytest.mark.parametrize("checkpoint", ["newest", 3])
+def test_points_that_mlflow_has_without_their_position_are_there_once(
+    python: str, checkpoint: str | int, tmp_path: Path
+) -> None:
+    """Sent again from an older checkpoint they have other times."""
+    place = Place(python, "mlflow", tmp_path)
+    place.run("train", status=-signal.SIGKILL, KILL_AT_POSITION="before 2")
+    had = place.points()
+    assert {step for step, _, _ in had} == {1, 2, 3, 4, 5, 6}
+    place.run("train", checkpoint)
+    place.require_each_once()
+    assert not had - place.points()
+
+
+@pytest.mark.campaign("machine")
+def test_where_mlflow_has_the_position_it_has_the_points(python: str, tmp_path: Path) -> None:
+    """990 points in one send: with the tags of the position more than MLflow's client sends at once."""
+    place = Place(python, "mlflow", tmp_path)
+    store, place.store = place.store, "http://127.0.0.1:9"
+    assert "start the run again to send them" in place.run("train", "newest", 165)
+    place.store = store
+    place.run("train", "newest", 165, status=-signal.SIGKILL, KILL_AT_POSITION="after 1")
+    place.run("train", "newest", 165)
+    assert place.points().total() == 990
+    place.require_each_once()
 
 
 @pytest.mark.campaign("machine")
@@ -287,7 +327,7 @@ def test_an_outage_of_mlflow_is_caught_up(python: str, tmp_path: Path) -> None:
         server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
     try:
         until(lambda: answers(port))
-        place.run("train")
+        assert "warning" not in place.run("train")
         place.require_each_once()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -309,6 +349,6 @@ def test_mlflow_has_the_config_and_how_the_run_ended(python: str, tmp_path: Path
     place = Place(python, "mlflow", tmp_path)
     place.run("train", EVERSTEP_HAZARD="SIGTERM:checkpoint.rename:2", status=143)
     facts = json.loads(place.run("facts").splitlines()[-1])
-    assert facts == [["KILLED", {"model.width": "8", "lr": "0.1"}]]
+    assert facts == [["KILLED", {"model.width": "8", "lr": "0.1", "a_b": "1"}]]
     place.run("train")
     assert json.loads(place.run("facts").splitlines()[-1])[0][0] == "FINISHED"

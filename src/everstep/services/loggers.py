@@ -36,15 +36,17 @@ _BLOCK, _HEAD = 32768, 7
 """Bytes of a block of W&B's file, and of the head of a record in it."""
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
+_REFUSED = re.compile(r"[^/\w.\- :]")  # by MLflow, in names
 _LIVE = """
-import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+import os, sys, threading, time
+def end_with_parent():
+    while os.getppid() == int(sys.argv[2]): time.sleep(0.1)
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
 from wandb.cli.cli import cli
 cli(["beta", "sync", "--live", "--no-skip-online", sys.argv[1]])
 """
 """Uploads a file while it grows; ends after its last record, or with the process that writes it."""
-
-
 _COUNT = """
 import sys, wandb
 try:
@@ -113,22 +115,22 @@ class WandB(Sink):
         self._uploaded = counted or sum(_count_rows(path.with_suffix("")) for path in synced)
         # W&B's command uploads the files of a run in the order of these times
         self._file_began = int(self._began) + len(synced)
-        place = f"{datetime.fromtimestamp(self._file_began, UTC):%Y%m%d_%H%M%S}-{self._id}"
-        place = f"run-{place}" if is_online else f"offline-run-{place}"
-        self._place = Path(f"logs/wandb/{place}/run-{self._id}.wandb")
+        began = datetime.fromtimestamp(self._file_began, UTC).strftime("%Y%m%d_%H%M%S")
+        folder = f"{'run' if is_online else 'offline-run'}-{began}-{self._id}"
+        self._place = Path(f"logs/wandb/{folder}/run-{self._id}.wandb")
         self._synced.unlink(missing_ok=True)
         super().begin(parts)
         if counted is not None:
             with open(self.path.with_name("upload.log"), "ab") as log:
                 self._upload = subprocess.Popen(
-                    [sys.executable, "-c", _LIVE, str(self.path)],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment,
+                    [sys.executable, "-c", _LIVE, str(self.path), str(os.getpid())],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 )  # fmt: skip
 
     def _count(self, environment: dict[str, str]) -> int | None:
         """Ask W&B how many rows it has; None if it does not answer."""
-        path = "/".join(filter(None, (self._names["entity"], self._names["project"], self._id)))
-        command = [sys.executable, "-c", _COUNT, path]
+        parts = (self._names["entity"], self._names["project"], self._id)
+        command = [sys.executable, "-c", _COUNT, "/".join(filter(None, parts))]
         try:
             answer = subprocess.run(
                 command, capture_output=True, text=True, timeout=self.timeout, env=environment, check=True
@@ -157,16 +159,14 @@ class WandB(Sink):
         self._step, self._row, self._summary = -1, dict[str, Any](), dict[str, Any]()
         self._steps_uploaded = set[int]()
         file.write(struct.pack("<4sHB", b":W&B", 0xBEE1, 0))
-        version = {"producer": wandb.__version__, "min_consumer": "0.70.0"}
-        self._put(file, header={"version_info": version})
-        config = [{"key": key, "value_json": json.dumps(value)} for key, value in self._config.items()]
+        self._put(file, header={"version_info": {"producer": wandb.__version__, "min_consumer": "0.70.0"}})
         self._put(
             file,
             run={
                 "run_id": self._id,
                 "display_name": self._run_name or Path(self._run.run_dir).name,
                 "tags": self._tags,
-                "config": {"update": config},
+                "config": {"update": _items(self._config)},
                 "start_time": {"seconds": self._file_began},
                 **self._names,
             },
@@ -210,9 +210,9 @@ class WandB(Sink):
 
     def _stop_upload(self) -> None:
         if self._upload is not None:
-            upload, self._upload = self._upload, None
-            with upload:
-                upload.kill()
+            self._upload.kill()
+            self._upload.wait()
+            self._upload = None
 
     def _put_row(self, file: IO[bytes]) -> None:
         """Write the row of the last step, of which no value will come."""
@@ -236,8 +236,7 @@ class WandB(Sink):
                 file.write(bytes(left))
                 left = _BLOCK
             part, data = data[: left - _HEAD], data[left - _HEAD :]
-            # first, middle and last part; 1: the whole record
-            kind = (3 if before else 2) if data else (4 if before else 1)
+            kind = (3 if before else 2) if data else (4 if before else 1)  # middle, first, last, or whole
             file.write(struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part)
             before = True
 
@@ -311,14 +310,14 @@ class MLflow(RemoteSink):
         run = next(iter(self._client.search_runs([number], f"tags.`everstep.run` = '{self.key}'")), None)
         if run is None:
             tags = {**self._tags, "everstep.run": self.key}
-            run_name = self._run_name or self.run_dir.name
-            run = self._client.create_run(number, tags=tags, run_name=run_name)
+            run = self._client.create_run(number, tags=tags, run_name=self._run_name or self.run_dir.name)
         elif run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._run_id, tags = run.info.run_id, run.data.tags
-        params = [Param(key, value) for key, value in _flat(self.run_config) if key not in run.data.params]
+        config = {_REFUSED.sub("_", key): text[:6000] for key, text in _flat(self.run_config)}
+        params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
         for at in range(0, len(params), 100):
-            self._client.log_batch(self._run_id, params=params[at : at + 100])
+            self._client.log_batch(self._run_id, params=params[at : at + 100], synchronous=True)
         self._is_partly_sent = tags.get("everstep.sending") != tags.get("everstep.sent")
         return "".join(tags[key] for key in _POSITION if key in tags)
 
@@ -326,7 +325,7 @@ class MLflow(RemoteSink):
         from mlflow.entities import Metric, RunTag
 
         metrics = [
-            Metric(re.sub(r"[^/\w.\- :]", "_", key), value, round(line.time * 1000), line["step"])
+            Metric(_REFUSED.sub("_", key), value, round(line.time * 1000), line["step"])
             for line in lines
             for key, value in line.tagged().items()
         ]
@@ -335,13 +334,14 @@ class MLflow(RemoteSink):
             there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
             missing = Counter(map(_point, metrics)) - Counter(map(_point, there))
             metrics = [metric for metric in metrics if missing[_point(metric)]]
-        tags = [RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}")]
-        tags += [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
-        # first: the store may have the values and not the position
-        self._client.set_tag(self._run_id, "everstep.sending", mark)
-        for at in range(0, max(1, len(metrics)), 1000):
-            last = tags if at + 1000 >= len(metrics) else []
-            self._client.log_batch(self._run_id, metrics[at : at + 1000], tags=last, synchronous=True)
+        tags = [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
+        tags.append(RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}"))
+        # apart: there is no transaction, and the client would send tags with the first points
+        self._client.set_tag(self._run_id, "everstep.sending", mark, synchronous=True)
+        for at in range(0, len(metrics), 1000):
+            self._client.log_batch(self._run_id, metrics[at : at + 1000], synchronous=True)
+        self._client.log_batch(self._run_id, tags=tags, synchronous=True)
+        self._is_partly_sent = False
 
     def end(self, status: str) -> None:
         ended = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[status]
@@ -360,7 +360,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", (value if isinstance(value, str) else json.dumps(value))[:6000]
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 class Trackio(RemoteSink):
