@@ -332,8 +332,13 @@ class MLflow(RemoteSink):
         if self._is_partly_sent:  # and perhaps computed again since, at another time
             keys = {metric.key for metric in metrics}
             there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
-            missing = Counter(map(_point, metrics)) - Counter(map(_point, there))
-            metrics = [metric for metric in metrics if missing[_point(metric)]]
+            known, missing = Counter(map(_point, there)), []
+            for metric in metrics:
+                if known[_point(metric)]:
+                    known[_point(metric)] -= 1
+                else:
+                    missing.append(metric)
+            metrics = missing
         tags = [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
         tags.append(RunTag("everstep.sent", mark := f"{zlib.crc32(position.encode()):08x}"))
         # apart: there is no transaction, and the client would send tags with the first points
@@ -344,7 +349,7 @@ class MLflow(RemoteSink):
         self._is_partly_sent = False
 
     def end(self, status: str) -> None:
-        ended = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[status]
+        ended = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
         self._client.set_terminated(self._run_id, ended)
 
 
