@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, page, rooms, totals
 
 HELD = {
-    "lines of src": 51_320,
-    "lines of tests": 52_850,
+    "lines of src": 51_230,
+    "lines of tests": 52_800,
     "modules of at most 60 lines": 42,
     "names in everstep": 25,
 }

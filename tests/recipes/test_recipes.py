@@ -107,6 +107,25 @@ def test_a_job_that_submitit_queues_again_is_the_job_that_was_left_alone(
     assert RunJournal(struck).status().segments == 4
 
 
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_a_job_that_is_cancelled_is_not_queued_again_and_resumes_when_submitted_again(
+    name: str, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "launch.py").write_text(PROGRAMS[name])
+    whole, struck = (tmp_path / folder / "runs" / "job" for folder in ("whole", "struck"))
+    for run, statuses in ((whole, [0]), (struck, [1, 0])):
+        for number, status in enumerate(statuses, 1):
+            process = start(
+                str(tmp_path / "launch.py"), folder=run.parents[1], SUBMITIT_PREEMPT_SIGNAL="USR1"
+            )
+            if status != 0:
+                os.kill(waiting.until(partial(trainer_of, run, number)), signal.SIGTERM)
+            _, errors = process.communicate()
+            assert process.returncode == status, errors
+            assert RunJournal(run).status().segments == number
+    assert compare_runs(whole, struck) == []
+
+
 def trainer_of(run: Path, start: int) -> int | None:
     """Number of the process that trains a run in its n-th start."""
     newest = RunJournal(run).newest_start() if (run / "run.json").exists() else None

@@ -39,7 +39,7 @@ FORGOTTEN = {
     "the generator of the environment": ("env.unwrapped.np_random.bit_generator.state = random", "pass"),
     "the pole": ('("state", ', "("),
     "the return of the open episode": ('"episode_returns", ', ""),
-    "the last observation": ('    "seen": seen,\n', ""),
+    "the last observation": ('    "obs": obs,\n', ""),
     "the memory": ('    "memory": memory,\n', ""),
     "the generator of actions and samples": ('    "draws": draws,\n', ""),
 }
