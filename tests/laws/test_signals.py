@@ -75,7 +75,7 @@ def test_a_signal_to_the_group_loses_no_step(
 
 
 @pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", SIGNALS[:-1], ids=lambda number: number.name)  # USR1 is a notice
 def test_a_second_signal_ends_it_at_once(
     server: ForkServer, tmp_path: Path, undisturbed: Any, number: signal.Signals
 ) -> None:

@@ -25,7 +25,7 @@ import everstep
 import warm
 from everstep import Checkpoints, Every, Service
 from everstep.record import Event, RunJournal
-from everstep.services import CSV, Histogram, Image, JSONLines, TensorBoard
+from everstep.services import CSV, FinalValues, Histogram, Image, JSONLines, TensorBoard
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at
 from waiting import until
@@ -123,6 +123,12 @@ def test_lines_have_one_order_wherever_the_writer_thread_is_done_with_a_checkpoi
     assert len(places) > 10
     for place in places:
         assert [*JSONLines.lines([*others[:place], announced[0], *others[place:]])] == wanted
+
+
+def test_final_values_come_last_also_where_a_file_is_made_anew(tmp_path: Path) -> None:
+    Tiny(tmp_path, max_epoch=2, services=[FinalValues(lambda: {"norm": 2.0})]).train(tail=evaluated)
+    ((_, items),) = RunJournal(tmp_path).parts()
+    assert [line["phase"] for line in JSONLines.lines(items)][-2:] == ["epoch", "eval/final values"]
 
 
 # ------------------------------------------------------------------------------- going back, and on

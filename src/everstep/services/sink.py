@@ -23,7 +23,7 @@ from typing import IO, Any, ClassVar, TypeAlias
 
 from everstep import hazard
 from everstep.arguments import number
-from everstep.checkpoint import read_manifest
+from everstep.checkpoint import CheckpointName, read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
@@ -59,7 +59,7 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
     """Yield the lines of a journal's items, which must hold every row of the steps that they end with.
 
     Rows come by metric, so the rows of an epoch are held back until the epoch ends, or a checkpoint is
-    announced: by then the rows of all steps before the newest one have been written.
+    announced: by then the rows that belong to its state have been written.
     """
     open_lines: dict[tuple[int, int, str, int], Line] = {}
     epoch = 0
@@ -73,8 +73,10 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
 
     for item in items:
         if isinstance(item, Event):
-            if item.kind == "checkpoint" and open_lines:
-                yield from in_order(max(open_lines)[0])
+            if item.kind == "checkpoint":
+                name = CheckpointName.parse(item.data["name"])
+                # one of an epoch's end comes after all rows of its step but those of the run's end
+                yield from in_order(name.step + (name.epoch is not None))
             continue
         block = item.block
         if block.epoch != epoch:
