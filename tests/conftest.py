@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -59,6 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the tier, before files of tests are imported."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:  # neither torch's workers nor datasets nor joblib start there
+        pytest.exit(f"Python has no semaphores here ({error}): mount /dev/shm, 64 MB are enough", returncode=3)
     gate.is_campaign = config.getoption("--campaign")
     if gate.is_campaign:
         gate.seed = config.getoption("--seed")
