@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         multiprocessing.Lock()
     except OSError as error:  # neither torch's workers nor datasets nor joblib start there
-        pytest.exit(f"Python has no semaphores here ({error}): mount /dev/shm, 64 MB are enough", returncode=3)
+        pytest.exit(f"Python has no semaphores ({error}): mount /dev/shm, of 64 MB or more", returncode=3)
     gate.is_campaign = config.getoption("--campaign")
     if gate.is_campaign:
         gate.seed = config.getoption("--seed")
