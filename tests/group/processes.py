@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,25 +30,26 @@ def say(*words):  # one write: lines of several processes do not mix
 POLL = 0.02
 FIRST_PORT = 20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = itertools.count(os.getpid())
-_held: list[socket.socket] = []
-"""One at each port that was given away: it is taken for other tests on this machine, and not for a store."""
+_held: deque[socket.socket] = deque()
+"""One at each of the last ports given away: taken for other tests on this machine, and not for a store."""
 
 
 def free_port() -> int:
     """Return the next port of this worker's 500, from which no connection of another process begins."""
-    for attempt in range(3):
+    for attempt in range(500):  # beside other sessions on this machine many are taken
         port = FIRST_PORT + next(_ports) % 500
         held = socket.socket()
         try:
             held.bind(("127.0.0.1", port))
         except OSError as error:
             held.close()
-            if error.errno != errno.EADDRINUSE or attempt == 2:
+            if error.errno != errno.EADDRINUSE or attempt == 499:
                 raise
-            print(f"port {port} is taken: another one is tried")
         else:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _held.append(held)
+            if len(_held) > 100:
+                _held.popleft().close()  # its test is over; a campaign asks for more than 500
             return port
     raise AssertionError
 
