@@ -16,7 +16,7 @@ from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
 from everstep.checkpoint import CheckpointName, Commit, Store, finite
 from everstep.checkpoint.array_file import ITEM_BYTES
-from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 from everstep.state import Encoded

@@ -20,14 +20,14 @@ from hostile_values import harmed, mutated, value_of
 
 import everstep
 from everstep import labels
-from everstep.checkpoint import Store, manifest, read_checkpoint
+from everstep.checkpoint import Store, read_checkpoint
 from everstep.checkpoint.array_file import read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
 from everstep.errors import EverstepError
 from everstep.formats.distributed import read_pickle
 from everstep.formats.foreign import open_foreign
-from everstep.mirror.contents import Contents, Holder, Part, parse
+from everstep.mirror.mirror import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
 from everstep.record.trail import packed, read_trail
@@ -128,7 +128,7 @@ def _rarely(rng: Random) -> bool:
 
 
 def _manifest(place: Place, folder: Path, of: str) -> Target:
-    path = folder / manifest.MANIFEST
+    path = folder / format.MANIFEST
     raw = path.read_bytes()
     body = json.loads(raw)["body"]
     parts = ["meta", "meta", "arrays", "files", "structure"]
@@ -169,7 +169,7 @@ def _use_facts(facts: Facts) -> None:
 
 
 def _arrays(place: Place) -> Target:
-    raw = (place.checkpoint / manifest.ARRAYS).read_bytes()
+    raw = (place.checkpoint / format.ARRAYS).read_bytes()
     path = place.run / "some.safetensors"
 
     def make(rng: Random) -> Input:

@@ -12,7 +12,7 @@ from mirror_program import make, train
 from s3_server import server, settings
 
 from everstep.errors import MirrorError
-from everstep.mirror.contents import Contents, Holder
+from everstep.mirror.mirror import Contents, Holder
 from everstep.mirror.place import ObjectStore
 
 pytestmark = pytest.mark.campaign("machine")

@@ -17,7 +17,7 @@ from test_replay import PROGRAM, as_it_is, start
 
 import everstep
 from everstep import Every
-from everstep.replaying.diverge import compare_recorded
+from everstep.replaying.comparing import compare_recorded
 
 FAULTS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "another order from epoch 2": (("--fault", "order"), 7, "samples"),

@@ -20,7 +20,7 @@ class Facts(NamedTuple):
     Attributes:
         partial: whether its epoch was cut short, so that the checkpoint inside that epoch is needed, too.
         created: time of the commit, in seconds since 1970.
-        metrics: values in `meta["metrics"]` of the checkpoint's own step, for `keep_best`.
+        metrics: values of the checkpoint's own step.
         kept: names of all best weights that are kept, by metric, the best first.
         interim: whether the checkpoint is only used until the end of its epoch is saved.
     """
@@ -77,8 +77,7 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
-        object.__setattr__(self, "keep_last", keep_last)
+        integer("keep_last", self.keep_last, none="to keep every checkpoint")
         every = self.keep_every
         if every is not None and not isinstance(every, Every):
             raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")

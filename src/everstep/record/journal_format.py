@@ -5,10 +5,9 @@
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
     event    (kind 1) JSON {"kind", "time", "wall", "data"}
-    metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase
-             and name u32, wall u8, phase, name, the columns steps, counts, seqs, then values as f64
-    column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
-             unsigned number of `width` bytes per row, the column is base + number
+    metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase,
+             name and columns u32, wall u8, phase, name, the columns steps, counts, seqs (the differences
+             from row to row as i64, compressed by zlib), then values as f64
 
 A frame's offset is its place in the file: a frame elsewhere shows that bytes were removed or added.
 The header's layout is the same in every version, so that an old everstep can name a new version.
@@ -18,7 +17,9 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from everstep.errors import JournalError
 from everstep.record.event_fields import DEEPEST, levels
 from everstep.untrusted_files import parse_json
 
-VERSION = 1
+VERSION = 2
 EVENT, METRICS = 1, 2
 LATEST = 1e11
 """Upper limit of a time, in seconds since 1970 (in the year 5138): a later time is damage."""
@@ -41,11 +42,9 @@ _MARKER = b"\xe5\x1aEV"
 _HEADER = struct.Struct("<8sIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _FRAME = struct.Struct("<4sIIQ")  # and a checksum
-_BLOCK = struct.Struct("<dqIIIB")
-_COLUMN = struct.Struct("<Bq")
-_STRIDE = struct.Struct("<q")
-_WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+_BLOCK = struct.Struct("<dqIIIIB")
 _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
+"""Fields of an event."""
 
 _PATIENCE = 16
 """Limit of bytes hashed in vain, in file sizes: each of many false frames may claim the rest of the file."""
@@ -161,11 +160,12 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
     """Undo `pack_event`: return kind, data, wall, time."""
-    record = parse_json(payload)
-    fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
-    if not fits or _is_deep(bytes(payload), record) or not 0 <= record["time"] < LATEST:
-        raise ValueError("it is not an event")
-    return dict(record)
+    with suppress(ValueError):
+        record = parse_json(payload)
+        fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
+        if fits and not _is_deep(bytes(payload), record) and 0 <= record["time"] < LATEST:
+            return {name: record[name] for name in _EVENT}
+    raise ValueError("is not an event")
 
 
 def _is_deep(packed: bytes, record: Any) -> bool:
@@ -181,81 +181,56 @@ def joined_blocks(blocks: list[Block]) -> Block:
 def pack_block(block: Block, time: float) -> bytes:
     """Pack a block, whose columns are of equal length, as a frame's payload."""
     phase, name = (text.encode("utf-8", "surrogatepass") for text in (block.phase, block.name))
-    head = _BLOCK.pack(time, block.epoch, len(block.steps), len(phase), len(name), block.wall)
-    columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
-    return b"".join((head, phase, name, *columns, np.array(block.values, "<f8").tobytes()))
+    columns = np.array([block.steps, block.counts, block.seqs], np.int64)
+    packed = zlib.compress(np.diff(columns, prepend=0).astype("<i8").tobytes(), 1)
+    lengths = len(phase), len(name), len(packed)
+    head = _BLOCK.pack(time, block.epoch, len(block.steps), *lengths, block.wall)
+    return b"".join((head, phase, name, packed, np.array(block.values, "<f8").tobytes()))
 
 
-def _pack_column(column: list[int]) -> bytes:
-    first = column[0]
-    if column.count(first) == len(column):
-        return _COLUMN.pack(0, first) + _STRIDE.pack(0)
-    array: NDArray[np.int64] = np.array(column, np.int64)
-    stride = column[1] - first
-    # The last element alone rules out most columns, before the slower comparison of all differences.
-    if column[-1] == first + stride * (len(column) - 1) and (np.diff(array) == stride).all():
-        return _COLUMN.pack(0, first) + _STRIDE.pack(stride)
-    base = array.min()
-    offsets = array.view(np.uint64) - base.view(np.uint64)  # modulo 2**64: no range overflows
-    width = np.min_scalar_type(int(offsets.max())).itemsize
-    packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
-    return _COLUMN.pack(width, int(base)) + packed
-
-
-def _layout(payload: memoryview) -> tuple[tuple[int, str, str, bool], int, list[int]]:
-    """Return a packed block's (epoch, phase, name, wall), its number of rows, and where its columns begin.
+def _unpacked(
+    payload: memoryview,
+) -> tuple[tuple[int, str, str, bool], NDArray[np.int64], NDArray[np.float64]]:
+    """Return a packed block's (epoch, phase, name, wall), its columns and its values.
 
     ValueError: it has not exactly the bytes of the rows that it claims.
     """
     if len(payload) < _BLOCK.size:
         raise ValueError("its head is torn")
     time, epoch, rows, *lengths, wall = _BLOCK.unpack_from(payload)
-    at, names, columns = _BLOCK.size, list[str](), list[int]()
+    at, parts = _BLOCK.size, list[bytes]()
     for length in lengths:
-        names.append(bytes(payload[at : at + length]).decode("utf-8", "surrogatepass"))
+        parts.append(bytes(payload[at : at + length]))
         at += length
-    for _ in range(3):
-        columns.append(at)
-        width, _ = _COLUMN.unpack_from(payload, at) if at + _COLUMN.size <= len(payload) else (-1, 0)
-        if width and width not in _WIDTHS:
-            raise ValueError("a column is torn")
-        at += _COLUMN.size + (width * rows or _STRIDE.size)
     if not (rows > 0 and 0 <= time < LATEST and at + 8 * rows == len(payload)):
         raise ValueError(f"{len(payload)} bytes are not those of {rows} rows")
-    return (epoch, names[0], names[1], bool(wall)), rows, columns
+    try:  # no more than a block of so many values has, whatever the bytes claim
+        differences = zlib.decompressobj().decompress(parts[2], 24 * rows + 1)
+    except zlib.error as error:
+        raise ValueError("its columns are damaged") from error
+    columns = np.cumsum(np.frombuffer(differences, "<i8").reshape(3, rows), axis=1)
+    phase, name = (part.decode("utf-8", "surrogatepass") for part in parts[:2])
+    return (epoch, phase, name, bool(wall)), columns, np.frombuffer(payload[at:], "<f8")
 
 
 def is_block(payload: memoryview) -> bool:
     """Whether a payload has exactly the bytes of the rows that it claims."""
     try:
-        _layout(payload)
+        _unpacked(payload)
     except ValueError:
         return False
     return True
 
 
 def unpack_block(payload: memoryview) -> Block:
-    head, rows, columns = _layout(payload)
-    steps, counts, seqs = (_column(payload, at, rows).tolist() for at in columns)
-    return Block(*head, steps, np.frombuffer(payload[-8 * rows :], "<f8").tolist(), counts, seqs)
+    head, (steps, counts, seqs), values = _unpacked(payload)
+    return Block(*head, steps.tolist(), values.tolist(), counts.tolist(), seqs.tolist())
 
 
 def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps and values of a packed block, one of each per row."""
-    _, rows, columns = _layout(payload)
-    return _column(payload, columns[0], rows), np.frombuffer(payload[-8 * rows :], "<f8")
-
-
-def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
-    width, base = _COLUMN.unpack_from(payload, at)
-    at += _COLUMN.size
-    column: NDArray[np.int64]
-    if width == 0:
-        column = base + _STRIDE.unpack_from(payload, at)[0] * np.arange(rows, dtype=np.int64)
-    else:
-        offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-        column = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
-    return column
+    _, columns, values = _unpacked(payload)
+    return columns[0], values
 
 
 def block_time(payload: memoryview) -> float:

@@ -124,9 +124,9 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
         file.seek(start)
         data = file.read()
     header = journal_format.unpack_header(head)
-    if header is not None and header.version > VERSION:
-        newer = f"{path} has journal format {header.version}, this everstep reads up to {VERSION}"
-        raise JournalError(f"{newer}; upgrade everstep")
+    if header is not None and header.version != VERSION:
+        other = f"{path} has journal format {header.version}, this everstep reads only {VERSION}"
+        raise JournalError(f"{other}; use the everstep that wrote it")
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's
@@ -150,7 +150,7 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
 
 
 def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) -> None:
-    """Add the frames of the file's bytes from `start` on, which were written `moved` bytes further on."""
+    """Add the frames of bytes from `start` on, which were written `moved` bytes further on; None: unknown."""
     last, problems = -1, list[str]()
     for each in journal_format.scan(data, 0):
         at, length = start + each.start, each.end - each.start
@@ -167,35 +167,28 @@ def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) ->
             problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
             continue
         if moved not in (None, each.offset - at):
-            problems.append(
-                f"the frame at {at} was written at {each.offset}; something before it was changed"
-            )
+            problems.append(f"the frame at {at} was written at {each.offset}; what is before it was changed")
         moved, last, segment.end = each.offset - at, each.offset, each.offset + length
-        if wrong := _add_frame(segment, each):
+        try:
+            _add_frame(segment, each)
+        except ValueError as wrong:
             problems.append(f"the frame at {at} {wrong}; it is skipped")
     segment.problems += [f"{segment.path.name}: {problem}" for problem in problems]
 
 
-def _add_frame(segment: Segment, frame: Frame) -> str:
-    """Unpack a frame; return why it holds nothing, or ""."""
+def _add_frame(segment: Segment, frame: Frame) -> None:
+    """Unpack a frame; a ValueError says why it holds nothing."""
     if frame.kind == journal_format.METRICS:
         if not journal_format.is_block(frame.payload):
-            return f"claims rows that its {len(frame.payload)} bytes do not hold"
+            raise ValueError(f"claims rows that its {len(frame.payload)} bytes do not hold")
         segment.blocks.append(StoredBlock(frame.offset, frame.payload))
-        return ""
-    if frame.kind != journal_format.EVENT:
-        return f"is of unknown kind {frame.kind}"
-    try:
-        record = journal_format.unpack_event(frame.payload)
-    except ValueError:
-        return "is not an event"
-    if wrong := misfit(record["kind"], record["data"]):
-        return f"is not an event of kind {record['kind'][:40]!r} ({wrong})"
-    event = Event(
-        segment.number, frame.offset, record["kind"], record["data"], record["wall"], record["time"]
-    )
-    segment.events.append(event)
-    return ""
+    elif frame.kind == journal_format.EVENT:
+        event = journal_format.unpack_event(frame.payload)
+        if wrong := misfit(event["kind"], event["data"]):
+            raise ValueError(f"is not an event of kind {event['kind'][:40]!r} ({wrong})")
+        segment.events.append(Event(segment.number, frame.offset, **event))
+    else:
+        raise ValueError(f"is of unknown kind {frame.kind}")
 
 
 def _refused(number: int, path: Path, why: str) -> Segment:

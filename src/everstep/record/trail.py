@@ -56,6 +56,12 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
+def rank_trails(run_dir: Path, segment: int) -> dict[int, Path]:
+    """Return the files of a segment's trails by rank."""
+    paths = (run_dir / "journal").glob(f"{segment_path(run_dir, segment).stem}.*trail")
+    return {int(path.suffixes[0][6:] or 0): path for path in paths}
+
+
 def packed(body: bytes) -> bytes:
     """Make a line of its JSON."""
     return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(body, VERSION).encode(), body)
@@ -300,8 +306,7 @@ def last_step(path: Path) -> int | None:
 
 def newest_step(run_dir: Path, segment: int) -> int:
     """Read the last complete step of a start from its ranks' trails; 0 without a trail."""
-    trails = segment_path(run_dir, segment).parent.glob(f"segment-{segment:04d}*.trail")
-    return max((last_step(path) or 0 for path in trails), default=0)
+    return max((last_step(path) or 0 for path in rank_trails(run_dir, segment).values()), default=0)
 
 
 def _bodies(path: Path) -> Iterator[bytes]:
