@@ -112,7 +112,7 @@ class EarlierSteps:
     """
 
     first: int
-    last: int
+    last: int = 0
     values: defaultdict[int, dict[Key, Value | None]] = field(default_factory=lambda: defaultdict(dict))
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     lasts: dict[tuple[str, int], int] = field(default_factory=dict)
