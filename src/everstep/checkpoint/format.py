@@ -243,8 +243,6 @@ class Checkpoint:
     """Checkpoint as read from disk; every byte is verified.
 
     Attributes:
-        path: folder of the checkpoint.
-        name: name of the checkpoint; `name.step` is the step.
         epoch: the epoch at the snapshot, from 1; 0 before the first epoch.
         phase: "step", or "epoch" after an epoch's tail.
         partial: whether the epoch was ended before its pass over the data.
@@ -252,12 +250,9 @@ class Checkpoint:
         arrays: the arrays that `structure` names, or the wanted ones, each with memory of its own.
         common: the tree that all ranks have.
         own: the tree that the rank that reads has alone; its structure is {} if there is none.
-        ranks: number of ranks that wrote the checkpoint.
-        digest: digest of the state, as given to the commit.
-        versions: versions of everstep, python, numpy and torch that wrote the checkpoint.
+        ranks, segment: numbers of the ranks and of the start that wrote the checkpoint, from 1.
+        digest, meta: as given to the commit.
         created: time of the commit, in ISO form with zone.
-        segment: number of the start that wrote the checkpoint, from 1.
-        meta: further facts given to the commit.
     """
 
     path: Path

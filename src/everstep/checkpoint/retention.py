@@ -22,7 +22,6 @@ class Facts(NamedTuple):
         created: time of the commit, in seconds since 1970.
         metrics: values of the checkpoint's own step.
         kept: names of all best weights that are kept, by metric, the best first.
-        interim: whether the checkpoint is only used until the end of its epoch is saved.
     """
 
     name: CheckpointName

@@ -153,20 +153,12 @@ def drill_command(
 
     The command runs as it is, in processes of its own.  Each chain of starts needs a place of its own for
     what it writes: `{out}` in the command stands for a new folder; without it, each chain runs in a copy of
-    the current directory.
+    the current directory.  Other arguments are those of `everstep.drill.drill`.
 
     Args:
         command: the words of the command, such as ["python", "train.py", "--output", "{out}"].
         resume: the words of the command that goes on; empty: the same.
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
-        seed: seed of all that is drawn.
-        timeout: seconds that a start may take, more than 0.
-        budget: minutes after which nothing more is struck, more than 0; None: no limit.
-        keep: a folder that does not exist yet, for outputs and traces; None: they are deleted.
-        say: called with the lines of the report as they come.
-
-    Raises:
-        DrillError: the command fails undisturbed, steps no torch optimizer, or takes longer than `timeout`.
     """
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(

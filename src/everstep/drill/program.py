@@ -86,7 +86,6 @@ class ProgramStart:
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
         witnessed: what was found at each step, of all ranks.
-        log: file with the output.
     """
 
     strike: Strike | None
@@ -115,14 +114,12 @@ class ProgramStart:
 
 @dataclass
 class Program:
-    """Program with its arguments, and all that a chain of its starts leaves.
+    """Program, and all that a chain of its starts leaves in a folder; `root` inside has the run directories.
 
     Attributes:
         command: command line of a start; torchrun's if it starts several `ranks`.
-        folder: folder of this chain; `root` inside has the run directories.
         timeout: seconds that a start may take; None for no limit.
         env: variables of the environment that each start has besides.
-        cwd: working directory; None for the current one.
     """
 
     command: tuple[str, ...]

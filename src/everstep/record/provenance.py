@@ -34,10 +34,7 @@ def facts(
 ) -> dict[str, Any]:
     """Collect a start's provenance, as JSON, without credentials (`everstep.redaction`).
 
-    Args:
-        config, seed: the run's; values that JSON cannot hold become their repr.
-        backends: name -> `Backend.describe()` of the backends in use.
-        code: folder whose git state matters; None: the script's folder.
+    `backends` are name -> `Backend.describe()`; the git state is that of `code`, or of the script's folder.
     """
     collected = {
         "argv": redacted_line(argv),

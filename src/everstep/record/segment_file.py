@@ -75,10 +75,9 @@ Item: TypeAlias = Event | StoredBlock
 
 @dataclass
 class Segment:
-    """Content of one file of a journal.
+    """Content of one file of a journal, which the start `number`, from 1, has written.
 
     Attributes:
-        number, path: number of the start of the process that wrote the file, from 1; the file.
         end: the offset after the last whole frame; 0 if there is none.
         size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
         started: False if a kill came before the start was written, or the file has only a person's decision.

@@ -254,18 +254,18 @@ class StepComparison:
         if phase == "head" or (is_missing and not is_told):
             return None
         self._noted.add(step)
-        old = was.values[step].pop(key, None)
+        before = was.values[step].pop(key, None)
         if is_missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
             words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
             self._differs(step, component, called, *words)
-        elif old is None or new is None or why_not:
+        elif before is None or new is None or why_not:
             self.uncompared[kind] += 1
-        elif old == new:
+        elif before == new:
             self.equal[kind] += 1
         elif phase == "batch":
-            self._differs(step, component, called, *batch_words((epoch, old[0]), (epoch, new[0])))
+            self._differs(step, component, called, *batch_words((epoch, before[0]), (epoch, new[0])))
         else:
-            words = (f"{old[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(old, new)
+            words = (f"{before[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(before, new)
             self._differs(step, component, called, *words)
         return None
 

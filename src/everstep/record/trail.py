@@ -68,12 +68,11 @@ def packed(body: bytes) -> bytes:
 
 
 class Trail:
-    """Writer of one segment's trail; only the training thread calls it.
+    """Writer of one segment's trail, from `step` on; only the training thread calls it.
 
     If the disk refuses a step's results, the run continues without them; a message says so once.
 
     Args:
-        step: the step that the start resumes from.
         is_wall: whether a metric depends on the clock, by its name: such values are left out.
         reduced: whether the values of a step are known only when those of all ranks are reduced.
 
@@ -187,7 +186,8 @@ class Trail:
         """Note a copy of the state after `step`; a file that could not be made is tried again."""
         if self._descriptor is None:
             self._begin(self._last)
-        self._copied = step, self._end
+        if self._copied[0] != step:  # of two copies of a step the first may be saved: the tail follows it
+            self._copied = step, self._end
 
     def committed(self, step: int) -> None:
         """Begin a large file anew, if the newest copy is this commit: a resume needs what follows it."""

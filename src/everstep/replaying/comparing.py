@@ -36,15 +36,9 @@ from everstep.state import Encoded
 
 @dataclass
 class Comparison:
-    """What two executions of the same steps have in common, and the first value that differs.
+    """What two executions, the `sides`, have in common: counts of equal values by kind, and what differs.
 
-    Attributes:
-        about: what was compared and how, in lines.
-        sides: words for the two executions.
-        facts: what was compared, for JSON.
-        equal: number of equal values, by kind.
-        differing: number of values that differ; `first` is the first of them.
-        notes: warnings.
+    What was compared, and how, is in `about` in lines, and in `facts` for JSON.
     """
 
     about: list[str]
