@@ -29,7 +29,7 @@ from everstep.index.shipping import forget_gone, ship, sync
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
 from everstep.record import Block, Journal, Position, RunDir, RunJournal, RunLock
-from everstep.record.segment_file import segment_path
+from everstep.record.journal_format import segment_path
 from everstep.services import Image, TensorBoard
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at

@@ -14,13 +14,14 @@ from everstep.record import Block, Journal, Position, RunDir, RunJournal, read_s
 from everstep.record.journal_format import (
     HEADER_SIZE,
     METRICS,
+    StoredBlock,
     float_bits,
     pack_block,
     pack_frame,
     scan,
+    segment_path,
     unpack_block,
 )
-from everstep.record.segment_file import StoredBlock, segment_path
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ANY_BITS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])

@@ -10,8 +10,7 @@ import pytest
 from everstep import hazard
 from everstep.errors import JournalError, UsageError
 from everstep.record import Block, Journal, RunJournal, read_segment
-from everstep.record.journal_format import HEADER_SIZE
-from everstep.record.segment_file import StoredBlock
+from everstep.record.journal_format import HEADER_SIZE, StoredBlock
 from everstep.testing import ManualClock
 
 

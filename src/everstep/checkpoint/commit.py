@@ -12,8 +12,8 @@ import numpy as np
 
 from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import chunks
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.format import Checkpoint, Phase, read_body
+from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError

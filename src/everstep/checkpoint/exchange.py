@@ -169,9 +169,8 @@ class Exchange(ABC):
     def _look(self) -> None:
         if failure := self._group.failure():
             rank, reason = failure
-            raise RankSaveError(
-                errno.ECONNABORTED, f"rank {rank} has failed ({reason}); check its output", ranks=[rank]
-            )
+            what = f"rank {rank} has failed ({reason}); check its output"
+            raise RankSaveError(errno.ECONNABORTED, what, ranks=[rank])
 
     def _decide(self, verdict: str | Exception) -> str | Exception:
         """Decide the save, unless another rank was faster; returns what was decided."""
@@ -211,14 +210,17 @@ class WriterExchange(Exchange):
             self._tell("folder", folder.name)
             self._knows = True
             written = format.write_common(folder, commit.common)
-            parts = self._collect(Part.write(folder, 0, commit))
+            own, ranks = Part.write(folder, 0, commit), range(1, self._group.size)
+            heard = self._heard([f"part/{rank}" for rank in ranks], "did not report its part")
+            self._forget()
+            parts = [own, *(Part(*part) for part in heard)]
+            _require_replicas([part.replicated for part in parts])
             digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
             size = 0
             if held is None or held.digest != digest:
-                ranks, pieces = [part.files for part in parts], [part.pieces for part in parts]
-                size = format.write_manifest(
-                    folder, commit.body(segment, digest), commit.common, written, ranks, pieces
-                )
+                files_of, pieces = [part.files for part in parts], [part.pieces for part in parts]
+                body = commit.body(segment, digest)
+                size = format.write_manifest(folder, body, commit.common, written, files_of, pieces)
             self._done = [size, size == 0, digest]
             # last: when the verdict is commit, nothing is left but the rename, which must follow at once
             if isinstance(decided := self._decide(_COMMIT), Exception):
@@ -226,14 +228,6 @@ class WriterExchange(Exchange):
             return size
 
         return write
-
-    def _collect(self, own: Part) -> list[Part]:
-        ranks = range(1, self._group.size)
-        heard = self._heard([f"part/{rank}" for rank in ranks], "did not report its part")
-        self._forget()
-        parts = [own, *(Part(*part) for part in heard)]
-        _require_replicas([part.replicated for part in parts])
-        return parts
 
 
 class RankExchange(Exchange):

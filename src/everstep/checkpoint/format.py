@@ -64,8 +64,8 @@ from everstep.checkpoint.array_file import (
     verified_chunks,
     write_arrays,
 )
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.pieces import Assembly, Made, Piece, described, lay_out
+from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError, CheckpointVersionError, RestoreError
 from everstep.state import Encoded, merge

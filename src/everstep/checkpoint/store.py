@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import files, format
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
@@ -31,7 +30,7 @@ from everstep.checkpoint.commit import (
 )
 from everstep.checkpoint.exchange import WriterExchange
 from everstep.checkpoint.format import MANIFEST, Checkpoint, check_sizes, read_body
-from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
+from everstep.checkpoint.retention import CheckpointName, Facts, Retention, expendable, kept_best
 from everstep.contracts.state import Json, Regions
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (

@@ -13,7 +13,7 @@ from everstep.record.event_fields import (
     shared_samples,
 )
 from everstep.record.journal import Journal, NoJournal
-from everstep.record.journal_format import Position
+from everstep.record.journal_format import Event, Item, Position, read_segment, segment_number
 from everstep.record.journal_reader import (
     OTHER_CONFIGURATION,
     OTHER_DATA,
@@ -36,7 +36,6 @@ from everstep.record.pages import (
 )
 from everstep.record.provenance import facts, machine
 from everstep.record.rundir import RunDir, located, new_id, to_read, user_path
-from everstep.record.segment_file import Event, Item, read_segment, segment_number
 from everstep.record.step_comparison import (
     ABSENT,
     COMPONENTS,

@@ -30,9 +30,9 @@ from everstep.record.journal_format import (
     pack_event,
     pack_frame,
     pack_header,
+    segment_path,
 )
 from everstep.record.rundir import certain_id, no_disk_error
-from everstep.record.segment_file import segment_path
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20

@@ -18,18 +18,19 @@ from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block, phases_and_names
 from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, Rollback
-from everstep.record.journal_format import Position, float_bits
-from everstep.record.rundir import certain_id, user_path
-from everstep.record.segment_file import (
+from everstep.record.journal_format import (
     Event,
     Item,
+    Position,
     Segment,
+    float_bits,
     in_order,
     read_or_miss,
     read_segment,
     segment_number,
     segment_path,
 )
+from everstep.record.rundir import certain_id, user_path
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
 """Reasons why a chosen checkpoint is trained differently."""

@@ -127,7 +127,11 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise RunLockedError(self._refusal()) from None
+                # a holder that began in the same moment writes its name soon
+                wait_until(lambda: bool(self._holder()), _NAME_WAIT)
+                who = self._holder() or "another process (it has not written its name yet)"
+                advice = "wait for it or stop it, or give another directory"
+                raise RunLockedError(f"{self._path.parent} is in use by {who}; {advice}") from None
             raise RunDirError(
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another "
                 "directory, or pass lock=False and make sure yourself that only one process uses the run"
@@ -158,12 +162,6 @@ class RunLock:
             _HELD.pop(self._key, None)
             os.close(self._fd)
             self._fd = None
-
-    def _refusal(self) -> str:
-        # a holder that began in the same moment writes its name soon
-        wait_until(lambda: bool(self._holder()), _NAME_WAIT)
-        who = self._holder() or "another process (it has not written its name yet)"
-        return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
 
     def _holder(self) -> str | None:
         """Describe the lock's holder, as its note does; None if there is none."""

@@ -16,7 +16,7 @@ from typing import Any
 from everstep.durable import fsync_folder, make_dirs, remedy, require_no_link, write_whole
 from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
-from everstep.record.segment_file import segment_number
+from everstep.record.journal_format import segment_number
 from everstep.untrusted_files import LONGEST_ID, Seconds, facts_checksum, fits, read_note
 
 VERSION = 1

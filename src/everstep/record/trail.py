@@ -37,9 +37,8 @@ import xxhash
 from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy
-from everstep.record.journal_format import float_bits
+from everstep.record.journal_format import float_bits, segment_path
 from everstep.record.journal_reader import Key, Value
-from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import is_count, parse_json, read_regular
 
 VERSION = 5

@@ -18,7 +18,7 @@ from everstep.drill.divergence import by_place, differing_digests
 from everstep.errors import ConfigError, ReplayError
 from everstep.proof.compare import differing_rows
 from everstep.record import Difference, RunJournal, first_difference, rank_trails, read_trail
-from everstep.record.segment_file import step_of
+from everstep.record.journal_format import step_of
 from everstep.record.step_comparison import Batch, batch_words
 from everstep.replaying.execution import (
     Executed,
@@ -124,18 +124,14 @@ def verify(
             report.equal["state of a checkpoint"] += 1
     report.first = first_difference(differences)
     if shown:
-        batch, metrics = executed.last("batch").get("batch", "none"), _metrics(executed, shown)
+        batch, journal = executed.last("batch").get("batch", "none"), RunJournal(executed.copy.place)
+        here = (max(segment.number for segment in journal.segments()), shown)
+        rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == here]
+        metrics = {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
         facts["shown"] = {"batch": batch, "metrics": metrics}
         lines = [f"  {name} {value!r}" for name, value in metrics.items()]
         report.about[:0] = [f"batch of step {shown}:", batch, f"metrics of step {shown}:", *lines]
     return report
-
-
-def _metrics(executed: Executed, step: int) -> dict[str, float]:
-    journal = RunJournal(executed.copy.place)
-    newest = max(segment.number for segment in journal.segments())
-    rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == (newest, step)]
-    return {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
 
 
 class Subject(NamedTuple):

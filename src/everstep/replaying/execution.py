@@ -20,9 +20,9 @@ from everstep.drill.processes import owned_folder
 from everstep.drill.program import INDEX, Program, StepDigests, command, read_lines
 from everstep.errors import CheckpointError, ConfigError, ReplayError, TrustError
 from everstep.record import Difference, Event, RunDir, RunJournal, user_path
+from everstep.record.journal_format import step_of
 from everstep.record.provenance import git_facts
 from everstep.record.rundir import ROOT
-from everstep.record.segment_file import step_of
 from everstep.record.trust import TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
 from everstep.services.replayed import VARIABLE, ReplayLeft, ReplayPlan
