@@ -20,7 +20,7 @@ from hostile_values import harmed, mutated, value_of
 
 import everstep
 from everstep import labels
-from everstep.checkpoint import Store, read_checkpoint
+from everstep.checkpoint import Store, format, read_checkpoint
 from everstep.checkpoint.array_file import read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread

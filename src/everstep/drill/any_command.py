@@ -302,8 +302,6 @@ class Reference:
         }
         self.seeded -= other
 
-    # ---------------------------------------------------------------------------------- the comparison
-
     def _states(self, rank: int, optimizer: int) -> dict[int, dict[str, Any]]:
         """Return the states of an optimizer: number of all updates done before its next one -> the state."""
         lines = self.lines[rank]
@@ -352,8 +350,6 @@ class Reference:
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)
         raise AssertionError(pairs[-1])
-
-    # -------------------------------------------------------------------------------------- the strikes
 
     def strikes(self, count: int, draw: Random) -> list[tuple[str, str]]:
         """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
