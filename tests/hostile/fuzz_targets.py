@@ -412,7 +412,7 @@ def _mirror() -> Target:
     part = Part("files/00000001/journal/segment-0001.evj", 10, "0" * 32)
     holder = Holder("token", "host", 1, "/runs/a")
     whole = Contents(
-        3, {"id": "a-1"}, 1, holder, 1.0, {"journal/segment-0001.evj": (part, part)}, {"checkpoint": "step"}
+        3, {"id": "a-1"}, holder, {"journal/segment-0001.evj": (part, part)}, {"checkpoint": "step"}
     )
     raw = whole.packed()
     body = json.loads(raw)["body"]
@@ -425,7 +425,7 @@ def _mirror() -> Target:
     def read(data: Input) -> None:
         found = parse(data, "place")
         if found is not None:
-            assert f"{found.number:08d} {found.generation + 1} {found.created:.1f} {found.holder.pid:d}"
+            assert f"{found.number:08d} {found.holder.pid:d}"
             assert all(found.size(path) >= 0 for path in found.files)
             [note.encode("latin-1") for note in found.notes.values()]
             found.packed()

@@ -109,6 +109,7 @@ class DrillReport:
         steps, seconds: number of steps and duration of an undisturbed start.
         nondeterminism: first difference between two undisturbed programs; the hazards are not tried then.
         seeded: whether every run was given a seed; else the drill gave one.
+        results: a `KillResult` for each program that was struck.
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
         counts: what `steps` are: "steps" of a run, or "updates" of an optimizer.

@@ -9,9 +9,9 @@ Nothing in a mirror is ever changed: an upload adds files, then a list with the 
 create only if nobody else has created that number.  So the mirror is a whole run at every instant, and a list
 is also the answer to "am I still the last?".  The body of a list has:
 
-    format, number, created     version of this form, number of the list, seconds since 1970
+    format, number              version of this form, number of the list
     run                         the content of the run's `run.json`
-    generation, holder          how often a start has taken the mirror over; who did so last, see `Holder`
+    holder                      who has taken the mirror over last, see `Holder`
     files                       {PATH: [[KEY, BYTES, XXH3_128], ...]}: the parts of each file, in their order
     notes                       {PATH: TEXT}: files so small that the list has them, each byte as a character
 
@@ -25,7 +25,6 @@ import os
 import platform
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, takewhile
@@ -37,9 +36,9 @@ import xxhash
 from everstep.errors import DamagedCheckpointError, MirrorError, RunLockedError
 from everstep.hazard import reach
 from everstep.mirror.place import PART_BYTES, Place
-from everstep.untrusted_files import Count, Seconds, is_file_name, misfits, parse_json
+from everstep.untrusted_files import Count, is_file_name, misfits, parse_json
 
-FORMAT = 1
+FORMAT = 2
 """Version of a list, as written."""
 
 FOLDERS = ("checkpoints", "best", "journal")
@@ -52,8 +51,6 @@ _NUMBER = re.compile(r"contents/([0-9]{8,})\.json")
 _SHAPE: dict[str, Any] = {
     "number": Count,
     "run": dict,
-    "generation": Count,
-    "created": Seconds,
     "notes": dict[str, str],
     "files": dict[str, list[tuple[str, Count, str]]],
     "holder": {"token": str, "host": str, "pid": Count, "directory": str, "ended": bool},
@@ -85,9 +82,7 @@ class Contents:
 
     number: int
     run: dict[str, Any]
-    generation: int
     holder: Holder
-    created: float
     files: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -218,10 +213,9 @@ class Mirror:
         """Take the mirror over: an earlier start that still runs is refused at its next upload."""
         before = self.contents
         me = Holder(self._token, platform.node(), os.getpid(), str(directory))
-        new = Contents(self._last + 1, run, 1, me, time.time())
+        new = Contents(self._last + 1, run, me)
         if before is not None:
-            generation = before.generation + 1
-            new = replace(new, run=before.run, generation=generation, files=before.files, notes=before.notes)
+            new = replace(before, number=new.number, holder=me)
         try:
             self._append(new)
         except RunLockedError as error:
@@ -230,10 +224,9 @@ class Mirror:
             ) from None
         # uploads that a kill has cut off, and lists before the last two
         reach("mirror.list")
+        lists = self.place.keys("contents")
         self._garbage |= self.place.keys("files").keys() - new.keys()
-        self._garbage |= {
-            key for key in self.place.keys("contents") if (number_of(key) or 0) < self._last - 1
-        }
+        self._garbage |= {key for key in lists if (number_of(key) or 0) < self._last - 1}
         self._delete()
         return None if before is None else before.holder
 
@@ -270,15 +263,12 @@ class Mirror:
         self._delete()
         held, problems = self._held(before)
         files: dict[str, Parts] = {}
-        # what several checkpoints share has a name in the folder of each, and is uploaded once
-        equal = {parts[0][1:]: parts for parts in held.values() if len(parts) == 1}
         lost: set[str] = set()
         for path, source in committed.files.items():
             folder = path.rpartition("/")[0]
             try:
-                parts = equal.get((source.bytes, source.digest or ""), held.get(path, ()))
-                files[path] = parts = self._stored(f"files/{self._last + 1:08d}/{path}", source, parts)
-                equal |= {parts[0][1:]: parts} if len(parts) == 1 else {}
+                key = f"files/{self._last + 1:08d}/{path}"
+                files[path] = self._stored(key, source, held.get(path, ()))
             except DamagedCheckpointError as error:
                 problems.append(f"not in the mirror {self.place.name}: {error}")
                 lost.add(folder)
@@ -312,7 +302,7 @@ class Mirror:
         new = replace(before, files=files, notes=dict(committed.notes), holder=holder)
         if new == before:
             return
-        self._append(replace(new, number=self._last + 1, created=time.time()))
+        self._append(replace(new, number=self._last + 1))
         self._garbage |= (before.keys() | set(self._ready)) - new.keys()
         self._garbage.add(replace(before, number=before.number - 1).key)
         self._ready.clear()
@@ -320,10 +310,9 @@ class Mirror:
 
     def _stored(self, key: str, source: Source, held: Parts) -> Parts:
         if source.digest is None:
-            at = sum(part.bytes for part in held)
-            if at < source.bytes and held and held[-1].bytes < SMALL:
+            if sum(part.bytes for part in held) < source.bytes and held and held[-1].bytes < SMALL:
                 held = held[:-1]
-                at = sum(part.bytes for part in held)
+            at = sum(part.bytes for part in held)
             ends = [*range(at, source.bytes, PART_BYTES), source.bytes]
             new = [self._put(f"{key}.{at}-{end}", source, at, end) for at, end in pairwise(ends)]
             return (*held, *new)
