@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,6 @@ def test_everything_comes_back(store: Store) -> None:
     assert found.structure == {"seed": 20} and found.digest == "digest 20"
     assert {key: getattr(found, key) for key in said} == said
     assert found.step == 20 and found.segment == 1 and found.path == store.path(at(20, 3))
-    assert set(found.versions) >= {"everstep", "python", "numpy"}
-    assert ("torch" in found.versions) == ("torch" in sys.modules)
 
 
 def test_the_arrays_that_come_back_are_writable_and_their_own(store: Store) -> None:

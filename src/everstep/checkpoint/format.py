@@ -266,7 +266,6 @@ class Checkpoint:
     own: Encoded
     ranks: int
     digest: str
-    versions: dict[str, str]
     created: str
     segment: int
     meta: Json
@@ -342,7 +341,7 @@ def _finish(folder: Path, body: Mapping[str, Any]) -> int:
     return size(body) + len(manifest)
 
 
-_PLAIN = ("epoch", "phase", "partial", "digest", "versions", "created", "segment", "meta")
+_PLAIN = ("epoch", "phase", "partial", "digest", "created", "segment", "meta")
 """Facts that a `Checkpoint` has as the manifest has them."""
 
 
