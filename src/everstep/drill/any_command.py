@@ -22,9 +22,9 @@ from random import Random
 from typing import Any
 
 from everstep.arguments import integer, number
-from everstep.drill.campaign import Campaign
+from everstep.drill.campaign import LAST_STARTS, Campaign
 from everstep.drill.processes import owned_folder, owned_process
-from everstep.drill.program import read_lines
+from everstep.drill.program import read_lines, too_long
 from everstep.drill.report import DrillReport, KillResult, StartSummary, deadline_after
 from everstep.errors import ConfigError, DrillError
 from everstep.record import Difference
@@ -38,8 +38,6 @@ NOT_COPIED = shutil.ignore_patterns(
 )
 TOO_LONG = 124
 """Status of a start that was ended because it took longer than its time."""
-RESUMES = 3
-"""Most starts after a strike, in which the program must come to its end."""
 
 LOST = (
     "the resume began anew although a save was complete before the kill; look at which checkpoint the "
@@ -213,10 +211,7 @@ class _CommandCampaign(Campaign):
         """Start the command undisturbed, and refuse what cannot be drilled."""
         start, words = self._chain(name).start(), self.report.script
         if start.status == TOO_LONG:
-            raise DrillError(
-                f"{words} ran longer than {self.timeout:g} s in one start; make it smaller by its arguments, "
-                "or raise the timeout"
-            )
+            raise too_long(words, self.timeout)
         self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
@@ -231,7 +226,7 @@ class _CommandCampaign(Campaign):
         if not chain.start(aimed).strike:
             result = KillResult(name, "not hit", struck="it ended before")
         else:
-            while len(chain.starts) == 1 or (len(chain.starts) <= RESUMES and chain.starts[-1].fails):
+            while len(chain.starts) == 1 or (len(chain.starts) <= LAST_STARTS and chain.starts[-1].fails):
                 chain.start()
             result = self._judged(name, chain.starts)
         if not self.keep:

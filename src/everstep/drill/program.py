@@ -185,10 +185,7 @@ class Program:
                 self._kill(process, file, strike)
             return process.wait(self.timeout)
         except subprocess.TimeoutExpired:
-            raise DrillError(
-                f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
-                "smaller by its arguments, or raise the timeout"
-            ) from None
+            raise too_long(" ".join(self.command[1:]), self.timeout or 0.0) from None
 
     def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike) -> None:
         """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
@@ -223,6 +220,12 @@ class Program:
         events = (each for run in self.runs for each in self.journal(run).events("interrupted", valid=False))
         stopped = (int(event.data["status"]) for event in events if event.time >= began)
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
+
+
+def too_long(words: str, timeout: float) -> DrillError:
+    """Make the error of a start that has taken longer than its time."""
+    what = f"{words} ran longer than {timeout:g} s in one start"
+    return DrillError(f"{what}; make it smaller by its arguments, or raise the timeout")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
