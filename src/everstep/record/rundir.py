@@ -143,6 +143,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal"
 
