@@ -195,8 +195,8 @@ FAULTS = {
     "the pieces of a rank left out": Fault(
         (
             Edit(
-                r"ranks, pieces = \(\[part\.files for part in parts\]",
-                "ranks, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
+                r"files_of, pieces = \(\[part\.files for part in parts\]",
+                "files_of, pieces = [part.files for part in parts[:1]], [part.pieces for part in parts[:1]]",
             ),
         ),
         "group/test_rank_commit.py::test_every_save_ends_alike_on_all_ranks",

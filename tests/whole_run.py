@@ -14,7 +14,7 @@ import everstep
 from everstep import Every
 from everstep.checkpoint import Store
 from everstep.labels import add_tags, set_note
-from everstep.record.evaluation_record import Evaluation, record_evaluation
+from everstep.record.pages import Evaluation, record_evaluation
 from tiny_runs import Boom, LoopHook, Tiny, boom_at
 
 KINDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from checkpoint_samples import at, commit, resumed, seed_of, store_in
 
 from everstep.checkpoint import Retention
-from everstep.checkpoint.reading import read
+from everstep.checkpoint.format import read
 
 BEFORE = {
     **dict.fromkeys(("save_twice", "replace_damaged", "replace_whole"), 10),

@@ -11,7 +11,7 @@ import pytest
 from checkpoint_samples import at, commit, seed_of, store_in
 
 from everstep.checkpoint import Store
-from everstep.checkpoint.manifest import ARRAYS, MANIFEST
+from everstep.checkpoint.format import ARRAYS, MANIFEST
 from everstep.errors import CheckpointError, DamagedCheckpointError
 
 BOTH = pytest.mark.parametrize("file", [ARRAYS, MANIFEST])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from checkpoint_samples import arrays_of, at, commit, host, same, store_in
 
 from everstep.checkpoint import CheckpointName, Commit, Store, finite
 from everstep.checkpoint.array_file import ITEM_BYTES
-from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError
 from everstep.state import Encoded
@@ -72,8 +71,6 @@ def test_everything_comes_back(store: Store) -> None:
     assert found.structure == {"seed": 20} and found.digest == "digest 20"
     assert {key: getattr(found, key) for key in said} == said
     assert found.step == 20 and found.segment == 1 and found.path == store.path(at(20, 3))
-    assert set(found.versions) >= {"everstep", "python", "numpy"}
-    assert ("torch" in found.versions) == ("torch" in sys.modules)
 
 
 def test_the_arrays_that_come_back_are_writable_and_their_own(store: Store) -> None:

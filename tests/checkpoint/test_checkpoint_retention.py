@@ -10,7 +10,7 @@ from checkpoint_samples import at, commit, damage, seed_of, store_in
 
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Retention, Store
-from everstep.checkpoint.manifest import ARRAYS, MANIFEST
+from everstep.checkpoint.format import ARRAYS, MANIFEST
 from everstep.checkpoint.retention import Facts, expendable
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError
 from everstep.schedule import At, Every

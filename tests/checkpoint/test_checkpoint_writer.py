@@ -40,14 +40,14 @@ def test_a_job_runs_in_the_background_and_its_result_arrives(writer: Writer) -> 
         lambda n: results.append((n, threading.current_thread() is not threading.main_thread())),
     )
     writer.wait()
-    assert results == [(42, True)] and not writer.busy
+    assert results == [(42, True)] and writer.job is None
 
 
 def test_submit_waits_for_the_running_job(writer: Writer) -> None:
     order: list[str] = []
     go = threading.Event()
     writer.submit(lambda: go.wait(PATIENCE), lambda _: order.append("first"))
-    assert writer.busy
+    assert writer.job == 1
     threading.Timer(0.01, go.set).start()
     writer.submit(lambda: order.append("second"), ignore)
     writer.wait()

@@ -14,7 +14,7 @@ import xxhash
 from checkpoint_samples import FACTS, arrays_of, at, commit, damage, same, seed_of, store_in
 
 from everstep.checkpoint import Checkpoint, Store, format, read_checkpoint, read_own_trees, verify_checkpoint
-from everstep.checkpoint.manifest import ARRAYS, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, MANIFEST, packed
 from everstep.errors import CheckpointError, DamagedCheckpointError
 from everstep.state import Encoded, decode, encode
 

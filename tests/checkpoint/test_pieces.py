@@ -22,7 +22,7 @@ from everstep.checkpoint import (
     read_own_trees,
     verify_checkpoint,
 )
-from everstep.checkpoint.manifest import ARRAYS, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, MANIFEST, packed
 from everstep.checkpoint.pieces import write_pieces
 from everstep.contracts.state import HostArray, Region
 from everstep.errors import CheckpointError, DamagedCheckpointError

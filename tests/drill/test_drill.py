@@ -134,14 +134,10 @@ def test_exact_says_where_no_kill_was_followed_by_a_resume_from_a_later_checkpoi
 
 
 @pytest.mark.campaign("long")
-def test_chance_is_not_blamed_on_the_state() -> None:
+def test_chance_is_not_blamed_on_the_state_and_a_failure_is_shown_with_its_output() -> None:
     report = drilled("chance", hazards=["SIGTERM", "last step"])
     assert (report.exit_code, report.undisturbed, len(report.results)) == (3, 3, 1), report
     assert "chance, not the resume: of three" in report.verdict()
-
-
-@pytest.mark.campaign("long")
-def test_a_resume_that_fails_is_shown_with_its_output() -> None:
     report = drilled("refuses_to_resume", hazards=["SIGTERM"])
     assert (report.exit_code, verdicts(report)) == (1, ["failed"])
     assert "RuntimeError: there is no way back" in str(report)

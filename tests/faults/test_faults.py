@@ -18,7 +18,7 @@ from law_support.forkserver import ForkServer
 from law_support.program import Program
 
 from everstep.checkpoint import Store
-from everstep.checkpoint.manifest import ARRAYS, MANIFEST
+from everstep.checkpoint.format import ARRAYS, MANIFEST
 
 pytestmark = pytest.mark.parametrize("door", ["loop", "supervisor", "trainer"])
 

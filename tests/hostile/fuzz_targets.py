@@ -20,14 +20,14 @@ from hostile_values import harmed, mutated, value_of
 
 import everstep
 from everstep import labels
-from everstep.checkpoint import Store, manifest, read_checkpoint
+from everstep.checkpoint import Store, format, read_checkpoint
 from everstep.checkpoint.array_file import read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
 from everstep.errors import EverstepError
 from everstep.formats.distributed import read_pickle
 from everstep.formats.foreign import open_foreign
-from everstep.mirror.contents import Contents, Holder, Part, parse
+from everstep.mirror.mirror import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
 from everstep.record.trail import packed, read_trail
@@ -128,7 +128,7 @@ def _rarely(rng: Random) -> bool:
 
 
 def _manifest(place: Place, folder: Path, of: str) -> Target:
-    path = folder / manifest.MANIFEST
+    path = folder / format.MANIFEST
     raw = path.read_bytes()
     body = json.loads(raw)["body"]
     parts = ["meta", "meta", "arrays", "files", "structure"]
@@ -169,7 +169,7 @@ def _use_facts(facts: Facts) -> None:
 
 
 def _arrays(place: Place) -> Target:
-    raw = (place.checkpoint / manifest.ARRAYS).read_bytes()
+    raw = (place.checkpoint / format.ARRAYS).read_bytes()
     path = place.run / "some.safetensors"
 
     def make(rng: Random) -> Input:
@@ -412,7 +412,7 @@ def _mirror() -> Target:
     part = Part("files/00000001/journal/segment-0001.evj", 10, "0" * 32)
     holder = Holder("token", "host", 1, "/runs/a")
     whole = Contents(
-        3, {"id": "a-1"}, 1, holder, 1.0, {"journal/segment-0001.evj": (part, part)}, {"checkpoint": "step"}
+        3, {"id": "a-1"}, holder, {"journal/segment-0001.evj": (part, part)}, {"checkpoint": "step"}
     )
     raw = whole.packed()
     body = json.loads(raw)["body"]
@@ -425,7 +425,7 @@ def _mirror() -> Target:
     def read(data: Input) -> None:
         found = parse(data, "place")
         if found is not None:
-            assert f"{found.number:08d} {found.generation + 1} {found.created:.1f} {found.holder.pid:d}"
+            assert f"{found.number:08d} {found.holder.pid:d}"
             assert all(found.size(path) >= 0 for path in found.files)
             [note.encode("latin-1") for note in found.notes.values()]
             found.packed()

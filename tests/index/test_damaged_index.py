@@ -23,7 +23,7 @@ from everstep.index.run_queries import newest_facts
 from everstep.index.shipping import sync
 from everstep.index.shipping_thread import IndexWriter
 from everstep.record import journal_format, read_segment
-from everstep.record.segment_file import segment_path
+from everstep.record.journal_format import segment_path
 from tiny_runs import Tiny
 from waiting import PATIENCE
 

@@ -29,7 +29,7 @@ from everstep.index.shipping import forget_gone, ship, sync
 from everstep.labels import NAMES as LABELS
 from everstep.labels import add_tags
 from everstep.record import Block, Journal, Position, RunDir, RunJournal, RunLock
-from everstep.record.segment_file import segment_path
+from everstep.record.journal_format import segment_path
 from everstep.services import Image, TensorBoard
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
@@ -215,7 +215,7 @@ def of_an_odd_id(run: Path) -> None:
     ("fault", "words", "kept"),
     [
         (torn, "the last 33 bytes, from .* on, are torn; they are dropped", [1.0, 2.0]),
-        (of_a_newer_format, "upgrade everstep", []),
+        (of_a_newer_format, "use the everstep that wrote it", []),
         (of_another_run, "has written it, and this is run-", []),
         (of_an_odd_id, "run is not in the index", []),
         (lambda run: segment_path(run, 2).symlink_to("loop"), "segment-0002.evj is not a regular file", []),

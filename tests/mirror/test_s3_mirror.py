@@ -12,7 +12,7 @@ from mirror_program import make, train
 from s3_server import server, settings
 
 from everstep.errors import MirrorError
-from everstep.mirror.contents import Contents, Holder
+from everstep.mirror.mirror import Contents, Holder
 from everstep.mirror.place import ObjectStore
 
 pytestmark = pytest.mark.campaign("machine")
@@ -37,7 +37,7 @@ def test_an_empty_machine_goes_on_exactly(tmp_path: Path, bucket: str, right: An
 def test_a_list_is_created_by_one_of_two(bucket: str) -> None:
     """The store decides: what is there stays."""
     place = ObjectStore(f"{bucket}/run", "mirror")
-    lists = [Contents(1, {}, 1, Holder(token, "host", 1, "dir"), 0.0) for token in ("one", "two")]
+    lists = [Contents(1, {}, Holder(token, "host", 1, "dir")) for token in ("one", "two")]
     for each in lists:
         place.create(each.key, each.packed())
     assert place.read(lists[0].key) == lists[0].packed()

@@ -1,7 +1,13 @@
-"""Drill a recipe's program, in the environment with its libraries: python struck.py PROGRAM SEED KILLS KEEP.
+"""Strike a recipe's program, in the environment with its libraries.
+
+    python struck.py PROGRAM SEED KILLS KEEP [HAZARD...]   drills it, and prints the report as JSON; runs and
+                                                           logs stay in the folder KEEP
+    python struck.py PROGRAM < CHAINS                      CHAINS is JSON, [[folder, hazards], ...]: starts it
+                                                           with each hazard, and prints the exit statuses of
+                                                           each chain; start N writes into FOLDER/N.log
 
 The libraries are imported once, which takes longer than such a program; each start is forked from this
-process, which computes nothing. Prints the report as JSON; runs and logs stay in the folder KEEP.
+process, which computes nothing.
 """
 
 from __future__ import annotations
@@ -42,12 +48,15 @@ def chain(points: strike_plans.Points, draw: Random) -> list[str]:
 class Forked:
     """A start, with what the drill uses of `subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None
+    ) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
+                os.chdir(folder or ".")
                 status = start(command, env, log)
             except BaseException:
                 traceback.print_exc()
@@ -119,13 +128,33 @@ def forked(
         kill_marked(os.fsencode(f"{mark}={env[mark]}"))
 
 
-if __name__ == "__main__":
-    file, seed, kills, keep, *hazards = sys.argv[1:]
-    for module in {"everstep.torch", *re.findall(r"^(?:import|from) ([\w.]+)", Path(file).read_text(), re.M)}:
+def import_all(file: Path) -> None:
+    for module in {"everstep.torch", *re.findall(r"^(?:import|from) ([\w.]+)", file.read_text(), re.M)}:
         importlib.import_module(module)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports half of what a cold start does
     gc.freeze()  # or each start's collector would copy the pages of all that was imported
     assert threading.active_count() == 1, "a thread would be missing in what is forked"
+
+
+def statuses(file: str, folder: str, strikes: Sequence[str | None]) -> list[int]:
+    """Start the program in its folder with each hazard in turn."""
+    ends = []
+    for number, strike in enumerate(strikes):
+        env = os.environ | ({} if strike is None else {"EVERSTEP_HAZARD": strike})
+        log = Path(folder, f"{number}.log").absolute()
+        ends.append(Forked([sys.executable, file], env, log, Path(folder)).wait())
+    return ends
+
+
+if __name__ == "__main__":
+    file, *options = sys.argv[1:]
+    if not options:
+        chains = json.load(sys.stdin)
+        import_all(Path(chains[0][0], file))
+        print(json.dumps([statuses(file, *each) for each in chains]))
+        sys.exit()
+    import_all(Path(file))
+    seed, kills, keep, *hazards = options
     HAZARDS[CHAIN] = RANK_HAZARDS[CHAIN] = chain
     program.owned_process = forked  # type: ignore[assignment, attr-defined]
     report = drill(

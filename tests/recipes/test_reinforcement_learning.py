@@ -55,7 +55,7 @@ def run(program: str, folders: Sequence[Path], hazards: Sequence[Sequence[str]])
         (folder / "cartpole.py").write_text(program)
     chains = [[str(folder), [*strikes, None]] for folder, strikes in zip(folders, hazards, strict=True)]
     done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name("chains.py")), "cartpole.py"],
+        [PYTHON, str(Path(__file__).with_name("struck.py")), "cartpole.py"],
         input=json.dumps(chains),
         env={
             **os.environ,

@@ -14,7 +14,6 @@ from everstep.record.event_fields import DEEPEST, levels
 from everstep.record.journal_format import EVENT, pack_frame
 from tiny_runs import Tiny
 
-TESTS = Path(__file__).parent.parent
 ROLLBACK = {
     "what": "rollback",
     "number": 1,
@@ -60,10 +59,8 @@ def test_events_of_wrong_types_are_told_and_skipped(tmp_path: Path) -> None:
 def test_what_everstep_wrote_fits(tmp_path: Path) -> None:
     Tiny(tmp_path / "run", max_epoch=2).train()
     Tiny(tmp_path / "run", max_epoch=3).train()
-    journals = [*TESTS.glob("*/fixtures/**/*.evj"), *(tmp_path / "run").glob("journal/*.evj")]
-    assert len(journals) >= 4
-    told = [problem for path in journals for problem in read_segment(path).problems]
-    assert not [problem for problem in told if "is not an event" in problem]
+    journals = [*(tmp_path / "run").glob("journal/*.evj")]
+    assert len(journals) == 2 and not [each for path in journals for each in read_segment(path).problems]
 
 
 def test_further_fields_and_kinds_are_kept(tmp_path: Path) -> None:

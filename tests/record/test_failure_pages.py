@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from everstep.cli.group import commands
 from everstep.errors import Interrupted
 from everstep.record import FailurePages, RunJournal, failures
-from everstep.record.failure_pages import KEPT
+from everstep.record.pages import KEPT
 from everstep.testing import armed
 from tiny_runs import Tiny
 

@@ -10,8 +10,7 @@ import pytest
 from everstep import hazard
 from everstep.errors import JournalError, UsageError
 from everstep.record import Block, Journal, RunJournal, read_segment
-from everstep.record.journal_format import HEADER_SIZE
-from everstep.record.segment_file import StoredBlock
+from everstep.record.journal_format import HEADER_SIZE, StoredBlock
 from everstep.testing import ManualClock
 
 
@@ -176,8 +175,11 @@ print(sum(len(stored.block.steps) for stored in read_segment(journal.path).block
 
 
 @pytest.mark.parametrize("failing", ["ENOSPC:journal.write:1-1000", "EIO:journal.fsync:1-1000"])
-def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(tmp_path, told, failing):
-    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append, limit=2000)
+def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
+    tmp_path, told, monkeypatch, failing
+):
+    monkeypatch.setattr("everstep.record.journal.PENDING_LIMIT", 2000)
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append)
     journal.append(block(0))
     journal.sync()
     step, positions = 0, {}
@@ -230,8 +232,9 @@ def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, to
     assert len(told) == 2
 
 
-def test_rows_are_synced_before_what_is_kept_for_writing_again_outgrows_the_limit(tmp_path):
-    journal = Journal.open(tmp_path, 1, None, {}, limit=1000)
+def test_rows_are_synced_before_what_is_kept_for_writing_again_outgrows_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("everstep.record.journal.PENDING_LIMIT", 1000)
+    journal = Journal.open(tmp_path, 1, None, {})
     journal.sync()
 
     def fill():

@@ -19,14 +19,11 @@ def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
     assert (name, len(random)) == ("my-digits", 6)
     assert 0 <= run.seed < 2**31
     assert again.facts == run.facts
-    assert (run.facts["seed_given"], run.facts["versions"]) == (False, {"run": 1, "journal": 1})
+    assert (run.facts["seed_given"], run.facts["versions"]) == (False, {"run": 1, "journal": 2})
     assert os.listdir(run.path) == ["run.json"]
+    assert RunDir.open(tmp_path / "elsewhere" / "my digits").id != run.id
     given = RunDir.open(tmp_path / "given", seed=0)
     assert (given.seed, given.facts["seed_given"]) == (0, True)
-
-
-def test_two_runs_of_one_name_have_two_ids(tmp_path):
-    assert RunDir.open(tmp_path / "a" / "x").id != RunDir.open(tmp_path / "b" / "x").id
 
 
 def test_segments_are_counted_from_the_files(tmp_path):

@@ -96,6 +96,8 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
     monkeypatch.setattr("everstep.record.trail.ENOUGH", 2_000)
     walk(trail, 1, 50)
     trail.copied(50)
+    trail.rows(Block(1, "tail", "valid", False, [50], [0.5], [1], [0]))
+    trail.copied(50)  # behind the tail, as at the end of data without a length
     walk(trail, 51, 53)
     trail.committed(40)  # of another copy
     assert read(trail).whole == 0
@@ -111,6 +113,7 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
     content = read(trail)
     assert (seen[0].whole, values(seen[0])) == (50, [51.0, 52.0, 53.0])
     assert (content.whole, values(content)) == (50, [51.0, 52.0, 53.0, 54.0, 55.0])
+    assert values(content, "tail") == [0.5]
     trail.copied(55)
     trail.committed(55)
     assert read(trail).whole == 50

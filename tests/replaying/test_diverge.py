@@ -17,7 +17,10 @@ from test_replay import PROGRAM, as_it_is, start
 
 import everstep
 from everstep import Every
-from everstep.replaying.diverge import compare_recorded
+from everstep.metrics.collector import is_wall
+from everstep.record import Trail
+from everstep.replaying.comparing import compare_recorded
+from tiny_runs import Tiny
 
 FAULTS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "another order from epoch 2": (("--fault", "order"), 7, "samples"),
@@ -55,6 +58,18 @@ def diverge(*arguments: str | Path, status: int = 1, **environment: str) -> tupl
 def place(found: dict[str, Any]) -> tuple[int, str]:
     """The step and the component of the first difference."""
     return found["first"]["step"], found["first"]["component"]
+
+
+def test_the_batches_of_every_rank_are_compared(tmp_path: Path) -> None:
+    for name, digest in (("a", 1), ("b", 2)):
+        Tiny(tmp_path / name, max_epoch=1).train()
+        trail = Trail(tmp_path / name, 1, 0, is_wall, pytest.fail, rank=1)
+        for step in (1, 2):
+            trail.note(step, "batch", "train", digest * step)
+            trail.step(step, 1, [], {})
+        trail.close()
+    first = compare_recorded(tmp_path / "a", tmp_path / "b").first
+    assert first is not None and (first.component, first.step, first.rank) == ("samples", 1, 1)
 
 
 @pytest.mark.campaign("long")

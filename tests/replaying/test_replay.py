@@ -21,7 +21,7 @@ import warm
 from everstep.errors import ReplayError
 from everstep.record import Journal, RunJournal
 from everstep.record.rundir import _encode
-from everstep.replaying.recorded_program import program_of
+from everstep.replaying.execution import program_of
 
 SCRIPTS = Path(__file__).parent.parent / "drill" / "scripts"
 PROGRAM = Path(__file__).parent / "replay_program.py"

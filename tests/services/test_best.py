@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from crashing import collecting, run
 
 import everstep
-from everstep.checkpoint.manifest import ARRAYS, FORMAT, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.cli.group import commands
 from everstep.errors import Interrupted
 from everstep.proof.compare import compare_runs

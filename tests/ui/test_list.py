@@ -15,7 +15,7 @@ from index_runs import start, train
 from page_server import Page, running_page
 
 from everstep.record import RunDir
-from everstep.record.segment_file import segment_path
+from everstep.record.journal_format import segment_path
 from tiny_runs import Tiny
 
 FILTERS = [

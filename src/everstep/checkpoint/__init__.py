@@ -1,7 +1,6 @@
 """Checkpoints: format, atomic commit, verification, retention, background writing."""
 
 from everstep.checkpoint.array_file import write_arrays
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
@@ -12,12 +11,10 @@ from everstep.checkpoint.commit import (
 )
 from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
-from everstep.checkpoint.format import Checkpoint, Phase
-from everstep.checkpoint.manifest import FORMAT
-from everstep.checkpoint.manifest import read_body as read_manifest
-from everstep.checkpoint.reading import read as read_checkpoint
-from everstep.checkpoint.reading import read_own_trees
-from everstep.checkpoint.reading import verify as verify_checkpoint
-from everstep.checkpoint.retention import Retention, is_interim, names_inside
+from everstep.checkpoint.format import FORMAT, Checkpoint, Phase, read_own_trees
+from everstep.checkpoint.format import read as read_checkpoint
+from everstep.checkpoint.format import read_body as read_manifest
+from everstep.checkpoint.format import verify as verify_checkpoint
+from everstep.checkpoint.retention import CheckpointName, Retention, is_interim, names_inside
 from everstep.checkpoint.store import Store, find_checkpoint
 from everstep.checkpoint.writer import Writer, disk_failed

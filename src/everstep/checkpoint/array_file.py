@@ -9,7 +9,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import suppress
 from io import FileIO
 from itertools import chain
 from pathlib import Path
@@ -74,11 +73,10 @@ def ordered(arrays: Mapping[str, HostArray]) -> list[str]:
 
 def _header(arrays: Mapping[str, HostArray], metadata: Mapping[str, str] | None) -> bytes:
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
-    start = 0
+    end = 0
     for name, array in arrays.items():
-        end = start + array.nbytes
+        start, end = end, end + array.nbytes
         entries[name] = {"dtype": array.dtype, "shape": _shape(name, array), "data_offsets": [start, end]}
-        start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -110,6 +108,7 @@ def read_arrays(
         keep: returns what is kept of an array, by its name; called before the next one is read.
         checksums: of each wanted array's bytes, by its name: then only these arrays are read and verified.
     """
+    arrays: dict[str, Any] = {}
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -117,34 +116,32 @@ def read_arrays(
             digest = xxhash.xxh3_128()
             length = int.from_bytes(_read(file, min(8, size), digest), "little")
             text = _read(file, length if length <= size - 8 else 0, digest)
-            found: dict[str, Any] = {}
-            layout: dict[str, int] | None = None
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
+            try:
                 spans, metadata = parse_header(bytes(text), size - 8 - len(text))
-                layout = {name: span.end - span.start for name, span in spans.items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                if checksums is None:  # a checksum that is wrong says more
+                    _pass_over(file, size - file.tell(), digest)
+                    check_digest(path, digest, record)
+                damaged(path, "is not a safetensors file")
+            if lacking := sorted((checksums or {}).keys() - spans.keys()):
+                damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
+            for name, span in spans.items():
+                count = span.end - span.start
+                if checksums is not None and name in checksums:
+                    data = _read(file, count, own := xxhash.xxh3_128())
+                    check_digest(path, own, {"xxh3_128": checksums[name]})
+                    arrays[name] = keep(name, data)
+                elif checksums is not None:
+                    file.seek(count, os.SEEK_CUR)
+                elif wanted is None or name in wanted:
+                    arrays[name] = keep(name, _read(file, count, digest))
+                else:  # read for the checksum
+                    _pass_over(file, count, digest)
             if checksums is None:
-                # what is not wanted, or not understood, is read for the checksum
-                for name, count in [("", size - file.tell())] if layout is None else layout.items():
-                    if layout is not None and (wanted is None or name in wanted):
-                        found[name] = keep(name, _read(file, count, digest))
-                    else:
-                        _pass_over(file, count, digest)
                 check_digest(path, digest, record)
-            elif layout is not None:
-                if lacking := sorted(checksums.keys() - layout.keys()):
-                    damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
-                for name, count in layout.items():
-                    if name in checksums:
-                        data = _read(file, count, digest := xxhash.xxh3_128())
-                        check_digest(path, digest, {"xxh3_128": checksums[name]})
-                        found[name] = keep(name, data)
-                    else:
-                        file.seek(count, os.SEEK_CUR)
     except OSError as error:
         unreadable(path, error)
-    if layout is None:
-        damaged(path, "is not a safetensors file")
-    return ArrayFile(found, metadata)
+    return ArrayFile(arrays, metadata)
 
 
 class Span(NamedTuple):
@@ -227,11 +224,8 @@ def check_size(path: Path, found: int, record: Record) -> None:
 
 def check_digest(path: Path, found: xxhash.xxh3_128, record: Record) -> None:
     if found.hexdigest() != record["xxh3_128"]:
-        damaged(
-            path,
-            f"has changed since it was written, or belongs to another checkpoint: checksum "
-            f"{record['xxh3_128']}, now {found.hexdigest()}",
-        )
+        how = "has changed since it was written, or belongs to another checkpoint"
+        damaged(path, f"{how}: checksum {record['xxh3_128']}, now {found.hexdigest()}")
 
 
 def damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:

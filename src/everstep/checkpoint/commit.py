@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from everstep.checkpoint import files, format, reading
+from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import chunks
-from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.format import Checkpoint, Phase
-from everstep.checkpoint.manifest import read_body
+from everstep.checkpoint.format import Checkpoint, Phase, read_body
+from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
 from everstep.errors import CheckpointError, NonFiniteError
@@ -49,19 +48,11 @@ class Commit:
     own: Encoded = field(default_factory=lambda: Encoded({}))
     replicated: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self, segment: int, digest: str | None = None) -> dict[str, Json]:
+    def body(self, segment: int, digest: str = "") -> dict[str, Json]:
         """Return the facts of a manifest's body; `digest` is that of the states of several ranks."""
-        facts: dict[str, Json] = {
-            "name": str(self.name),
-            "step": self.name.step,
-            "epoch": self.epoch,
-            "phase": self.phase,
-            "partial": self.partial,
-            "digest": self.digest if digest is None else digest,
-            "segment": segment,
-            "meta": self.meta,
-        }
-        body: dict[str, Json] = without_credentials(facts)
+        facts: dict[str, Json] = {name: getattr(self, name) for name in ("epoch", "phase", "partial", "meta")}
+        facts |= {"name": str(self.name), "step": self.name.step, "digest": digest or self.digest}
+        body: dict[str, Json] = without_credentials({**facts, "segment": segment})
         return body
 
 
@@ -85,19 +76,18 @@ class CommittedCheckpoint:
 def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
     """Require that the guarded arrays have neither NaN nor infinity."""
     bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
-    if bad:
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        remedy = (
-            "the checkpoint before is intact: resume from that with a lower learning rate, clipped "
-            "gradients or other data"
-            if name.step
-            else "no step has run: give each of these its first values (memory that was only allocated, by "
-            "to_empty(), holds anything), or check the weights that were loaded"
-        )
-        raise NonFiniteError(
-            f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved; {remedy}",
-            step=name.step,
-        )
+    if not bad:
+        return
+    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    remedy = (
+        "the checkpoint before is intact: resume from that with a lower learning rate, clipped gradients or "
+        "other data"
+        if name.step
+        else "no step has run: give each of these its first values (memory that was only allocated, by "
+        "to_empty(), holds anything), or check the weights that were loaded"
+    )
+    what = f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved"
+    raise NonFiniteError(f"{what}; {remedy}", step=name.step)
 
 
 _NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
@@ -123,16 +113,11 @@ def finite(array: HostArray) -> bool:
     if rule is not None:
         kind, mask, pattern = rule
         return not any(((np.frombuffer(c, kind) & kind(mask)) == kind(pattern)).any() for c in pieces)
-    wide = _numpy_float(name)
-    return wide is None or all(np.isfinite(np.frombuffer(c, wide)).all() for c in pieces)
-
-
-def _numpy_float(name: str) -> np.dtype[Any] | None:
     try:
-        dtype = np.dtype(name or "u1")
+        wide = np.dtype(name or "u1")
     except (TypeError, ValueError):
-        return None
-    return dtype if dtype.kind in "fc" else None
+        return True
+    return wide.kind not in "fc" or all(np.isfinite(np.frombuffer(c, wide)).all() for c in pieces)
 
 
 def place(
@@ -153,11 +138,8 @@ def place(
         if size:
             # room is made last: until the new folder is durable, the old folder keeps the name
             _swap_in(new, target, make_room())
-        else:
-            files.discard(new)
-    except BaseException:
+    finally:
         files.discard(new)
-        raise
     return size
 
 
@@ -247,7 +229,7 @@ def is_equal(target: Path, digest: str, meta: Json) -> bool:
     try:
         if not target.exists():
             return False
-        reading.verify(target)
+        format.verify(target)
         body = read_body(target)
         return bool(body["digest"] == digest and body["meta"] == meta)
     except CheckpointError:

@@ -91,14 +91,16 @@ class Exchange(ABC):
 
     def __init__(self, group: Group, limit: float | None = None) -> None:
         assert group.store is not None
-        self.rank, self.size = group.rank, group.size
-        self._group, self._limit = group, group.limit if limit is None else limit
+        self.rank, self._group = group.rank, group
+        self._limit = group.limit if limit is None else limit
         self._store = group.store.below("saves/")
         self._count, self._oldest = 0, 1
         """Numbers of this save, and of the first one of which this rank has not deleted its keys."""
         self._own = ("folder", "verdict", "done") if group.writer else (f"part/{self.rank}",)
         self._done: list[Any] | None = None
         """Bytes, whether an equal one was kept, and digest of what was committed; None for no checkpoint."""
+        self._knows = False
+        """Of the writer, whether the others know the folder of this save; of a rank, how the save ended."""
 
     @contextmanager
     def save(self) -> Iterator[None]:
@@ -107,12 +109,11 @@ class Exchange(ABC):
         Raises:
             RankSaveError: a disk or memory failed on some rank, or a rank did not answer in time: a failed
                 save, which the next one may make good.
-            NonFiniteError, CheckpointError, DivergedRanksError: as `Store.commit`, on any rank.
             PeerFailedError: another rank had an error of another kind.
             MissingRankError: the writer has decided to commit, and has not said that it did: nobody knows.
         """
         self._count += 1
-        self._begin()
+        self._done, self._knows = None, False
         try:
             yield
             self._end()
@@ -123,9 +124,6 @@ class Exchange(ABC):
             # its own error of a kind that other ranks only hear of
             mine = isinstance(common, PeerFailedError) and common.ranks == (self.rank,)
             raise (error if mine else common) from error
-
-    def _begin(self) -> None:
-        self._done = None
 
     @abstractmethod
     def _end(self) -> None:
@@ -148,23 +146,19 @@ class Exchange(ABC):
                 self._store.delete(f"{count}/{name}")
         self._oldest = self._count
 
-    def _key(self, name: str) -> str:
-        return f"{self._count}/{name}"
-
     def _tell(self, name: str, value: Any) -> None:
         reach(f"checkpoint.tell_{name.partition('/')[0]}")
-        self._store.set(self._key(name), json.dumps(value))
+        self._store.set(f"{self._count}/{name}", json.dumps(value))
 
     def _heard(self, names: Sequence[str], late: str) -> list[Any]:
         """Return the values of keys, once they exist."""
-        keys = [self._key(name) for name in names]
+        keys = [f"{self._count}/{name}" for name in names]
         if not wait_until(looking(lambda: self._store.has(keys), self._look), self._limit):
-            lacking = [name for name, key in zip(names, keys, strict=True) if not self._store.has([key])]
-            ranks = [int(name.partition("/")[2] or 0) for name in lacking]  # what rank 0 tells has no number
-            told = (
-                f"{named(ranks)} {late} within {self._limit:g} s; check the output there, or raise the limit"
-            )
-            raise RankSaveError(errno.ETIMEDOUT, told, ranks=ranks)
+            lacking = [key for key in keys if not self._store.has([key])]
+            ranks = [int(key.split("/")[2]) if key.count("/") > 1 else 0 for key in lacking]
+            late = f"{named(ranks)} {late} within {self._limit:g} s"
+            what = f"{late}; check the output there, or raise the limit"
+            raise RankSaveError(errno.ETIMEDOUT, what, ranks=ranks)
         reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
         heard = [json.loads(text) for text in self._store.get(keys)]
         for each in heard:
@@ -175,27 +169,19 @@ class Exchange(ABC):
     def _look(self) -> None:
         if failure := self._group.failure():
             rank, reason = failure
-            raise RankSaveError(
-                errno.ECONNABORTED, f"rank {rank} has failed ({reason}); check its output", ranks=[rank]
-            )
+            what = f"rank {rank} has failed ({reason}); check its output"
+            raise RankSaveError(errno.ECONNABORTED, what, ranks=[rank])
 
     def _decide(self, verdict: str | Exception) -> str | Exception:
         """Decide the save, unless another rank was faster; returns what was decided."""
         reach("checkpoint.verdict")
         text = verdict if isinstance(verdict, str) else json.dumps(packed(verdict))
-        decided = self._store.set_once(self._key("verdict"), text)
+        decided = self._store.set_once(f"{self._count}/verdict", text)
         return decided if decided == _COMMIT else unpacked(json.loads(decided))
 
 
 class WriterExchange(Exchange):
     """Messages of the writer, which leads each save."""
-
-    _announced = False
-    """Whether the other ranks know the folder of this save, or that there is none."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._announced = False
 
     def _end(self) -> None:
         self._tell("done", self._done)
@@ -205,7 +191,7 @@ class WriterExchange(Exchange):
             decided = self._decide(error)
             if isinstance(decided, Exception):
                 error = decided
-            if not self._announced:
+            if not self._knows:
                 self._tell("folder", packed(error))
             self._tell("done", packed(error))
         return error
@@ -222,16 +208,19 @@ class WriterExchange(Exchange):
 
         def write(folder: Path) -> int:
             self._tell("folder", folder.name)
-            self._announced = True
+            self._knows = True
             written = format.write_common(folder, commit.common)
-            parts = self._collect(Part.write(folder, 0, commit))
+            own, ranks = Part.write(folder, 0, commit), range(1, self._group.size)
+            heard = self._heard([f"part/{rank}" for rank in ranks], "did not report its part")
+            self._forget()
+            parts = [own, *(Part(*part) for part in heard)]
+            _require_replicas([part.replicated for part in parts])
             digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
             size = 0
             if held is None or held.digest != digest:
-                ranks, pieces = [part.files for part in parts], [part.pieces for part in parts]
-                size = format.write_manifest(
-                    folder, commit.body(segment, digest), commit.common, written, ranks, pieces
-                )
+                files_of, pieces = [part.files for part in parts], [part.pieces for part in parts]
+                body = commit.body(segment, digest)
+                size = format.write_manifest(folder, body, commit.common, written, files_of, pieces)
             self._done = [size, size == 0, digest]
             # last: when the verdict is commit, nothing is left but the rename, which must follow at once
             if isinstance(decided := self._decide(_COMMIT), Exception):
@@ -240,30 +229,16 @@ class WriterExchange(Exchange):
 
         return write
 
-    def _collect(self, own: Part) -> list[Part]:
-        heard = self._heard([f"part/{rank}" for rank in range(1, self.size)], "did not report its part")
-        self._forget()
-        parts = [own, *(Part(*part) for part in heard)]
-        _require_replicas([part.replicated for part in parts])
-        return parts
-
 
 class RankExchange(Exchange):
     """Messages of a rank that is not the writer."""
 
-    _over = False
-    """Whether this rank knows how the save ended."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._over = False
-
     def _end(self) -> None:
-        if not self._over:
+        if not self._knows:
             self.outcome()
 
     def _fail(self, error: Exception, *, known: bool) -> Exception:
-        if not known and not self._over:
+        if not known and not self._knows:
             self._tell(f"part/{self.rank}", packed(error))
             try:
                 self.outcome(error)
@@ -292,7 +267,7 @@ class RankExchange(Exchange):
             if isinstance(decided := self._decide(own or late), Exception):
                 raise _EndedError(decided) from None
             self._await_rename()
-        self._over = True
+        self._knows = True
 
     def _await_rename(self) -> None:
         """Wait for the writer, which was about to rename the folder when this rank wanted to give up."""
@@ -300,13 +275,13 @@ class RankExchange(Exchange):
         def look() -> None:
             failure = self._group.failure()
             if failure is not None and failure[0] == 0:
-                told = f"the writer has failed while it committed a checkpoint ({failure[1]})"
-                raise _EndedError(PeerFailedError(told + advice, ranks=[0]))
+                why = f"the writer has failed while it committed a checkpoint ({failure[1]})"
+                raise _EndedError(PeerFailedError(why + advice, ranks=[0]))
 
-        advice, key = "; check its output, then start all ranks again", self._key("done")
+        advice, key = "; check its output, then start all ranks again", f"{self._count}/done"
         if not wait_until(looking(lambda: self._store.has([key]), look), self._limit):
-            told = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
-            raise _EndedError(MissingRankError(told + advice, ranks=[0]))
+            why = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
+            raise _EndedError(MissingRankError(why + advice, ranks=[0]))
         (self._done,) = self._heard(["done"], "")
 
 
@@ -360,7 +335,7 @@ def first_error(group: Group, error: Exception | None, what: str) -> Exception |
 
 
 _KINDS: dict[type[Exception], tuple[str, ...]] = {
-    RankSaveError: ("errno", "ranks"),
+    RankSaveError: ("ranks",),
     DivergedRanksError: ("name", "ranks"),
     PeerFailedError: ("ranks",),
     NonFiniteError: ("step",),
@@ -372,26 +347,21 @@ _KINDS: dict[type[Exception], tuple[str, ...]] = {
 def packed(error: Any) -> dict[str, Any]:
     """Return as JSON what `for_all` has made."""
     kind = next(kind for kind in _KINDS if isinstance(error, kind))
-    text = error.strerror if isinstance(error, RankSaveError) else str(error)
-    return {
-        "error": kind.__name__,
-        "text": text,
-        "facts": {name: getattr(error, name) for name in _KINDS[kind]},
-    }
+    facts = {name: getattr(error, name) for name in _KINDS[kind]}
+    text = [error.errno, error.strerror] if kind is RankSaveError else [str(error)]
+    return {"error": kind.__name__, "text": text, "facts": facts}
 
 
-def unpacked(told: dict[str, Any]) -> Exception:
+def unpacked(message: dict[str, Any]) -> Exception:
     """Make the error again."""
-    kind: Any = next(kind for kind in _KINDS if kind.__name__ == told["error"])
-    facts = dict(told["facts"])
-    numbers = [facts.pop("errno")] if kind is RankSaveError else []
-    error: Exception = kind(*numbers, told["text"], **facts)
+    kind: Any = next(kind for kind in _KINDS if kind.__name__ == message["error"])
+    error: Exception = kind(*message["text"], **message["facts"])
     return error
 
 
 def _described(error: Exception) -> str:
-    if isinstance(error, RunDirError):
-        return f"{error.strerror} ({error.filename})"
-    what = str(error.strerror) if isinstance(error, OSError) else f"{type(error).__name__} {error}".strip()
-    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-    return f"{what}{where}; {remedy(error)}"
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__} {error}".strip() + f"; {remedy(error)}"
+    where = f" ({error.filename})" if error.filename else ""
+    advice = "" if isinstance(error, RunDirError) else f"; {remedy(error)}"
+    return f"{error.strerror}{where}{advice}"

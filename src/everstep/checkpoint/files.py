@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from functools import partial
@@ -42,10 +43,8 @@ def move(source: Path, folder: Path, name: str, *, top: Path) -> Path:
     require_no_link(source, top)
     require_no_link(folder, top)
     make_dir(folder)
-    target, count = folder / name, 1
-    while os.path.lexists(target):
-        count += 1
-        target = folder / f"{name}.{count}"
+    names = (folder / (f"{name}.{count}" if count > 1 else name) for count in itertools.count(1))
+    target = next(path for path in names if not os.path.lexists(path))
     rename(source, target)
     # the new name is synced first: a power cut in between leaves two names instead of none
     try:
@@ -102,10 +101,8 @@ def trial_write(run_dir: Path) -> None:
         fsync_folder(run_dir)
     except OSError as error:
         discard(path)
-        raise RunDirError(
-            f"run directory {run_dir} cannot be used ({error.strerror}): {remedy(error)}, or choose another "
-            "directory"
-        ) from error
+        what = f"run directory {run_dir} cannot be used ({error.strerror})"
+        raise RunDirError(f"{what}: {remedy(error)}, or choose another directory") from error
 
 
 def forecast(run_dir: Path, bytes_needed: int) -> None:

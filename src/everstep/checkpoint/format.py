@@ -1,4 +1,4 @@
-"""Format of a checkpoint on disk: a folder of files that are readable without everstep.
+"""Format of a checkpoint on disk, written and read: a folder of files that are readable without everstep.
 
     manifest.json               {"checksum": ..., "body": {...}}, described below
     arrays.safetensors          the arrays of the common tree
@@ -38,29 +38,196 @@ description of the second name has one piece, which is the whole array of the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+import xxhash
 
 from everstep.checkpoint import files
-from everstep.checkpoint.array_file import Record, copy_file, write_arrays
-from everstep.checkpoint.checkpoint_name import CheckpointName
-from everstep.checkpoint.manifest import (
-    ARRAYS,
-    FORMAT,
-    MANIFEST,
-    json_bytes,
-    packed,
-    read_body,
-    size,
-    versions,
+from everstep.checkpoint.array_file import (
+    Record,
+    check_size,
+    copy_file,
+    damaged,
+    read_arrays,
+    unreadable,
+    verified_chunks,
+    write_arrays,
 )
-from everstep.checkpoint.pieces import Piece, described, lay_out
-from everstep.contracts.state import HostArray, Json
-from everstep.errors import CheckpointError, RestoreError
+from everstep.checkpoint.pieces import Assembly, Made, Piece, described, lay_out
+from everstep.checkpoint.retention import CheckpointName
+from everstep.contracts.state import HostArray, Json, Regions
+from everstep.errors import CheckpointError, CheckpointVersionError, RestoreError
 from everstep.state import Encoded, merge
+from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular
+
+FORMAT = 9
+"""Version of these files and of the state tree in them, as written; raised with every change of the tree's
+shape (tests/supervisor/test_forged_checkpoints.py).  No other is read."""
+
+ARRAYS = "arrays.safetensors"
+MANIFEST = "manifest.json"
+
+_MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
+
+
+def packed(body: Mapping[str, Any]) -> bytes:
+    text = json_bytes(body, f"checkpoint {body['name']}")
+    return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
+
+
+def json_bytes(value: Any, whose: str) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{whose}: JSON cannot hold its structure or meta ({error}); encode such values first"
+        ) from error
+
+
+own_version = cache(partial(version, "everstep"))
+
+
+def versions() -> dict[str, str]:
+    found = {"everstep": own_version(), "python": platform.python_version(), "numpy": np.__version__}
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = str(torch.__version__)
+    return found
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """Read and verify the manifest alone, and return its body."""
+    path = folder / MANIFEST
+    try:
+        raw = read_regular(path)
+    except OSError as error:
+        unreadable(path, error)
+    match = _MANIFEST.fullmatch(raw)
+    if match is None:
+        damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
+    found = xxhash.xxh3_128_hexdigest(match[2])
+    if found != match[1].decode():
+        damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
+    try:
+        body: dict[str, Any] = parse_json(match[2])
+    except ValueError as error:
+        damaged(path, f"is not JSON ({error})", error)
+    if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
+        damaged(path, "does not have the content of a manifest")
+    _require_version(folder, body)
+    if odd := _oddities(body):
+        damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
+    return body
+
+
+_BODY: dict[str, Any] = {
+    "name": str,
+    "step": Count,
+    "epoch": Count,
+    "phase": Literal["step", "epoch"],
+    "partial": bool,
+    "digest": str,
+    "segment": Count,
+    "created": str,
+    "meta": dict[str, object] | None,
+    "arrays": dict,
+    "ranks": list[str | None],
+    "files": dict[str, dict[str, object]],
+}
+"""Facts that every manifest must have, with their types."""
+
+_RECORD: dict[str, Any] = {"bytes": Count, "xxh3_128": str}
+_DESCRIPTION: dict[str, Any] = {
+    "dtype": str,
+    "shape": list[Count],
+    "backend": str,
+    "extra": dict,
+    "bytes": Count,
+}
+
+
+def _oddities(body: Mapping[str, Any]) -> list[str]:
+    """List the facts that are missing or of a wrong kind."""
+    if odd := [*misfits(body, _BODY)]:
+        return odd
+    listed, own = body["files"], body["ranks"]
+    odd = [f"meta/{name}" for name in misfits(body["meta"] or {}, _META)]
+    try:
+        is_time = datetime.fromisoformat(body["created"]).timestamp() >= 0
+    except (ValueError, OverflowError):
+        is_time = False
+    odd += ["created"] * (not is_time) + ["ranks"] * (not own)
+    # a name with a folder in it could lead anywhere
+    odd += [n for n, record in listed.items() if not is_file_name(n) or any(misfits(record, _RECORD))]
+    return odd + [name for name in (ARRAYS, *own) if name is not None and name not in listed]
+
+
+def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
+    written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
+    if written == FORMAT:
+        return
+    if isinstance(written, int) and written < FORMAT:
+        remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
+    else:
+        remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
+    raise CheckpointVersionError(
+        f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
+        f"only {FORMAT}: {remedy}"
+    )
+
+
+def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
+    """Verify the cheap half: all files are there and have their sizes."""
+    for name, record in body["files"].items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError as error:
+            unreadable(folder / name, error)
+        check_size(folder / name, found, record)
+
+
+def size(body: Mapping[str, Any]) -> int:
+    return sum(record["bytes"] for record in body["files"].values())
+
+
+_META: dict[str, Any] = {
+    "run?": str | None,
+    "controllers?": dict,
+    "options?": dict[str, dict[str, str]],
+    "config?": dict[str, object] | None,
+    "journal?": tuple[Count, Count] | None,
+    "metrics?": dict[str, Finite],
+    "metric_steps?": dict[str, Count] | None,
+    "kept?": dict[str, list[str]],
+    "open?": list[str] | None,
+    "rollbacks?": list[tuple[dict[str, object], Count]] | None,
+    "fingerprint?": dict[str, dict[str, str]] | None,
+    "one_fingerprint?": bool,
+    "data_ranks?": list[Count] | None,
+    "interim?": bool,
+    "metric?": str,
+    "value?": Finite,
+}
+"""Types of the facts in `meta`; others may be anything."""
+
+
+def checked(described: dict[str, Any]) -> dict[str, Any]:
+    """Return descriptions of arrays, each of which must have the facts that a `HostArray` needs."""
+    for name, facts in described.items():
+        if not isinstance(facts, dict) or any(misfits(facts, _DESCRIPTION)):
+            raise KeyError(f"arrays/{name}")
+    return described
+
 
 OWN = "everstep"
 
@@ -76,8 +243,6 @@ class Checkpoint:
     """Checkpoint as read from disk; every byte is verified.
 
     Attributes:
-        path: folder of the checkpoint.
-        name: name of the checkpoint; `name.step` is the step.
         epoch: the epoch at the snapshot, from 1; 0 before the first epoch.
         phase: "step", or "epoch" after an epoch's tail.
         partial: whether the epoch was ended before its pass over the data.
@@ -85,12 +250,9 @@ class Checkpoint:
         arrays: the arrays that `structure` names, or the wanted ones, each with memory of its own.
         common: the tree that all ranks have.
         own: the tree that the rank that reads has alone; its structure is {} if there is none.
-        ranks: number of ranks that wrote the checkpoint.
-        digest: digest of the state, as given to the commit.
-        versions: versions of everstep, python, numpy and torch that wrote the checkpoint.
+        ranks, segment: numbers of the ranks and of the start that wrote the checkpoint, from 1.
+        digest, meta: as given to the commit.
         created: time of the commit, in ISO form with zone.
-        segment: number of the start that wrote the checkpoint, from 1.
-        meta: further facts given to the commit.
     """
 
     path: Path
@@ -104,7 +266,6 @@ class Checkpoint:
     own: Encoded
     ranks: int
     digest: str
-    versions: dict[str, str]
     created: str
     segment: int
     meta: Json
@@ -178,3 +339,103 @@ def _finish(folder: Path, body: Mapping[str, Any]) -> int:
     files.write_new(folder / MANIFEST, manifest)
     files.fsync_folder(folder)
     return size(body) + len(manifest)
+
+
+_PLAIN = ("epoch", "phase", "partial", "digest", "created", "segment", "meta")
+"""Facts that a `Checkpoint` has as the manifest has them."""
+
+
+def every(name: str) -> bool:
+    return True
+
+
+def read(
+    folder: Path,
+    rank: int = 0,
+    wanted: Callable[[str], bool] = every,
+    regions: Regions | None = None,
+) -> Checkpoint:
+    """Read a checkpoint as a rank resumes from it, and verify the very bytes that are returned.
+
+    Rank 0 verifies every byte of the other ranks' files, too; each rank, the sizes of all files.
+
+    Args:
+        wanted: whether an array is read, by its name.  Of a part of the arrays, only the bytes that these
+            need are read and verified; the structure is whole.
+        regions: which part of an array of the common tree is kept in memory; None: all of each.
+    """
+    body = read_body(folder)
+    check_sizes(folder, body)
+    try:
+        assembly = Assembly()
+        made = assembly.add(_described(body["arrays"], wanted), ARRAYS, regions)
+        own, mine = _own_tree(folder, body, rank, wanted), _own_file(body, rank)
+        for name, record in body["files"].items():
+            keys = assembly.keys[name]
+            # of the other ranks' files one rank verifies all
+            all_of_it = wanted is every and (rank == 0 or name == ARRAYS)
+            if keys or (all_of_it and name != mine):
+                put = partial(assembly.put, name)
+                read_arrays(folder / name, record, keys, put, None if all_of_it else keys)
+        common = Encoded(body["structure"], _arrays(made))
+        whole = merge(common, own) if own.structure else common
+        return Checkpoint(
+            path=folder,
+            name=CheckpointName.parse(body["name"]),
+            structure=whole.structure,
+            arrays=whole.arrays,
+            common=common,
+            own=own,
+            ranks=len(body["ranks"]),
+            **{key: body[key] for key in _PLAIN},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
+
+
+def read_own_trees(folder: Path) -> list[Encoded]:
+    """Read the own trees of all ranks, and verify their bytes; the manifest is read once."""
+    body = read_body(folder)
+    try:
+        return [_own_tree(folder, body, rank, every) for rank in range(len(body["ranks"]))]
+    except (KeyError, TypeError, ValueError) as error:
+        _odd(folder, error)
+
+
+def _own_file(body: dict[str, Any], rank: int) -> str | None:
+    return body["ranks"][rank] if rank < len(body["ranks"]) else None
+
+
+def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool]) -> Encoded:
+    if (file := _own_file(body, rank)) is None:
+        return Encoded({})
+    content = read_arrays(folder / file, body["files"][file])
+    tree, assembly = parse_json(content.metadata[OWN]), Assembly()
+    made = assembly.add(_described(tree["arrays"], wanted), file)
+    for key, data in content.arrays.items():
+        assembly.put(file, key, data)
+    return Encoded(tree["structure"], _arrays(made))
+
+
+def _described(arrays: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+    return {name: facts for name, facts in checked(arrays).items() if wanted(name)}
+
+
+def _arrays(wanted: list[Made]) -> dict[str, HostArray]:
+    return {made.name: made.array() for made in wanted}
+
+
+def verify(folder: Path) -> None:
+    """Verify every byte of a checkpoint, in little memory."""
+    body = read_body(folder)
+    if body["name"] != folder.name:
+        damaged(folder / MANIFEST, f"belongs to {body['name']}")
+    for name, record in body["files"].items():
+        for _ in verified_chunks(folder / name, record):
+            pass
+
+
+def _odd(folder: Path, error: Exception) -> NoReturn:
+    if isinstance(error, CheckpointError):
+        raise error
+    damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)

@@ -49,15 +49,8 @@ def lay_out(
 
 def describe(array: HostArray, shape: Sequence[int], size: int, **more: Json) -> dict[str, Json]:
     """Describe an array, or the whole array of `shape` and `size` bytes of which `array` is a box."""
-    extra, backend = array.extra, array.backend
-    facts: dict[str, Json] = {
-        "dtype": array.dtype,
-        "shape": [*shape],
-        "backend": backend,
-        "extra": extra,
-        "bytes": size,
-    }
-    return {**facts, **more}
+    facts: dict[str, Json] = {"dtype": array.dtype, "shape": [*shape], "backend": array.backend}
+    return {**facts, "extra": array.extra, "bytes": size, **more}
 
 
 def _whole(file: str, key: str, shape: Sequence[int]) -> dict[str, Json]:
@@ -98,23 +91,19 @@ def described(
     """Describe the arrays that the ranks hold together, of which each rank wrote some pieces."""
     descriptions = {}
     for name, array in arrays.items():
-        if (region := array.region) is not None:
-            count = math.prod(array.shape)
-            item = array.nbytes // count if count else ITEM_BYTES[array.dtype]
-            pieces: Any = [theirs[name] for theirs in ranks if name in theirs]
-            _require_whole(name, region, pieces)
-            size = math.prod(region.whole) * item
-            descriptions[name] = describe(array, region.whole, size, pieces=pieces)
+        if (region := array.region) is None:
+            continue
+        pieces: Any = [theirs[name] for theirs in ranks if name in theirs]
+        if not tile(pieces, region.whole):
+            parts = ", ".join(f"{each['file']} has {each['shape']} at {each['offset']}" for each in pieces)
+            raise CheckpointError(
+                f"the ranks do not hold the array {name!r} of shape {list(region.whole)} together "
+                f"({parts or 'nobody has a part'}): shard it over all ranks, in one layout"
+            )
+        count = math.prod(array.shape)
+        item = array.nbytes // count if count else ITEM_BYTES[array.dtype]
+        descriptions[name] = describe(array, region.whole, math.prod(region.whole) * item, pieces=pieces)
     return descriptions
-
-
-def _require_whole(name: str, region: Region, pieces: Sequence[Piece]) -> None:
-    if not tile(pieces, region.whole):
-        parts = ", ".join(f"{piece['file']} has {piece['shape']} at {piece['offset']}" for piece in pieces)
-        raise CheckpointError(
-            f"the ranks do not hold the array {name!r} of shape {list(region.whole)} together "
-            f"({parts or 'nobody has a part'}): shard it over all ranks, in one layout"
-        )
 
 
 def tile(pieces: Sequence[Piece], whole: Sequence[int]) -> bool:

@@ -1,17 +1,67 @@
-"""Choice of the checkpoints that stay: a pure function of the checkpoints on disk.  The store deletes."""
+"""Names of checkpoints, and which of them stay: a pure function of those on disk.  The store deletes."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import total_ordering
 from typing import Any, NamedTuple
 
 from everstep.arguments import integer
-from everstep.checkpoint.checkpoint_name import CheckpointName
 from everstep.errors import ConfigError
 from everstep.schedule import Every, Schedule
+
+_NAME = re.compile(r"(?:epoch-(\d{4,18})-)?step-(\d{8,18})")
+
+
+@total_ordering
+@dataclass(frozen=True)
+class CheckpointName:
+    """Name of a checkpoint: "step-00000120", or "epoch-0003-step-00000120" after an epoch's tail.
+
+    Names sort from older to newer: by step; of two at one step, the checkpoint after the epoch is newer.
+
+    Attributes:
+        step: number of complete steps, from 0.
+        epoch: the epoch that is over, 0 before the first epoch; None inside an epoch.
+    """
+
+    step: int
+    epoch: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName:
+        """Parse what `str` returns."""
+        match = _NAME.fullmatch(text)
+        name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
+        if name is None or str(name) != text:
+            raise ConfigError(
+                f"{text!r} is not a checkpoint's name; give one such as 'step-00000120' or "
+                "'epoch-0003-step-00000120'"
+            )
+        return name
+
+    @classmethod
+    def matches(cls, text: str) -> bool:
+        """Whether `text` is a checkpoint's name."""
+        try:
+            cls.parse(text)
+        except ConfigError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        step = f"step-{self.step:08d}"
+        return step if self.epoch is None else f"epoch-{self.epoch:04d}-{step}"
+
+    def __lt__(self, other: CheckpointName) -> bool:
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[int, int]:
+        return self.step, -1 if self.epoch is None else self.epoch
 
 
 class Facts(NamedTuple):
@@ -20,9 +70,8 @@ class Facts(NamedTuple):
     Attributes:
         partial: whether its epoch was cut short, so that the checkpoint inside that epoch is needed, too.
         created: time of the commit, in seconds since 1970.
-        metrics: values in `meta["metrics"]` of the checkpoint's own step, for `keep_best`.
+        metrics: values of the checkpoint's own step.
         kept: names of all best weights that are kept, by metric, the best first.
-        interim: whether the checkpoint is only used until the end of its epoch is saved.
     """
 
     name: CheckpointName
@@ -77,8 +126,7 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
-        object.__setattr__(self, "keep_last", keep_last)
+        integer("keep_last", self.keep_last, none="to keep every checkpoint")
         every = self.keep_every
         if every is not None and not isinstance(every, Every):
             raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")

@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import files, format, reading
-from everstep.checkpoint.checkpoint_name import CheckpointName
+from everstep.checkpoint import files, format
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
@@ -30,15 +29,13 @@ from everstep.checkpoint.commit import (
     writing,
 )
 from everstep.checkpoint.exchange import WriterExchange
-from everstep.checkpoint.format import Checkpoint
-from everstep.checkpoint.manifest import MANIFEST, check_sizes, read_body
-from everstep.checkpoint.retention import Facts, Retention, expendable, kept_best
+from everstep.checkpoint.format import MANIFEST, Checkpoint, check_sizes, read_body
+from everstep.checkpoint.retention import CheckpointName, Facts, Retention, expendable, kept_best
 from everstep.contracts.state import Json, Regions
 from everstep.durable import TMP, remedy, require_no_link
 from everstep.errors import (
     CheckpointError,
     CheckpointVersionError,
-    ConfigError,
     DamagedCheckpointError,
     ForeignCheckpointError,
     NoCheckpointError,
@@ -61,10 +58,10 @@ class Store:
         say: takes sentences for the user.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
-        wanted: whether an array of a checkpoint is read, by its name; see `reading.read`.
+        wanted: whether an array of a checkpoint is read, by its name; see `format.read`.
 
     Attributes:
-        regions: which part of each array is kept in memory; see `reading.read`.
+        regions: which part of each array is kept in memory; see `format.read`.
         damaged: names that were found damaged, and have not moved to damaged/ yet.
     """
 
@@ -77,7 +74,7 @@ class Store:
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
         require_newest: Callable[[], None] = lambda: None,
-        wanted: Callable[[str], bool] = reading.every,
+        wanted: Callable[[str], bool] = format.every,
     ) -> None:
         self.run_dir, self.run, self.segment, self.wanted = Path(run_dir), run, segment, wanted
         self._say, self._require_newest = say, require_newest
@@ -107,15 +104,11 @@ class Store:
             raise CheckpointError(told) from error
         return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
 
-    # ------------------------------------------------------------------------------ where to resume from
-
     def find(
         self, which: bool | int | str | Path, *, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
         """Find the checkpoint to resume from, and notes on the choice; None only if there is none.
 
-        A start repairs what a kill left unfinished.  After a resume from the checkpoint, call
-        `continue_from`: a later one must not win at the next start.
 
         Args:
             which: True for the newest whole checkpoint, or the one that the file `checkpoint` names; a step
@@ -123,21 +116,23 @@ class Store:
                 folder anywhere.
             interim: with `which=True`, whether the checkpoint may be an interim one.
         """
-        if which is False:
-            raise ConfigError("which=False finds nothing: give True, a step, a name or a path")
         if self.segment:
             self._finish_replacements()
-        notes: list[str] = []
-        found: Checkpoint | None
         if isinstance(which, Path):
-            found = self._elsewhere(which)
-        elif which is not True:
-            found = self._read_chosen(self.at_step(which) if isinstance(which, int) else self.named(which))
-        elif chosen := self.chosen_by_hand():
-            found = self._by_hand(chosen, notes)
-        else:
-            found = self._newest_whole(interim, notes)
-        return found, notes
+            return self._elsewhere(which), []
+        if which is not True:
+            return self._chosen_one(self.at_step(which) if isinstance(which, int) else self.named(which)), []
+        chosen, names = self.chosen_by_hand(), self.names()
+        if not chosen:
+            return self._newest_whole(interim)
+        if chosen not in map(str, names):
+            raise NoCheckpointError(
+                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
+                f"in its first line, or delete the file for the newest "
+                f"({nearest(chosen[:100], map(str, names))})"
+            )
+        note = f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})"
+        return self._chosen_one(CheckpointName.parse(chosen)), [note]
 
     def _elsewhere(self, path: Path) -> Checkpoint:
         if not (path / MANIFEST).exists():
@@ -146,29 +141,16 @@ class Store:
             raise NoCheckpointError(
                 f"no checkpoint in {path} (it has no {MANIFEST}): {nearest(str(path), map(str, known))}"
             )
-        return reading.read(path, regions=self.regions)
+        return format.read(path, regions=self.regions)
 
-    def _read_chosen(self, name: CheckpointName) -> Checkpoint:
+    def _chosen_one(self, name: CheckpointName) -> Checkpoint:
         try:
             return self.read(name)
         except DamagedCheckpointError as error:
-            others = ", ".join(str(other) for other in self.names() if other != name)
-            raise DamagedCheckpointError(
-                f"{error}; choose another one: {others or 'there is no other'}"
-            ) from error
+            others = ", ".join(str(other) for other in self.names() if other != name) or "there is no other"
+            raise DamagedCheckpointError(f"{error}; choose another one: {others}") from error
 
-    def _by_hand(self, chosen: str, notes: list[str]) -> Checkpoint:
-        names = self.names()
-        if chosen not in map(str, names):
-            raise NoCheckpointError(
-                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
-                f"in its first line, or delete the file for the newest "
-                f"({nearest(chosen[:100], map(str, names))})"
-            )
-        notes.append(f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})")
-        return self._read_chosen(CheckpointName.parse(chosen))
-
-    def _newest_whole(self, interim: bool, notes: list[str]) -> Checkpoint | None:
+    def _newest_whole(self, interim: bool) -> tuple[Checkpoint | None, list[str]]:
         there = self.names()
         left_out = set() if interim else {facts.name for facts in self.facts() if facts.interim}
         # where there is no other, an interim checkpoint is better than none
@@ -176,15 +158,12 @@ class Store:
         wrong: list[str] = []
         for name in reversed(names):
             try:
-                newest = self.read(name)
+                return self.read(name), [f"{problem}; passed over" for problem in wrong]
             except DamagedCheckpointError as error:
                 self.damaged.add(name)  # supersede_after moves it to damaged/, not to superseded/
                 wrong.append(str(error))
-                continue
-            notes += [f"{problem}; passed over" for problem in wrong]
-            return newest
         if not wrong:
-            return None
+            return None, []
         raise CheckpointError(
             f"all {len(names)} checkpoints in {self.folder} are damaged: restore them from a copy, or move "
             "them away to start from nothing\n  " + "\n  ".join(wrong)
@@ -193,15 +172,15 @@ class Store:
     def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
         """Read and verify a checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
         self._require(name)
-        found = reading.read(self.path(name), rank, self.wanted, self.regions)
-        if found.name != name:
+        checkpoint = format.read(self.path(name), rank, self.wanted, self.regions)
+        if checkpoint.name != name:
             raise DamagedCheckpointError(
-                f"checkpoint {name} is damaged: {self.path(name) / MANIFEST} belongs to {found.name}"
+                f"checkpoint {name} is damaged: {self.path(name) / MANIFEST} belongs to {checkpoint.name}"
             )
-        self.require_own(found.meta, found.path)
-        return found
+        self._require_own(checkpoint.meta, checkpoint.path)
+        return checkpoint
 
-    def require_own(self, meta: Json, path: Path) -> None:
+    def _require_own(self, meta: Json, path: Path) -> None:
         """Refuse a checkpoint that was copied from another run: its rows are in another journal."""
         run = meta.get("run") if isinstance(meta, dict) else None
         if self.run is not None and run is not None and run != self.run:
@@ -214,8 +193,6 @@ class Store:
         if not self.path(name).exists():
             self.named(str(name))
 
-    # ---------------------------------------------------------------------------- choosing by a word
-
     def newest(self) -> CheckpointName:
         """Name of the newest checkpoint with a whole manifest, interim checkpoints left out."""
         whole = [facts for facts in self.facts() if not facts.interim]
@@ -226,15 +203,14 @@ class Store:
     def at_step(self, step: int) -> CheckpointName:
         """Name of the checkpoint of a step; of two at one step, that after the epoch."""
         names = self.names()
-        found = [name for name in names if name.step == step]
-        if not found:
-            near = min(names, key=lambda name: abs(name.step - step), default=None)
+        near = max(names, key=lambda name: (-abs(name.step - step), name), default=None)
+        if near is None or near.step != step:
             hint = "there is no checkpoint at all" if near is None else f"the nearest is {near}"
             raise NoCheckpointError(
                 f"no checkpoint of step {step} in {self.folder}: {hint}; "
                 f"known: {', '.join(map(str, names)) or 'none'}"
             )
-        return found[-1]
+        return near
 
     def named(self, text: str) -> CheckpointName:
         """Parse the name of a checkpoint on disk."""
@@ -242,8 +218,6 @@ class Store:
         if text not in known:
             raise NoCheckpointError(f"no checkpoint {text!r} in {self.folder}: {nearest(text, known)}")
         return known[text]
-
-    # ------------------------------------------------------------------------- what is known of them
 
     def facts(self) -> list[Facts]:
         """List the facts of all whole manifests, oldest first; each manifest is read once."""
@@ -288,7 +262,7 @@ class Store:
         return name if here else text
 
     def best_folder(self, metric: str) -> Path:
-        return best_folder(self.run_dir, metric)
+        return self.run_dir / "best" / metric.replace("/", ".")
 
     def best(self) -> dict[str, Path]:
         """Return the folder of the best weights by metric, as the newest checkpoint names them."""
@@ -299,7 +273,8 @@ class Store:
         return {m: [path for path in paths if path.exists()] for m, paths in self._named_best().items()}
 
     def _named_best(self) -> dict[str, list[Path]]:
-        kept = {metric: names for facts in self.facts()[-1:] for metric, names in facts.kept.items()}
+        newest = self.facts()[-1:]
+        kept = newest[0].kept if newest else {}
         return {metric: [self.best_folder(metric) / name for name in names] for metric, names in kept.items()}
 
     def best_folders(self) -> list[Path]:
@@ -309,11 +284,13 @@ class Store:
 
     def set_best_aside(self, path: Path) -> str:
         """Move a folder of damaged best weights to `damaged/`; returns a clause that says where it is now."""
-        name = f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
         try:
-            return f"the folder is now {self._move(path, 'damaged', name)}"
+            return f"the folder is now {self._move(path, 'damaged', self._best_aside(path))}"
         except OSError as error:
             return f"the folder cannot be moved to damaged/ ({error.strerror})"
+
+    def _best_aside(self, path: Path) -> str:
+        return f"best.{path.parent.name}.{path.name}.segment-{self.segment}"
 
     def has_best(self, metric: str, name: str, value: float) -> bool:
         """Whether the weights of a value are there; a name may have those of an earlier timeline."""
@@ -328,8 +305,8 @@ class Store:
         problems = []
         for path in self.best_folders():
             try:
-                reading.verify(path)
-                self.require_own(read_body(path)["meta"], path)
+                format.verify(path)
+                self._require_own(read_body(path)["meta"], path)
             except (DamagedCheckpointError, ForeignCheckpointError) as error:
                 problems.append(f"best weights in {path.parent.name}: {error}; {self.set_best_aside(path)}")
             except CheckpointVersionError as error:
@@ -338,29 +315,23 @@ class Store:
 
     def _adopt_best(self, checkpoint: Checkpoint) -> None:
         """Copy the best weights that another run's checkpoint names, if they are there and whole."""
-        top = checkpoint.path.parent.parent
-        for metric, names in kept_best(checkpoint.meta).items():
-            for name in names:
-                source = best_folder(top, metric) / name
-                if not source.exists():
-                    continue
-                try:
-                    best = reading.read(source, regions=self.regions)
-                except CheckpointError as error:
-                    self._say(f"best weights by {metric} are not copied: {error}")
-                    continue
-                self._take_best(best, self.best_folder(metric) / name)
-
-    def _take_best(self, best: Checkpoint, target: Path) -> None:
-        """Copy best weights to `target`, unless their equal is there; others move to superseded/."""
-        about: Any = best.meta
-        meta = {**about, "run": self.run}
-        if is_equal(target, best.digest, meta):
-            return
-        if target.exists():
-            aside = f"best.{target.parent.name}.{target.name}.segment-{self.segment}"
-            self._move(target, "superseded", aside)
-        place_apart(target, copying(best, best.segment, meta), top=self.run_dir)
+        theirs = Store(checkpoint.path.parent.parent)
+        kept = kept_best(checkpoint.meta).items()
+        for metric, name in ((metric, name) for metric, names in kept for name in names):
+            source, target = theirs.best_folder(metric) / name, self.best_folder(metric) / name
+            if not source.exists():
+                continue
+            try:
+                best = format.read(source, regions=self.regions)
+            except CheckpointError as error:
+                self._say(f"best weights by {metric} are not copied: {error}")
+                continue
+            about: Any = best.meta
+            meta = {**about, "run": self.run}
+            if not is_equal(target, best.digest, meta):
+                if target.exists():
+                    self._move(target, "superseded", self._best_aside(target))
+                place_apart(target, copying(best, best.segment, meta), top=self.run_dir)
 
     def _finish_replacements(self) -> None:
         """Give checkpoints their names back that a kill caught while they were replaced, see `_put`."""
@@ -417,21 +388,22 @@ class Store:
             nonlocal moved
             # as late as possible: a process that was stopped may wake up at any instruction
             self._require_newest()
-            if self.path(name).exists() and held is None:
-                self._set_aside(name, "damaged")
-            elif held is not None:
+            if held is not None:
                 # a kill here leaves it where the next start finds it: it may be the only checkpoint
                 moved = self._move(self.path(name), self.folder.name, f"{name}{_REPLACED}")
+            elif self.path(name).exists():
+                self._set_aside(name, "damaged")
             return moved
 
-        size = 0
-        if held is None or held.digest != digest:
-            files.make_dir(self.folder)
-            size = place(self.path(name), write, make_room, token)
-            self._forget(name)
+        if held is not None and held.digest == digest:
+            return 0
+        files.make_dir(self.folder)
+        size = place(self.path(name), write, make_room, token)
+        self._forget(name)
         if moved is not None and held is not None:
+            about: Any = held.meta
             with contextlib.suppress(OSError):  # the commit is done; the next start tries again
-                if _is_open(held):  # the new checkpoint is of the same boundary, run to its end
+                if about and about.get("open"):  # the new one is of the same boundary, run to its end
                     files.retire(moved, top=self.run_dir)
                 else:
                     self._supersede(moved, name)
@@ -487,10 +459,10 @@ class Store:
         A start that is refused before `settle` leaves the directory as it was.  `settle` copies a checkpoint
         of another run.
         """
-        there, self._chosen = self._on_disk(), checkpoint
+        self._chosen, there = checkpoint, self._on_disk()
         if checkpoint is not None:
-            taken = checkpoint.path != self.path(checkpoint.name)
-            there = [n for n in there if n > checkpoint.name or (taken and n == checkpoint.name)]
+            name, is_foreign = checkpoint.name, checkpoint.path != self.path(checkpoint.name)
+            there = [each for each in there if each > name or (is_foreign and each == name)]
         self._left = frozenset(there)
 
     @property
@@ -505,15 +477,13 @@ class Store:
 
     def settle(self) -> None:
         """Make the choice of `continue_from` durable for later starts; called before the first save."""
-        if self.settled:
-            return
         chosen = self._chosen
-        if chosen is None:
-            self.supersede_all()
-        else:
+        if chosen is not None:
             if chosen.path != self.path(chosen.name):
                 self.adopt(chosen, journal=None, rollbacks=[])
             self.supersede_after(chosen.name)
+        elif self._left:
+            self.supersede_all()
         self._chosen, self._left = None, frozenset()
 
     def supersede_after(self, name: CheckpointName) -> None:
@@ -564,9 +534,7 @@ class Store:
         ones.  An error of the disk is a sentence for the user, because the commit is done.
         """
         deleted = []
-        for name in self.expendable(policy):
-            if name in needed:
-                continue
+        for name in (name for name in self.expendable(policy) if name not in needed):
             try:
                 files.retire(self.path(name), top=self.run_dir)
             except OSError as error:
@@ -592,7 +560,7 @@ class Store:
     def pin(self, name: CheckpointName) -> None:
         """Keep a checkpoint, whatever retention says."""
         self._require(name)
-        self._write_pins(self.pins() | {name})
+        self._write_pins({*self.pins(), name})
 
     def unpin(self, name: CheckpointName) -> None:
         """Let retention decide about a checkpoint again."""
@@ -608,44 +576,34 @@ class Store:
         files.write_whole(self.pins_file, text.encode() + b"\n")
 
 
-def best_folder(run_dir: Path, metric: str) -> Path:
-    return run_dir / "best" / metric.replace("/", ".")
-
-
 def find_checkpoint(
     path: Path,
     say: Callable[[str], None],
     *,
     interim: bool = True,
-    wanted: Callable[[str], bool] = reading.every,
+    wanted: Callable[[str], bool] = format.every,
 ) -> Checkpoint | None:
     """Read the checkpoint that `path` means, without changing anything there; None if there is none."""
-    if not path.is_dir():
-        path = _of_metric(path)
+    if not path.is_dir():  # perhaps RUN/best/valid/loss, whose folder is RUN/best/valid.loss
+        run_dir, best, metric = path.as_posix().rpartition("/best/")
+        path = Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
     if not path.is_dir():
         return None
     if not (path / MANIFEST).exists() and path.absolute().parent.name == "best":
         path = _best_in(path.absolute())
     if (path / MANIFEST).exists():
-        return reading.read(path, wanted=wanted)
+        return format.read(path, wanted=wanted)
     found, notes = Store(path, wanted=wanted).find(True, interim=interim)
     for note in notes:
         say(note)
     return found
 
 
-def _of_metric(path: Path) -> Path:
-    """Return the folder of best weights by their metric: `RUN/best/valid.loss` for `RUN/best/valid/loss`."""
-    run_dir, best, metric = path.as_posix().rpartition("/best/")
-    return Path(f"{run_dir}{best}{metric.replace('/', '.')}") if best else path
-
-
 def _best_in(folder: Path) -> Path:
     """Find the weights in `RUN/best/METRIC` that the run's newest checkpoint names as the best."""
     run_dir = folder.parent.parent
-    saved = Store(run_dir)
-    for metric, path in saved.best().items():
-        if saved.best_folder(metric) == folder:
+    for path in Store(run_dir).best().values():
+        if path.parent == folder:
             return path
     there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
     raise NoCheckpointError(
@@ -653,8 +611,3 @@ def _best_in(folder: Path) -> Path:
         f"of those that it names is there; give the folder of the weights that you want: "
         f"{', '.join(there) or 'the folder has none'}"
     )
-
-
-def _is_open(checkpoint: Checkpoint) -> bool:
-    """Whether an interruption left its boundary inside an evaluation."""
-    return isinstance(checkpoint.meta, dict) and bool(checkpoint.meta.get("open"))

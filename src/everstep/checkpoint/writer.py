@@ -44,14 +44,12 @@ class Writer:
             raise UsageError("the writer is closed: submit before close()")
         self.wait()
         self._count += 1
-        failed = failed or self._say_failed
-        thread = threading.Thread(
-            target=self._run, args=(job, done, failed), name="everstep-writer", daemon=True
-        )
+        calls = (job, done, failed or self._say_failed)
+        thread = threading.Thread(target=self._run, args=calls, name="everstep-writer", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads
-            failed(MemoryError(str(error)))
+            calls[2](MemoryError(str(error)))
         else:
             self._thread = thread
 
@@ -72,18 +70,9 @@ class Writer:
             raise error
 
     @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the unexpected error of a job waits to be raised."""
-        return self._error is not None
-
-    @property
     def job(self) -> int | None:
         """Number of the job that is running, from 1; None while none is."""
-        return self._count if self.busy else None
+        return self._count if self._thread is not None and self._thread.is_alive() else None
 
     def close(self) -> None:
         """Let the running job end, then `poll`; may be called twice."""

@@ -44,7 +44,7 @@ _DRILL = {
     ),
     "kills": cli.option(click.IntRange(0), "Number of kills at random instants.", default=3),
     "seed": cli.option(int, "Seed of the instants; the same seed aims the same kills.", default=0),
-    "max_steps": cli.option(cli.COUNT, "Step at which the drill leaves each run."),
+    "max_steps": cli.option(cli.COUNT, "Step at which the drill stops a run, with its state saved."),
     "hazards": cli.option("NAME", "Only this hazard; may be repeated.", "--hazard", multiple=True),
     "timeout": cli.option(float, "Seconds that one start may take.", default=600.0),
     "budget": cli.option(float, "Minutes after which nothing more is struck."),
@@ -140,9 +140,8 @@ def replay_command(
     Exit status: 0 every recorded value was found again, 1 one was not, or none is recorded, 2 wrong usage,
     4 the steps cannot be executed again.
     """
-    from everstep.replaying.execution import folder_for
-    from everstep.replaying.recorded_program import program_of
-    from everstep.replaying.verify import parse_steps, verify
+    from everstep.replaying.comparing import parse_steps, verify
+    from everstep.replaying.execution import folder_for, program_of
 
     if (step is None) == (steps is None):
         raise click.UsageError("give one of --step N and --verify A:B")
@@ -181,7 +180,7 @@ def diverge_command(
     Exit status: 0 equal in all that both have recorded, 1 the runs differ, 2 wrong usage, 4 nothing was
     recorded that can be compared.
     """
-    from everstep.replaying import diverge as room
+    from everstep.replaying import comparing as room
     from everstep.replaying.execution import folder_for
 
     if len(runs) != 2:

@@ -22,9 +22,10 @@ from random import Random
 from typing import Any
 
 from everstep.arguments import integer, number
-from everstep.drill.processes import last_lines, owned_folder, owned_process
-from everstep.drill.program import read_lines
-from everstep.drill.report import DrillReport, KillResult, StartSummary, bars, deadline_after
+from everstep.drill.campaign import LAST_STARTS, Campaign
+from everstep.drill.processes import owned_folder, owned_process
+from everstep.drill.program import read_lines, too_long
+from everstep.drill.report import DrillReport, KillResult, StartSummary, deadline_after
 from everstep.errors import ConfigError, DrillError
 from everstep.record import Difference
 
@@ -37,10 +38,6 @@ NOT_COPIED = shutil.ignore_patterns(
 )
 TOO_LONG = 124
 """Status of a start that was ended because it took longer than its time."""
-RESUMES = 3
-"""Most starts after a strike, in which the program must come to its end."""
-
-POINTS = {"update": "between updates", "evaluation": "in an evaluation", "file": "in a save"}
 
 LOST = (
     "the resume began anew although a save was complete before the kill; look at which checkpoint the "
@@ -154,21 +151,12 @@ def drill_command(
 
     The command runs as it is, in processes of its own.  Each chain of starts needs a place of its own for
     what it writes: `{out}` in the command stands for a new folder; without it, each chain runs in a copy of
-    the current directory.
+    the current directory.  Other arguments are those of `everstep.drill.drill`.
 
     Args:
         command: the words of the command, such as ["python", "train.py", "--output", "{out}"].
         resume: the words of the command that goes on; empty: the same.
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
-        seed: seed of all that is drawn.
-        timeout: seconds that a start may take, more than 0.
-        budget: minutes after which nothing more is struck, more than 0; None: no limit.
-        keep: a folder that does not exist yet, for outputs and traces; None: they are deleted.
-        say: called with the lines of the report as they come.
-
-    Raises:
-        ConfigError: an argument is wrong, or the current directory is too large to be copied.
-        DrillError: the command fails undisturbed, steps no torch optimizer, or takes longer than `timeout`.
     """
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(
@@ -178,10 +166,11 @@ def drill_command(
     deadline = deadline_after(budget)
     if not any(OUT in word for word in command):
         _require_small(Path.cwd())
+    report = DrillReport(" ".join(command), [], seed, runs=[], steps=0, seconds=0.0, counts="updates")
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
-        return _CommandDrill(
-            tuple(command), tuple(resume) or tuple(command), folder, seed, timeout, keep is None
-        ).run(strikes, deadline, say)
+        campaign = _CommandCampaign(report, folder, timeout, keep is not None)
+        campaign.begin(command, resume or command)
+        return campaign.run(campaign.reference.strikes(strikes, Random(seed)), deadline, say)
 
 
 def _require_small(folder: Path) -> None:
@@ -196,135 +185,82 @@ def _require_small(folder: Path) -> None:
             )
 
 
-@dataclass
-class _CommandDrill:
-    command: tuple[str, ...]
-    resume: tuple[str, ...]
-    folder: Path
-    seed: int
-    timeout: float
-    delete: bool
+class _CommandCampaign(Campaign):
+    """Drill of any command."""
 
-    def run(self, strikes: int, deadline: float, say: Callable[[str], None]) -> DrillReport:
-        """Run the command twice undisturbed, then strike it."""
-        first, second = self.undisturbed("undisturbed-1"), self.undisturbed("undisturbed-2")
-        self.reference = reference = Reference(first.starts[0])
-        self.report = report = DrillReport(
-            script=" ".join(self.command),
-            args=[],
-            seed=self.seed,
-            runs=[],
-            steps=reference.updates,
-            seconds=first.starts[0].seconds,
-            ranks=len(reference.ranks),
-            counts="updates",
-        )
-        report.nondeterminism = self._anew(second.starts[0])
-        say(report.header())
-        if report.nondeterminism is None:
-            for n, (name, strike) in enumerate(reference.strikes(strikes, Random(self.seed)), 1):
-                late = time.monotonic() > deadline
-                report.results.append(
-                    KillResult(name, "no time") if late else self.struck(f"{n:02d}", name, strike)
-                )
-                say(report.results[-1].line)
-        say(f"\n{report.verdict()}")
-        return report
+    def begin(self, command: Sequence[str], resume: Sequence[str]) -> None:
+        """Start the command twice undisturbed."""
+        self.command, self.resume, report = command, resume, self.report
+        first, second = self._undisturbed("undisturbed-1"), self._undisturbed("undisturbed-2")
+        self.reference = reference = Reference(first)
+        report.steps, report.ranks, report.seconds = reference.updates, len(reference.ranks), first.seconds
+        reference.look_for_seeds(second)
+        difference = reference.first_difference(second, dict.fromkeys(reference.ranks, 0))
+        if difference is not None and difference.place == "enter":
+            difference = difference._replace(
+                note="the second start began with other weights than the first: they are not seeded, or it "
+                f"read what the first one wrote; then put {OUT} into the command, where its output folder "
+                "stands"
+            )
+        report.nondeterminism = difference
 
-    def undisturbed(self, name: str) -> Chain:
+    def _chain(self, name: str) -> Chain:
+        return Chain(self.command, self.resume, self.folder / name, self.timeout)
+
+    def _undisturbed(self, name: str) -> Start:
         """Start the command undisturbed, and refuse what cannot be drilled."""
-        chain = Chain(self.command, self.resume, self.folder / name, self.timeout)
-        start = chain.start()
-        words = " ".join(self.command)
+        start, words = self._chain(name).start(), self.report.script
         if start.status == TOO_LONG:
-            raise DrillError(
-                f"{words} ran longer than {self.timeout:g} s in one start; make it smaller by its arguments, "
-                "or raise the timeout"
-            )
-        if start.status:
-            raise DrillError(
-                f"{words} ended with status {start.status} without a kill; make it run before it is "
-                f"drilled:\n{last_lines(start.log)}"
-            )
+            raise too_long(words, self.timeout)
+        self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
                 f"{words} made no step of a torch optimizer in a Python process that reads PYTHONPATH; drill "
                 "a program that trains with torch.optim, without `python -I` or -E"
             )
-        return chain
+        return start
 
-    def _anew(self, start: Start) -> Difference | None:
-        """Compare a second undisturbed start with the first."""
-        self.reference.look_for_seeds(start)
-        found = self.reference.first_difference(start, {rank: 0 for rank in self.reference.ranks})
-        if found is None or found.place != "enter":
-            return found
-        return found._replace(
-            note="the second start began with other weights than the first: they are not seeded, or it read "
-            f"what the first one wrote; then put {OUT} into the command, where its output folder stands"
-        )
-
-    def struck(self, number: str, name: str, strike: str) -> KillResult:
-        """Strike a start, and start the command again until it ends."""
-        chain = Chain(
-            self.command, self.resume, self.folder / f"{number}-{strike.replace(':', '-')}", self.timeout
-        )
-        first = chain.start(strike)
-        if first.strike:
-            while len(chain.starts) == 1 or (len(chain.starts) <= RESUMES and chain.starts[-1].fails):
+    def strike(self, name: str, aimed: str) -> KillResult:
+        """Strike a start by a value of EVERSTEP_STRIKE, and start the command again until it ends."""
+        chain = self._chain(f"{len(self.report.results) + 1:02d}-{aimed.replace(':', '-')}")
+        if not chain.start(aimed).strike:
+            result = KillResult(name, "not hit", struck="it ended before")
+        else:
+            while len(chain.starts) == 1 or (len(chain.starts) <= LAST_STARTS and chain.starts[-1].fails):
                 chain.start()
-        judged = self._judged(name, chain)
-        if self.delete:
+            result = self._judged(name, chain.starts)
+        if not self.keep:
             shutil.rmtree(chain.folder, ignore_errors=True)
-        return judged
+        return result
 
-    def _judged(self, name: str, chain: Chain) -> KillResult:
-        reference, (first, *later) = self.reference, chain.starts
-        if not first.strike:
-            return KillResult(name, "not hit", struck="it ended before")
-        spans, resumed, differences = [(0, first.updates)], [], []
-        if first.updates:
-            differences.append(reference.first_difference(first, {rank: 0 for rank in reference.ranks}))
-        for start in later:
-            places = {rank: reference.place_of(start, rank) for rank in reference.ranks}
+    def _judged(self, name: str, starts: list[Start]) -> KillResult:
+        reference, first, last = self.reference, starts[0], starts[-1]
+        spans, resumed, differences = list[tuple[int, int]](), list[int | None](), list[Difference | None]()
+        for start in starts:
+            places = {rank: reference.place_of(start, rank) if spans else 0 for rank in reference.ranks}
             resumed.append(places[0])
             spans.append((places[0] or 0, start.updates))
             if start.updates:
                 differences.append(reference.first_difference(start, places))
-        last = chain.starts[-1]
         end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
         if last.status == 0 and end != reference.updates:
             counts = str(reference.updates), str(end)
             differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
-        found = next((each for each in differences if each is not None), None)
-        done = [range(start + 1, start + count + 1) for start, count in spans]
-        again = [
-            step
-            for i, steps in enumerate(done)
-            for step in steps
-            if any(step in before for before in done[:i])
-        ]
-        self.report.steps_again |= set(again)
+        difference = next((each for each in differences if each is not None), None)
         saved = reference.saved_before(first)
-        lost = saved and later and later[0].updates and not resumed[0]
-        if found is None and lost and not last.status:
-            found = Difference(
-                "journal", "the place", f"a save after update {saved}", "the start", place="enter", note=LOST
+        if difference is None and saved and starts[1].updates and not resumed[1]:
+            values = f"a save after update {saved}", "the start"
+            difference = Difference("journal", "the place", *values, place="enter", note=LOST)
+        summaries = [
+            StartSummary(
+                start.strike or None, start.status, round(start.seconds, 3), [at] if at else [], count
             )
-        return KillResult(
-            name,
-            "failed" if last.status else "differs" if found else "exact",
-            strikes=1,
-            struck=f"after update {first.updates}{reference.file_words(first)}",
-            again=len(again),
-            timeline=bars(reference.updates, [(list(steps), not i) for i, steps in enumerate(done)]),
-            starts=[
-                StartSummary(start.strike or None, start.status, round(start.seconds, 3), at, start.updates)
-                for start, at in zip(chain.starts, [[], *([k] if k else [] for k in resumed)], strict=True)
-            ],
-            divergence=None if last.status else found,
-            message=f"status {last.status}\n{last_lines(last.log)}" if last.status else "",
-        )
+            for start, at, (_, count) in zip(starts, resumed, spans, strict=True)
+        ]
+        done = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
+        struck = f"after update {first.updates}{reference.file_words(first)}"
+        hits = [bool(start.strike) for start in starts]
+        return self.result(name, summaries, done, hits, last.log, difference, struck)
 
 
 LEFT = ("settings", "weights", "moments", "buffers")
@@ -360,8 +296,6 @@ class Reference:
             if was["random"][name] != now["random"].get(name)
         }
         self.seeded -= other
-
-    # ---------------------------------------------------------------------------------- the comparison
 
     def _states(self, rank: int, optimizer: int) -> dict[int, dict[str, Any]]:
         """Return the states of an optimizer: number of all updates done before its next one -> the state."""
@@ -411,8 +345,6 @@ class Reference:
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)
         raise AssertionError(pairs[-1])
-
-    # -------------------------------------------------------------------------------------- the strikes
 
     def strikes(self, count: int, draw: Random) -> list[tuple[str, str]]:
         """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).

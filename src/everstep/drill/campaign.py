@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from everstep.arguments import integer, number
 from everstep.drill.divergence import Undisturbed
-from everstep.drill.processes import owned_folder
+from everstep.drill.processes import last_lines, owned_folder
 from everstep.drill.program import Program, Strike, command
 from everstep.drill.report import (
     CHANCE,
@@ -38,6 +39,67 @@ ATTEMPTS = 3
 
 SAVES = 4
 """Number of checkpoints that the drill adds to a run that it leaves early."""
+
+
+class Campaign(ABC):
+    """Programs of one drill: undisturbed ones, then some that are struck one by one; and the report."""
+
+    def __init__(self, report: DrillReport, folder: Path, timeout: float, keep: bool) -> None:
+        self.report, self.folder, self.timeout, self.keep = report, folder, timeout, keep
+
+    @abstractmethod
+    def strike(self, name: str, aimed: Any) -> KillResult:
+        """Strike a program, and start it again until it ends."""
+
+    def run(
+        self, strikes: Iterable[tuple[str, Any]], deadline: float, say: Callable[[str], None]
+    ) -> DrillReport:
+        """Strike a program for each (hazard, what is aimed) until the deadline."""
+        report = self.report
+        say(report.header())
+        for name, aimed in strikes:
+            if report.nondeterminism is None:
+                late = time.monotonic() > deadline
+                report.results.append(KillResult(name, "no time") if late else self.strike(name, aimed))
+                say(report.results[-1].line)
+        say(f"\n{report.verdict()}")
+        return report
+
+    def require_sound(self, status: int, log: Path) -> None:
+        """Refuse a program that fails undisturbed."""
+        if status:
+            raise DrillError(
+                f"{self.report.script} ended with status {status} without a kill; make it run before it is "
+                f"drilled:\n{last_lines(log)}"
+            )
+
+    def result(
+        self,
+        name: str,
+        starts: list[StartSummary],
+        done: list[list[int]],
+        hits: list[bool],
+        log: Path,
+        divergence: Difference | None,
+        struck: str,
+    ) -> KillResult:
+        """Return the result of a program, by the steps that each start did and whether it was struck."""
+        times = Counter(step for steps in done for step in steps)
+        again = times - Counter([*times])
+        self.report.steps_again |= set(again)
+        failed = starts[-1].status
+        ended: Verdict = "exact" if any(hits) else "not hit"
+        return KillResult(
+            name,
+            "failed" if failed else "differs" if divergence else ended,
+            strikes=sum(hits),
+            struck=struck,
+            again=again.total(),
+            timeline=bars(self.report.steps, zip(done, hits, strict=True)),
+            starts=starts,
+            divergence=None if failed else divergence,
+            message=f"status {failed}\n{last_lines(log)}" if failed else "",
+        )
 
 
 def drill(
@@ -76,7 +138,6 @@ def drill(
         say: called with the lines of the report as they come.
 
     Raises:
-        ConfigError: an argument is wrong.
         DrillError: the script fails undisturbed, opens no run, or takes longer than `timeout`.
     """
     path = Path(script)
@@ -90,36 +151,26 @@ def drill(
     kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
     max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout, deadline = number("timeout", timeout, of="seconds"), deadline_after(budget)
-    names = chosen(hazards, ranks)
+    turns = [
+        (name, turn)
+        for name in chosen(hazards, ranks)
+        for turn in range(kills if name == "random instant" else 1)
+    ]
     report = DrillReport(str(path), [*args], seed, runs=[], steps=0, seconds=0.0, ranks=ranks)
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
-        campaign = _Campaign(report, folder, timeout, keep is not None)
+        campaign = _ScriptCampaign(report, folder, timeout, keep is not None)
         campaign.begin(max_steps)
-        say(report.header())
-        for name in names:
-            for turn in range(kills if name == "random instant" else 1):
-                if report.nondeterminism is None:
-                    late = time.monotonic() > deadline
-                    report.results.append(
-                        KillResult(name, "no time") if late else campaign.strike(name, turn)
-                    )
-                    say(report.results[-1].line)
-        say(f"\n{report.verdict()}")
-    return report
+        return campaign.run(turns, deadline, say)
 
 
-@dataclass
-class _Campaign:
-    """Programs of a drill, in a folder, and its report."""
+class _ScriptCampaign(Campaign):
+    """Drill of a script that uses everstep."""
 
-    report: DrillReport
-    folder: Path
-    timeout: float
-    keep: bool
-    number: int = 0
+    _count = 0
+    """Number of programs that were struck."""
 
     def begin(self, max_steps: int | None) -> None:
-        """Run the program twice undisturbed."""
+        """Run two programs undisturbed."""
         report = self.report
         drawn_seed = Random(f"{report.seed}/seed of a run").getrandbits(31)
         self.env = {SEED: str(drawn_seed)}
@@ -152,11 +203,7 @@ class _Campaign:
         program = self._program(f"undisturbed-{number}")
         start = program.start(trace=program.folder / "trace-{rank}")
         script, ranks = self.report.script, self.report.ranks
-        if start.status:
-            raise DrillError(
-                f"{script} ended with status {start.status} without a kill; make it run before it is "
-                f"drilled:\n{start.tail}"
-            )
+        self.require_sound(start.status, start.log)
         if not program.runs:
             raise DrillError(
                 f"{script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
@@ -178,21 +225,21 @@ class _Campaign:
         except EverstepError as error:
             return Difference("journal", str(error), "a whole run", "damaged", place="end")
 
-    def strike(self, hazard: str, turn: int) -> KillResult:
-        """Strike a program and start it again until it ends; take another program if no strike hit."""
-        draw = Random(f"{self.report.seed}/{hazard}/{turn}")
+    def strike(self, name: str, aimed: int) -> KillResult:
+        """Strike a program for the `aimed`-th time; take another program if no strike hit."""
+        draw = Random(f"{self.report.seed}/{name}/{aimed}")
         for _ in range(ATTEMPTS):
-            strikes = aim(hazard, self.points, self.seconds, draw)
+            strikes = aim(name, self.points, self.seconds, draw)
             if not strikes:
-                return KillResult(hazard, "no such place")
-            result = self._attempt(hazard, strikes)
+                return KillResult(name, "no such place")
+            result = self._attempt(name, strikes)
             if result.verdict != "not hit":
                 break
         return result
 
-    def _attempt(self, hazard: str, strikes: list[Strike]) -> KillResult:
-        self.number += 1
-        program = self._program(f"{self.number:02d}-{hazard.replace(' ', '-')}")
+    def _attempt(self, name: str, strikes: list[Strike]) -> KillResult:
+        self._count += 1
+        program = self._program(f"{self._count:02d}-{name.replace(' ', '-')}")
         starts, hit = program.starts, 0
         for strike in strikes:
             if not program.start(strike).status:
@@ -200,31 +247,18 @@ class _Campaign:
             hit += 1
         while starts[-1].status and len(starts) < hit + LAST_STARTS:
             program.start()
-        last = starts[-1]
-        divergence = None if last.status else self._difference(program)
+        divergence = None if starts[-1].status else self._difference(program)
         if divergence is not None and self.report.undisturbed == 2:
             # once more undisturbed, before the state is blamed for what may be chance
             third = self._undisturbed(3)
             self.report.undisturbed = 3
             if (first := self._difference(third)) is not None:
                 self.report.nondeterminism = first._replace(note=CHANCE)
-        ended: Verdict = "exact" if hit else "not hit"
         done = [[self.place[step] for step in start.steps if step in self.place] for start in starts]
-        again = Counter(step for steps in done for step in steps)
-        again -= Counter([*again])
-        self.report.steps_again |= set(again)
-        is_struck = [start.strike is not None and start.status != 0 for start in starts]
-        message = f"status {last.status}\n{last.tail}" if last.status else ""
+        hits = [start.strike is not None and start.status != 0 for start in starts]
+        summaries = [StartSummary.of(start) for start in starts]
+        struck = struck_at(starts[0]) if hit else ""
+        result = self.result(name, summaries, done, hits, starts[-1].log, divergence, struck)
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
-        return KillResult(
-            hazard,
-            "failed" if last.status else "differs" if divergence else ended,
-            strikes=hit,
-            struck=struck_at(starts[0]) if hit else "",
-            again=again.total(),
-            timeline=bars(len(self.place), zip(done, is_struck, strict=True)),
-            starts=[StartSummary.of(start) for start in starts],
-            divergence=divergence,
-            message=message,
-        )
+        return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import TypeAlias
 
 from everstep.drill.program import Program, StepDigests
@@ -46,10 +45,7 @@ class Undisturbed:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-
-    @cached_property
-    def _digests(self) -> Digests:
-        return by_place(record for start in self.program.starts for record in start.witnessed)
+        self._digests = by_place(record for start in program.starts for record in start.witnessed)
 
     def first_divergence(self, other: Program) -> Difference | None:
         """Find the place where `other` first differs from this program; None if its runs ended the same."""

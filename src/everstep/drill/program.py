@@ -86,7 +86,6 @@ class ProgramStart:
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
         began, seconds: time of the start (seconds since 1970), and its duration.
         witnessed: what was found at each step, of all ranks.
-        log: file with the output.
     """
 
     strike: Strike | None
@@ -115,14 +114,12 @@ class ProgramStart:
 
 @dataclass
 class Program:
-    """Program with its arguments, and all that a chain of its starts leaves.
+    """Program, and all that a chain of its starts leaves in a folder; `root` inside has the run directories.
 
     Attributes:
         command: command line of a start; torchrun's if it starts several `ranks`.
-        folder: folder of this chain; `root` inside has the run directories.
         timeout: seconds that a start may take; None for no limit.
         env: variables of the environment that each start has besides.
-        cwd: working directory; None for the current one.
     """
 
     command: tuple[str, ...]
@@ -188,10 +185,7 @@ class Program:
                 self._kill(process, file, strike)
             return process.wait(self.timeout)
         except subprocess.TimeoutExpired:
-            raise DrillError(
-                f"{' '.join(self.command[1:])} ran longer than {self.timeout:g} s in one start; make it "
-                "smaller by its arguments, or raise the timeout"
-            ) from None
+            raise too_long(" ".join(self.command[1:]), self.timeout or 0.0) from None
 
     def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike) -> None:
         """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
@@ -226,6 +220,12 @@ class Program:
         events = (each for run in self.runs for each in self.journal(run).events("interrupted", valid=False))
         stopped = (int(event.data["status"]) for event in events if event.time >= began)
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
+
+
+def too_long(words: str, timeout: float) -> DrillError:
+    """Make the error of a start that has taken longer than its time."""
+    what = f"{words} ran longer than {timeout:g} s in one start"
+    return DrillError(f"{what}; make it smaller by its arguments, or raise the timeout")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -22,9 +22,6 @@ from everstep.record import Difference, first_difference
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "no time"]
 
-EXACT, NOT_EXACT, NONDETERMINISTIC, NOT_DRILLED = 0, 1, 3, 4
-"""Exit statuses; 2 means a wrong command line."""
-
 UNSTABLE = (
     "the clock, a generator that is not seeded, the order of a set (of strings by PYTHONHASHSEED), a thread, "
     "or a kernel that is not deterministic"
@@ -156,9 +153,7 @@ class DrillReport:
     @property
     def exit_code(self) -> int:
         """Exit status: 0 exact; 1 a resume is not exact, or fails; 3 two undisturbed programs differ."""
-        if self.nondeterminism is not None:
-            return NONDETERMINISTIC
-        return EXACT if self.exact else NOT_EXACT
+        return 3 if self.nondeterminism is not None else int(not self.exact)
 
     @property
     def first_divergence(self) -> Difference | None:
@@ -222,13 +217,11 @@ class DrillReport:
         return f"{self.header()}\n{rows}\n{self.verdict()}"
 
     def as_dict(self) -> dict[str, Any]:
+        counts = {name: getattr(self, name) for name in ("exact", "exit_code", "kills_resumed", "strikes")}
         return {
             **vars(self),
+            **counts,
             "seconds": round(self.seconds, 3),
-            "exact": self.exact,
-            "exit_code": self.exit_code,
-            "kills_resumed": self.kills_resumed,
-            "strikes": self.strikes,
             "steps_again": len(self.steps_again),
             "nondeterminism": _as_json(self.nondeterminism),
             "results": [{**asdict(one), "divergence": _as_json(one.divergence)} for one in self.results],
@@ -239,9 +232,6 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
     if difference is None:
         return None
     return {**difference._asdict(), "where": difference.where, "cause": cause(difference)}
-
-
-# ------------------------------------------------------------------------------------- one program
 
 
 def struck_at(start: ProgramStart) -> str:
@@ -279,8 +269,6 @@ def deadline_after(budget: float | None) -> float:
     minutes = number("budget", budget, of="minutes", none="for no limit")
     return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
-
-# -------------------------------------------------------------------------------------- for machines
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

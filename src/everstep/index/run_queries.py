@@ -94,7 +94,7 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
         verified: how its resume was verified, in words; None for a start that resumed nothing.
         ranks, ranks_before: the number of its ranks, and that of the start before where it differs.
     """
-    from everstep.record.segment_file import step_of
+    from everstep.record.journal_format import step_of
 
     names = ("number", "started", "last", "status", "reason", "step", "epoch")
     columns = segments.c[(*names, "badge", "diverged_at", "how", "again", "facts")]

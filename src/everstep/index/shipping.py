@@ -40,13 +40,13 @@ from everstep.labels import has_labels, labels
 
 if TYPE_CHECKING:
     from everstep.record import Event, RunDir
-    from everstep.record.segment_file import StoredBlock
+    from everstep.record.journal_format import StoredBlock
 
 _ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
 
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
-"""File name of a segment; `everstep.record.segment_file`, which makes the names, would import NumPy."""
+"""File name of a segment; `everstep.record.journal_format`, which makes the names, would import NumPy."""
 
 _MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
@@ -338,7 +338,7 @@ def _read_on(
 ) -> tuple[dict[str, Any], int]:
     """Ship a file of the journal from where it was shipped; return its row, and the number of new values."""
     from everstep.record import read_segment
-    from everstep.record.segment_file import segment_path
+    from everstep.record.journal_format import segment_path
 
     path = segment_path(home.path, number)
     start = before or _NEW | {"run": run, "number": number}
@@ -478,8 +478,8 @@ def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) ->
     """Note of each start how its resume was verified; return what the starts of the run add up to."""
     from everstep.record import ACCEPTED, DIVERGED, newest_step
     from everstep.record.badges import Start, badges_in, judged
+    from everstep.record.journal_format import step_of
     from everstep.record.journal_reader import is_accepted
-    from everstep.record.segment_file import step_of
 
     told = select(*events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
     told = told.where(events.c.kind.in_((DIVERGED, "verified", "decision")))

@@ -1,21 +1,143 @@
-"""A mirror as one start holds it: its lists in their order, uploads, and deletions after them."""
+"""A mirror as one start holds it: its lists of contents in their order, uploads, and deletions after them.
+
+A list of contents says which bytes in the mirror are which file of the run:
+
+    contents/00000007.json      {"checksum": ..., "body": {...}}: one list; the newest whole list counts
+    files/00000007/PATH         files that were uploaded for list 7
+
+Nothing in a mirror is ever changed: an upload adds files, then a list with the next number, which some stores
+create only if nobody else has created that number.  So the mirror is a whole run at every instant, and a list
+is also the answer to "am I still the last?".  The body of a list has:
+
+    format, number              version of this form, number of the list
+    run                         the content of the run's `run.json`
+    holder                      who has taken the mirror over last, see `Holder`
+    files                       {PATH: [[KEY, BYTES, XXH3_128], ...]}: the parts of each file, in their order
+    notes                       {PATH: TEXT}: files so small that the list has them, each byte as a character
+
+A checkpoint's file is one part.  A journal grows, so it is cut into parts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import secrets
-import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import xxhash
+
 from everstep.errors import DamagedCheckpointError, MirrorError, RunLockedError
 from everstep.hazard import reach
-from everstep.mirror.contents import Contents, Holder, Part, number_of, parse
 from everstep.mirror.place import PART_BYTES, Place
+from everstep.untrusted_files import Count, is_file_name, misfits, parse_json
+
+FORMAT = 2
+"""Version of a list, as written."""
+
+FOLDERS = ("checkpoints", "best", "journal")
+"""Folders of a run directory of which a mirror has files."""
+NOTES = ("checkpoint", "labels.json", "pins.json")
+"""Small files of a run directory that a list has."""
+
+_LIST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
+_NUMBER = re.compile(r"contents/([0-9]{8,})\.json")
+_SHAPE: dict[str, Any] = {
+    "number": Count,
+    "run": dict,
+    "notes": dict[str, str],
+    "files": dict[str, list[tuple[str, Count, str]]],
+    "holder": {"token": str, "host": str, "pid": Count, "directory": str, "ended": bool},
+}
+
+
+class Part(NamedTuple):
+    """Bytes of a file, or of a part of it: their key in the mirror, their number, their xxh3_128."""
+
+    key: str
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Start that has taken the mirror over: a random token, where it runs, whether it said that it ended."""
+
+    token: str
+    host: str
+    pid: int
+    directory: str
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class Contents:
+    """List of contents, as the module's description says."""
+
+    number: int
+    run: dict[str, Any]
+    holder: Holder
+    files: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"contents/{self.number:08d}.json"
+
+    def keys(self) -> set[str]:
+        return {part.key for parts in self.files.values() for part in parts}
+
+    def size(self, path: str) -> int:
+        """Number of bytes of a file; 0 if the mirror has no such file."""
+        return sum(part.bytes for part in self.files.get(path, ()))
+
+    def packed(self) -> bytes:
+        body = {"format": FORMAT, **asdict(self), "files": {path: list(p) for path, p in self.files.items()}}
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
+
+
+def number_of(key: str) -> int | None:
+    """Parse the number in the key of a list; None for any other key."""
+    match = _NUMBER.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def parse(data: bytes, where: str) -> Contents | None:
+    """Read a list of contents of the mirror `where`; None if it is torn or damaged."""
+    match = _LIST.fullmatch(data)
+    if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
+        return None
+    try:
+        body = parse_json(match[2])
+        if body.pop("format") != FORMAT or any(misfits(body, _SHAPE)):
+            raise ValueError(f"it is not a list of format {FORMAT}")
+        files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
+        contents = Contents(**body | {"files": files, "holder": Holder(**body["holder"])})
+        for note in contents.notes.values():
+            note.encode("latin-1")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MirrorError(
+            f"the mirror {where} has a list of contents that this everstep cannot read ({error!r:.200}): "
+            "nothing was taken from it; give another mirror"
+        ) from error
+    # it may come from anybody: a path could lead out of the run directory, a key out of the mirror
+    odd = [path for path in files if path.split("/")[0] not in FOLDERS]
+    odd += [path for path in (*files, *contents.keys()) if not all(map(is_file_name, path.split("/")))]
+    odd += [name for name in contents.notes if name not in NOTES]
+    if odd:
+        raise MirrorError(
+            f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run: nothing was taken from "
+            "it; give another mirror"
+        )
+    return contents
+
 
 SMALL = 8 << 20
 """Bytes from which the last part of a journal is left alone; a smaller part is replaced by a longer one."""
@@ -91,10 +213,9 @@ class Mirror:
         """Take the mirror over: an earlier start that still runs is refused at its next upload."""
         before = self.contents
         me = Holder(self._token, platform.node(), os.getpid(), str(directory))
-        new = Contents(self._last + 1, run, 1, me, time.time())
+        new = Contents(self._last + 1, run, me)
         if before is not None:
-            generation = before.generation + 1
-            new = replace(new, run=before.run, generation=generation, files=before.files, notes=before.notes)
+            new = replace(before, number=new.number, holder=me)
         try:
             self._append(new)
         except RunLockedError as error:
@@ -103,10 +224,9 @@ class Mirror:
             ) from None
         # uploads that a kill has cut off, and lists before the last two
         reach("mirror.list")
+        lists = self.place.keys("contents")
         self._garbage |= self.place.keys("files").keys() - new.keys()
-        self._garbage |= {
-            key for key in self.place.keys("contents") if (number_of(key) or 0) < self._last - 1
-        }
+        self._garbage |= {key for key in lists if (number_of(key) or 0) < self._last - 1}
         self._delete()
         return None if before is None else before.holder
 
@@ -143,15 +263,12 @@ class Mirror:
         self._delete()
         held, problems = self._held(before)
         files: dict[str, Parts] = {}
-        # what several checkpoints share has a name in the folder of each, and is uploaded once
-        equal = {parts[0][1:]: parts for parts in held.values() if len(parts) == 1}
         lost: set[str] = set()
         for path, source in committed.files.items():
             folder = path.rpartition("/")[0]
             try:
-                parts = equal.get((source.bytes, source.digest or ""), held.get(path, ()))
-                files[path] = parts = self._stored(f"files/{self._last + 1:08d}/{path}", source, parts)
-                equal |= {parts[0][1:]: parts} if len(parts) == 1 else {}
+                key = f"files/{self._last + 1:08d}/{path}"
+                files[path] = self._stored(key, source, held.get(path, ()))
             except DamagedCheckpointError as error:
                 problems.append(f"not in the mirror {self.place.name}: {error}")
                 lost.add(folder)
@@ -185,7 +302,7 @@ class Mirror:
         new = replace(before, files=files, notes=dict(committed.notes), holder=holder)
         if new == before:
             return
-        self._append(replace(new, number=self._last + 1, created=time.time()))
+        self._append(replace(new, number=self._last + 1))
         self._garbage |= (before.keys() | set(self._ready)) - new.keys()
         self._garbage.add(replace(before, number=before.number - 1).key)
         self._ready.clear()
@@ -193,10 +310,9 @@ class Mirror:
 
     def _stored(self, key: str, source: Source, held: Parts) -> Parts:
         if source.digest is None:
-            at = sum(part.bytes for part in held)
-            if at < source.bytes and held and held[-1].bytes < SMALL:
+            if sum(part.bytes for part in held) < source.bytes and held and held[-1].bytes < SMALL:
                 held = held[:-1]
-                at = sum(part.bytes for part in held)
+            at = sum(part.bytes for part in held)
             ends = [*range(at, source.bytes, PART_BYTES), source.bytes]
             new = [self._put(f"{key}.{at}-{end}", source, at, end) for at, end in pairwise(ends)]
             return (*held, *new)

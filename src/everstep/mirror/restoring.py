@@ -20,7 +20,7 @@ from everstep.durable import (
 )
 from everstep.errors import CheckpointError, MirrorError
 from everstep.hazard import reach
-from everstep.mirror.contents import Contents, Part
+from everstep.mirror.mirror import Contents, Part
 from everstep.mirror.place import ROOM, Place, blocks, digest_of, whole
 
 _CHOICE = (

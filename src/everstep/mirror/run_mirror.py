@@ -15,8 +15,7 @@ import xxhash
 
 from everstep.checkpoint import CheckpointName, Store, read_manifest
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
-from everstep.mirror.contents import NOTES
-from everstep.mirror.mirror import Committed, Mirror, Source
+from everstep.mirror.mirror import NOTES, Committed, Mirror, Source
 from everstep.mirror.place import MirrorAt
 from everstep.mirror.restoring import Restoring
 from everstep.record import Journal, RunDir, segment_number

@@ -67,15 +67,7 @@ class Audit(NamedTuple):
 
 
 def audit(run_dir: str | Path) -> Audit:
-    """Audit a run: was each sample used once in each pass, over all crashes?
-
-    Args:
-        run_dir: directory of the run, which may train meanwhile; it is only read.
-
-    Raises:
-        RunDirError: the path is not a run directory.
-        JournalError: a newer everstep wrote the journal.
-    """
+    """Audit a run, which is only read, and may train meanwhile: was each sample used once in each pass?"""
     run = RunDir.open(run_dir, create=False)
     notes: list[str] = []
     # before the journal: a run that trains meanwhile writes there first what its next checkpoint needs
@@ -159,12 +151,8 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
 class _Pass:
     """Account of one pass, from the entries so far, up to the batch `place`.
 
-    Attributes:
-        plan: its order, computed again; or why it cannot be.
-        chain: the chain of the entries; None where it is not known.
-        sizes: samples of each batch that ranks were handed.
-        before: number of batches at the beginning for which there is no entry and no chain.
-        unknown: why nothing is known of the contents of the batches; "" where something is.
+    Its plan is computed again, or says why it cannot be; of the batches `before` there is no entry, and no
+    chain; `unknown` says why nothing is known of the contents of the batches.
     """
 
     number: int
@@ -191,12 +179,7 @@ class _Pass:
 
 
 class _Stream:
-    """A stream whose entries are read in the order of the steps that stand.
-
-    Args:
-        why_out: (stream, pass, batch) -> why no step got the batch.
-        earlier: why entries before the first may be missing.
-    """
+    """A stream whose entries are read in the order of the steps that stand."""
 
     def __init__(self, name: str, why_out: Mapping[tuple[str, int, int], str], earlier: str) -> None:
         self.name, self._why_out, self._earlier = name, why_out, earlier

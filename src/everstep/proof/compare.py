@@ -32,10 +32,6 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
     Returns:
         The differences, sorted by their paths: "leaf/PATH" (of another rank than 0 "rank R/leaf/PATH"),
         "checkpoint", "ranks", "row/EPOCH/STEP/PHASE/NAME/SEQ", "best/METRIC/PATH" or "ended".
-
-    Raises:
-        RunDirError: a path is not a run directory.
-        DamagedCheckpointError: the newest checkpoint, or the best weights, are damaged.
     """
     left, right = _facts(Path(a)), _facts(Path(b))
     differences = []

@@ -2,12 +2,6 @@
 
 from everstep.contracts.metrics import Block
 from everstep.record.batch_digest import array_digest, batch_digest
-from everstep.record.evaluation_record import (
-    Evaluation,
-    evaluations,
-    record_evaluation,
-    values_line,
-)
 from everstep.record.event_fields import (
     ACCEPTED,
     CHOSEN,
@@ -18,9 +12,8 @@ from everstep.record.event_fields import (
     misfit,
     shared_samples,
 )
-from everstep.record.failure_pages import Failure, FailurePages, failures, traceback_lines
 from everstep.record.journal import Journal, NoJournal
-from everstep.record.journal_format import Position
+from everstep.record.journal_format import Event, Item, Position, read_segment, segment_number
 from everstep.record.journal_reader import (
     OTHER_CONFIGURATION,
     OTHER_DATA,
@@ -30,11 +23,19 @@ from everstep.record.journal_reader import (
     Row,
     RunJournal,
 )
-from everstep.record.lock import RunLock, is_held
+from everstep.record.lock import RunLock, is_held, remove, why_stays
+from everstep.record.pages import (
+    Evaluation,
+    Failure,
+    FailurePages,
+    evaluations,
+    failures,
+    record_evaluation,
+    traceback_lines,
+    values_line,
+)
 from everstep.record.provenance import facts, machine
-from everstep.record.remove_run import remove, why_stays
 from everstep.record.rundir import RunDir, located, new_id, to_read, user_path
-from everstep.record.segment_file import Event, Item, read_segment, segment_number
 from everstep.record.step_comparison import (
     ABSENT,
     COMPONENTS,
@@ -45,7 +46,7 @@ from everstep.record.step_comparison import (
     first_difference,
     read_earlier_steps,
 )
-from everstep.record.trail import Trail, last_step, newest_step, read_trail, trail_path
+from everstep.record.trail import Trail, last_step, newest_step, rank_trails, read_trail, trail_path
 from everstep.redaction import redact
 
 __all__ = ["Evaluation", "Event", "Item", "Row", "RunJournal", "accept"]

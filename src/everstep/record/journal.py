@@ -30,9 +30,9 @@ from everstep.record.journal_format import (
     pack_event,
     pack_frame,
     pack_header,
+    segment_path,
 )
 from everstep.record.rundir import certain_id, no_disk_error
-from everstep.record.segment_file import segment_path
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20
@@ -49,21 +49,20 @@ class Journal:
     """Writer of one segment.  Every method may be called from any thread.  No credential is written.
 
     While the disk refuses (full, over quota, failing), rows wait in memory and each flush tries again;
-    beyond `limit` bytes new rows are dropped, and an event "gap" `{"rows", "first_step", "last_step"}` says
-    so as soon as an fsync succeeds.  Events are never dropped.  A failed fsync may have lost what was written
-    since the last successful one, so that is written again.
+    beyond `PENDING_LIMIT` bytes new rows are dropped, and an event "gap" `{"rows", "first_step",
+    "last_step"}` says so as soon as an fsync succeeds.  Events are never dropped.  A failed fsync may have
+    lost what was written since the last successful one, so that is written again.
 
     Attributes:
         listeners: called with kind and data of each event but decisions, in the thread that adds it.
     """
 
-    def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None], limit: int):
+    def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None]) -> None:
         self.path = path
         self.segment = segment
         self.listeners: list[Callable[[str, dict[str, Any]], None]] = []
         self._fd = descriptor
         self._warn = warn
-        self._limit = limit
         self._lock = threading.Lock()  # guards the fields below
         self._syncing = threading.Lock()  # guards the file during an fsync; taken before _lock
         self._open: dict[tuple[int, str, str, bool], list[Block]] = {}  # rows that are not in a frame yet
@@ -85,7 +84,6 @@ class Journal:
         facts: dict[str, Any] | None,
         *,
         warn: Callable[[str], None] = _warn,
-        limit: int = PENDING_LIMIT,
     ) -> Journal:
         """Create the file of a new segment; its header and "segment" event wait for the first flush.
 
@@ -94,7 +92,6 @@ class Journal:
             parent: position of the checkpoint that was resumed from, None for a start from nothing.
             facts: this start's provenance, JSON; None if the segment is not a start and only gets decisions.
             warn: called once when the disk begins to refuse writes, and once when writing works again.
-            limit: bytes kept in memory while the disk refuses.
         """
         start = {"run": certain_id(run_dir), "parent": parent, "facts": without_credentials(facts)}
         event = pack_event("segment", start, True, time.time())  # first: facts that are not JSON make no file
@@ -106,7 +103,7 @@ class Journal:
                 raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()")
             path.parent.mkdir(exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        journal = cls(descriptor, path, segment, warn, limit)
+        journal = cls(descriptor, path, segment, warn)
         journal._tail += pack_header(segment, parent)
         if facts is not None:
             journal._add_event(event)
@@ -144,7 +141,7 @@ class Journal:
             self._close_blocks()
             self._write()
             position = Position(self.segment, self._end)
-            crowded, lost = self._written > self._limit, bool(self._lost)
+            crowded, lost = self._written > PENDING_LIMIT, bool(self._lost)
         self._tell()
         if crowded or lost:  # an fsync bounds the memory that the tail takes
             with suppress(OSError):
@@ -201,7 +198,7 @@ class Journal:
         while self._open:
             key = next(iter(self._open))
             block, added = joined_blocks(self._open.pop(key)), self._added.pop(key)
-            if self._refusal is not None and len(self._tail) > self._limit:
+            if self._refusal is not None and len(self._tail) > PENDING_LIMIT:
                 first, last = min(block.steps), max(block.steps)
                 self._lost = {
                     "rows": self._lost.get("rows", 0) + len(block.steps),
@@ -224,8 +221,8 @@ class Journal:
     def _refused(self, error: OSError) -> None:
         if self._refusal is None:
             self._messages.append(
-                f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and "
-                f"rows wait in memory, up to {self._limit >> 20} MiB, until the journal can be written again "
+                f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and rows "
+                f"wait in memory, up to {PENDING_LIMIT >> 20} MiB, until the journal can be written again "
                 f"({remedy(error)})"
             )
         self._refusal = error

@@ -1,14 +1,15 @@
-"""Bytes of a journal file: a header, then frames.  All numbers are little-endian.
+"""Files of a journal, one for each segment: a header, then frames; read despite any damage.
+
+All numbers are little-endian:
 
     header   magic (8 bytes), version u32, segment u32, parent segment u32 (0: none),
              parent offset u64, xxh3_64 of the 28 bytes before it
     frame    marker (4 bytes), payload length u32, kind u32, offset u64, xxh3_64 of the payload
              seeded with xxh3_64 of the 20 bytes before it, payload
     event    (kind 1) JSON {"kind", "time", "wall", "data"}
-    metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase
-             and name u32, wall u8, phase, name, the columns steps, counts, seqs, then values as f64
-    column   width u8, base i64; width 0: stride i64, the column is base + i * stride; else an
-             unsigned number of `width` bytes per row, the column is base + number
+    metrics  (kind 2) one block: time f64 (of the newest row), epoch i64, rows u32, byte lengths of phase,
+             name and columns u32, wall u8, phase, name, the columns steps, counts, seqs (the differences
+             from row to row as i64, compressed by zlib), then values as f64
 
 A frame's offset is its place in the file: a frame elsewhere shows that bytes were removed or added.
 The header's layout is the same in every version, so that an old everstep can name a new version.
@@ -17,10 +18,15 @@ The header's layout is the same in every version, so that an old everstep can na
 from __future__ import annotations
 
 import json
+import re
 import struct
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
@@ -28,10 +34,10 @@ from numpy.typing import NDArray
 
 from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
-from everstep.record.event_fields import DEEPEST, levels
-from everstep.untrusted_files import parse_json
+from everstep.record.event_fields import DEEPEST, levels, misfit
+from everstep.untrusted_files import open_regular, parse_json, require_no_hole
 
-VERSION = 1
+VERSION = 2
 EVENT, METRICS = 1, 2
 LATEST = 1e11
 """Upper limit of a time, in seconds since 1970 (in the year 5138): a later time is damage."""
@@ -41,11 +47,9 @@ _MARKER = b"\xe5\x1aEV"
 _HEADER = struct.Struct("<8sIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _FRAME = struct.Struct("<4sIIQ")  # and a checksum
-_BLOCK = struct.Struct("<dqIIIB")
-_COLUMN = struct.Struct("<Bq")
-_STRIDE = struct.Struct("<q")
-_WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+_BLOCK = struct.Struct("<dqIIIIB")
 _EVENT = {"kind": str, "data": dict, "wall": bool, "time": int | float}
+"""Fields of an event."""
 
 _PATIENCE = 16
 """Limit of bytes hashed in vain, in file sizes: each of many false frames may claim the rest of the file."""
@@ -161,11 +165,12 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
 
 def unpack_event(payload: memoryview) -> dict[str, Any]:
     """Undo `pack_event`: return kind, data, wall, time."""
-    record = parse_json(payload)
-    fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
-    if not fits or _is_deep(bytes(payload), record) or not 0 <= record["time"] < LATEST:
-        raise ValueError("it is not an event")
-    return dict(record)
+    with suppress(ValueError):
+        record = parse_json(payload)
+        fits = isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in _EVENT.items())
+        if fits and not _is_deep(bytes(payload), record) and 0 <= record["time"] < LATEST:
+            return {name: record[name] for name in _EVENT}
+    raise ValueError("is not an event")
 
 
 def _is_deep(packed: bytes, record: Any) -> bool:
@@ -181,81 +186,56 @@ def joined_blocks(blocks: list[Block]) -> Block:
 def pack_block(block: Block, time: float) -> bytes:
     """Pack a block, whose columns are of equal length, as a frame's payload."""
     phase, name = (text.encode("utf-8", "surrogatepass") for text in (block.phase, block.name))
-    head = _BLOCK.pack(time, block.epoch, len(block.steps), len(phase), len(name), block.wall)
-    columns = [_pack_column(column) for column in (block.steps, block.counts, block.seqs)]
-    return b"".join((head, phase, name, *columns, np.array(block.values, "<f8").tobytes()))
+    columns = np.array([block.steps, block.counts, block.seqs], np.int64)
+    packed = zlib.compress(np.diff(columns, prepend=0).astype("<i8").tobytes(), 1)
+    lengths = len(phase), len(name), len(packed)
+    head = _BLOCK.pack(time, block.epoch, len(block.steps), *lengths, block.wall)
+    return b"".join((head, phase, name, packed, np.array(block.values, "<f8").tobytes()))
 
 
-def _pack_column(column: list[int]) -> bytes:
-    first = column[0]
-    if column.count(first) == len(column):
-        return _COLUMN.pack(0, first) + _STRIDE.pack(0)
-    array: NDArray[np.int64] = np.array(column, np.int64)
-    stride = column[1] - first
-    # The last element alone rules out most columns, before the slower comparison of all differences.
-    if column[-1] == first + stride * (len(column) - 1) and (np.diff(array) == stride).all():
-        return _COLUMN.pack(0, first) + _STRIDE.pack(stride)
-    base = array.min()
-    offsets = array.view(np.uint64) - base.view(np.uint64)  # modulo 2**64: no range overflows
-    width = np.min_scalar_type(int(offsets.max())).itemsize
-    packed: bytes = offsets.astype(_WIDTHS[width]).tobytes()
-    return _COLUMN.pack(width, int(base)) + packed
-
-
-def _layout(payload: memoryview) -> tuple[tuple[int, str, str, bool], int, list[int]]:
-    """Return a packed block's (epoch, phase, name, wall), its number of rows, and where its columns begin.
+def _unpacked(
+    payload: memoryview,
+) -> tuple[tuple[int, str, str, bool], NDArray[np.int64], NDArray[np.float64]]:
+    """Return a packed block's (epoch, phase, name, wall), its columns and its values.
 
     ValueError: it has not exactly the bytes of the rows that it claims.
     """
     if len(payload) < _BLOCK.size:
         raise ValueError("its head is torn")
     time, epoch, rows, *lengths, wall = _BLOCK.unpack_from(payload)
-    at, names, columns = _BLOCK.size, list[str](), list[int]()
+    at, parts = _BLOCK.size, list[bytes]()
     for length in lengths:
-        names.append(bytes(payload[at : at + length]).decode("utf-8", "surrogatepass"))
+        parts.append(bytes(payload[at : at + length]))
         at += length
-    for _ in range(3):
-        columns.append(at)
-        width, _ = _COLUMN.unpack_from(payload, at) if at + _COLUMN.size <= len(payload) else (-1, 0)
-        if width and width not in _WIDTHS:
-            raise ValueError("a column is torn")
-        at += _COLUMN.size + (width * rows or _STRIDE.size)
     if not (rows > 0 and 0 <= time < LATEST and at + 8 * rows == len(payload)):
         raise ValueError(f"{len(payload)} bytes are not those of {rows} rows")
-    return (epoch, names[0], names[1], bool(wall)), rows, columns
+    try:  # no more than a block of so many values has, whatever the bytes claim
+        differences = zlib.decompressobj().decompress(parts[2], 24 * rows + 1)
+    except zlib.error as error:
+        raise ValueError("its columns are damaged") from error
+    columns = np.cumsum(np.frombuffer(differences, "<i8").reshape(3, rows), axis=1)
+    phase, name = (part.decode("utf-8", "surrogatepass") for part in parts[:2])
+    return (epoch, phase, name, bool(wall)), columns, np.frombuffer(payload[at:], "<f8")
 
 
 def is_block(payload: memoryview) -> bool:
     """Whether a payload has exactly the bytes of the rows that it claims."""
     try:
-        _layout(payload)
+        _unpacked(payload)
     except ValueError:
         return False
     return True
 
 
 def unpack_block(payload: memoryview) -> Block:
-    head, rows, columns = _layout(payload)
-    steps, counts, seqs = (_column(payload, at, rows).tolist() for at in columns)
-    return Block(*head, steps, np.frombuffer(payload[-8 * rows :], "<f8").tolist(), counts, seqs)
+    head, (steps, counts, seqs), values = _unpacked(payload)
+    return Block(*head, steps.tolist(), values.tolist(), counts.tolist(), seqs.tolist())
 
 
 def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps and values of a packed block, one of each per row."""
-    _, rows, columns = _layout(payload)
-    return _column(payload, columns[0], rows), np.frombuffer(payload[-8 * rows :], "<f8")
-
-
-def _column(payload: memoryview, at: int, rows: int) -> NDArray[np.int64]:
-    width, base = _COLUMN.unpack_from(payload, at)
-    at += _COLUMN.size
-    column: NDArray[np.int64]
-    if width == 0:
-        column = base + _STRIDE.unpack_from(payload, at)[0] * np.arange(rows, dtype=np.int64)
-    else:
-        offsets = np.frombuffer(payload, _WIDTHS[width], rows, at).astype(np.uint64)
-        column = (offsets + np.int64(base).view(np.uint64)).view(np.int64)
-    return column
+    _, columns, values = _unpacked(payload)
+    return columns[0], values
 
 
 def block_time(payload: memoryview) -> float:
@@ -274,3 +254,197 @@ def bits_float(bits: int) -> float:
     """Undo `float_bits` for a single value."""
     value: float = struct.unpack("<d", struct.pack("<Q", bits))[0]
     return value
+
+
+_FILE_NAME = re.compile(r"segment-([0-9]{4,9})\.evj")
+_CHECKPOINT = re.compile(r"(?:epoch-([0-9]{4,18})-)?step-([0-9]{8,18})")
+
+
+class Event(NamedTuple):
+    """Something that happened; `time` in seconds since 1970, `offset` its place in its segment."""
+
+    segment: int
+    offset: int
+    kind: str
+    data: dict[str, Any]
+    wall: bool
+    time: float
+
+    @property
+    def completed(self) -> tuple[int, int]:
+        """(step, epoch) that the event says are complete, or begun; 0 where it says nothing."""
+        data = self.data
+        if self.kind == "segment":
+            return _in_name(data["facts"].get("resumed_from"))
+        if self.kind == "checkpoint":
+            return _in_name(data["name"])
+        if self.kind == "times":
+            return (data.get("steps") or [0])[-1], data.get("epoch", 0)
+        if self.kind in ("progress", "interrupted", "ended", "closed"):
+            return data.get("step", 0), data.get("epoch", 0)
+        return 0, 0
+
+
+def _in_name(checkpoint: object) -> tuple[int, int]:
+    match = _CHECKPOINT.fullmatch(checkpoint) if isinstance(checkpoint, str) else None
+    return (int(match[2]), int(match[1] or 0)) if match else (0, 0)
+
+
+def step_of(checkpoint: object) -> int:
+    """Return the step in a checkpoint's name; 0 for what is not a checkpoint's name."""
+    return _in_name(checkpoint)[0]
+
+
+class StoredBlock(NamedTuple):
+    """Block as it lies in the file, unpacked on request, so that a long run fits in memory."""
+
+    offset: int
+    payload: memoryview
+
+    @property
+    def block(self) -> Block:
+        return unpack_block(self.payload)
+
+    @property
+    def time(self) -> float:
+        """Time when the newest row of the block was added, in seconds since 1970."""
+        return block_time(self.payload)
+
+
+Item: TypeAlias = Event | StoredBlock
+"""Entry of a journal."""
+
+
+@dataclass
+class Segment:
+    """Content of one file of a journal, which the start `number`, from 1, has written.
+
+    Attributes:
+        end: the offset after the last whole frame; 0 if there is none.
+        size: the bytes of the file up to the end of that frame; later bytes are torn, or being written.
+        started: False if a kill came before the start was written, or the file has only a person's decision.
+        parent: the position that the segment continues from; None if it started from nothing.
+        events, blocks: in the order of writing.
+        problems, torn: descriptions of damaged places; of a torn end, as a kill leaves it.
+    """
+
+    number: int
+    path: Path
+    end: int = 0
+    size: int = 0
+    started: bool = False
+    parent: Position | None = None
+    events: list[Event] = field(default_factory=list)
+    blocks: list[StoredBlock] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    torn: str = ""
+
+
+def segment_path(run_dir: Path, segment: int) -> Path:
+    return run_dir / "journal" / f"segment-{segment:04d}.evj"
+
+
+def segment_number(path: Path) -> int | None:
+    """Parse the number in a journal file's name; None for any other file."""
+    match = _FILE_NAME.fullmatch(path.name)
+    number = int(match[1]) if match else 0
+    return number if number and segment_path(Path(), number).name == path.name else None
+
+
+def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
+    """Read one file of a journal, despite any damage in the file.
+
+    Args:
+        start: the `size` that an earlier reading returned: only later frames are returned.
+        run: the id of the run; a file that another run's start has written has no row.  None: not asked.
+    """
+    is_continued, start = start > HEADER_SIZE, max(start, HEADER_SIZE)
+    with open_regular(path) as file:
+        require_no_hole(file)
+        head = file.read(HEADER_SIZE)
+        file.seek(start)
+        data = file.read()
+    header = unpack_header(head)
+    if header is not None and header.version != VERSION:
+        other = f"{path} has journal format {header.version}, this everstep reads only {VERSION}"
+        raise JournalError(f"{other}; use the everstep that wrote it")
+    number = segment_number(path) or (header.segment if header else 0)
+    if header is not None and header.segment != number:
+        # perhaps of another run: none of its rows may count as this start's
+        return _refused(number, path, f"its header says segment {header.segment}; was it renamed?")
+    segment = Segment(number, path, size=start if len(head) == HEADER_SIZE else len(head))
+    if header is None and head:
+        segment.problems.append(f"{path.name}: the header ({HEADER_SIZE} bytes at 0) is torn or damaged")
+    _add_frames(segment, data, start, moved=None if is_continued else 0)
+    begun = [event.data for event in segment.events if event.kind == "segment"]
+    writer = next((each["run"] for each in begun if each.get("run") is not None), run)
+    if run is not None and writer != run:
+        return _refused(number, path, f"the run {writer} has written it, and this is {run};")
+    if header is not None:
+        segment.parent = header.parent
+    elif begun and begun[0].get("parent"):
+        segment.parent = Position(*begun[0]["parent"])
+    only_decided = bool(segment.events) and all(event.kind == "decision" for event in segment.events)
+    is_start = header is not None and (not only_decided or is_continued or bool(segment.blocks))
+    segment.started = is_start or bool(begun)
+    return segment
+
+
+def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) -> None:
+    """Add the frames of bytes from `start` on, which were written `moved` bytes further on; None: unknown."""
+    last, problems = -1, list[str]()
+    for each in scan(data, 0):
+        at, length = start + each.start, each.end - each.start
+        if isinstance(each, Hole):
+            if each.end == len(data):
+                segment.torn = (
+                    f"{segment.path.name}: the last {length} bytes, from {at} on, are torn; they are dropped"
+                )
+            else:
+                problems.append(f"{length} bytes at {at} are damaged; they are skipped")
+            continue
+        segment.size = start + each.end
+        if each.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
+            problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
+            continue
+        if moved not in (None, each.offset - at):
+            problems.append(f"the frame at {at} was written at {each.offset}; what is before it was changed")
+        moved, last, segment.end = each.offset - at, each.offset, each.offset + length
+        try:
+            _add_frame(segment, each)
+        except ValueError as wrong:
+            problems.append(f"the frame at {at} {wrong}; it is skipped")
+    segment.problems += [f"{segment.path.name}: {problem}" for problem in problems]
+
+
+def _add_frame(segment: Segment, frame: Frame) -> None:
+    """Unpack a frame; a ValueError says why it holds nothing."""
+    if frame.kind == METRICS:
+        if not is_block(frame.payload):
+            raise ValueError(f"claims rows that its {len(frame.payload)} bytes do not hold")
+        segment.blocks.append(StoredBlock(frame.offset, frame.payload))
+    elif frame.kind == EVENT:
+        event = unpack_event(frame.payload)
+        if wrong := misfit(event["kind"], event["data"]):
+            raise ValueError(f"is not an event of kind {event['kind'][:40]!r} ({wrong})")
+        segment.events.append(Event(segment.number, frame.offset, **event))
+    else:
+        raise ValueError(f"is of unknown kind {frame.kind}")
+
+
+def _refused(number: int, path: Path, why: str) -> Segment:
+    return Segment(number, path, problems=[f"{path.name}: {why} no row of it is read"])
+
+
+def in_order(segment: Segment) -> list[Item]:
+    """List the events and blocks of a segment as they were written."""
+    items: list[Item] = [*segment.events, *segment.blocks]
+    return sorted(items, key=lambda item: item.offset)
+
+
+def read_or_miss(number: int, path: Path, run: str | None = None) -> Segment:
+    """Read a file of a journal; a file that cannot be read counts as damaged from end to end."""
+    try:
+        return read_segment(path, run=run)
+    except OSError as error:
+        return _refused(number, path, f"it cannot be read ({error.strerror});")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,18 +18,19 @@ from everstep.arguments import checked_keywords
 from everstep.contracts.metrics import Block, phases_and_names
 from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.record.event_fields import ACCEPTED, CHOSEN, DIVERGED, Rollback
-from everstep.record.journal_format import Position, float_bits
-from everstep.record.rundir import certain_id, user_path
-from everstep.record.segment_file import (
+from everstep.record.journal_format import (
     Event,
     Item,
+    Position,
     Segment,
+    float_bits,
     in_order,
     read_or_miss,
     read_segment,
     segment_number,
     segment_path,
 )
+from everstep.record.rundir import certain_id, user_path
 
 OTHER_CONFIGURATION, OTHER_DATA = "another configuration", "other data"
 """Reasons why a chosen checkpoint is trained differently."""
@@ -74,10 +75,6 @@ class RunJournal:
         run_dir: the run directory; a run without a journal has an empty journal.
         saved_by: number of the newest start whose checkpoint is on disk: a later start that began from
             nothing, and saved nothing, forgets no rollback.  None: the newest start of all.
-
-    Raises:
-        RunDirError: the path is not a run; names the runs nearby.
-        JournalError: (at the first use) a newer format version wrote one of the files.
     """
 
     @checked_keywords
@@ -115,13 +112,14 @@ class RunJournal:
         """Descriptions of torn, damaged or missing places; empty for a healthy journal."""
         problems = [p for s in self._segments.values() for p in (*s.problems, s.torn) if p]
         for segment in map(self._segments.__getitem__, self._chain):
-            if (at := segment.parent) is not None:
-                parent = self._segments.get(at.segment)
-                continues = f"{segment.path.name} continues {segment_path(self.run_dir, at.segment).name}"
-                if parent is None or parent.number >= segment.number:
-                    problems.append(f"{continues}, which is missing")
-                elif at.offset > parent.end:
-                    problems.append(f"{continues} from {at.offset}, but that file ends at {parent.end}")
+            if (at := segment.parent) is None:
+                continue
+            parent = self._segments.get(at.segment)
+            continues = f"{segment.path.name} continues {segment_path(self.run_dir, at.segment).name}"
+            if parent is None or parent.number >= segment.number:
+                problems.append(f"{continues}, which is missing")
+            elif at.offset > parent.end:
+                problems.append(f"{continues} from {at.offset}, but that file ends at {parent.end}")
         return problems
 
     def lacks(self, position: Position) -> str | None:
@@ -178,9 +176,6 @@ class RunJournal:
             phase: "step" (collected inside steps), "head" or "tail" (in an epoch, before or after its
                 steps), "epoch" (means of an epoch's steps), "eval/SERVICE" (returned by a service).  None:
                 the metric's only phase, or "step" if it has several.
-
-        Raises:
-            ConfigError: no row has this name and phase; names the nearest, and all that exist.
         """
         known = {(block.phase, block.name) for _, block in self._blocks(valid=True)}
         names = {each for _, each in known}
@@ -192,20 +187,18 @@ class RunJournal:
         phase = phase or ("step" if len(phases) > 1 else phases[0])
         if phase not in phases:
             raise ConfigError(f"metric {name!r} has no rows in phase {phase!r}; {nearest(phase, phases)}")
-        blocks = [
-            block for _, block in self._blocks(valid=True) if (block.phase, block.name) == (phase, name)
-        ]
-        return [step for block in blocks for step in block.steps], [
-            v for block in blocks for v in block.values
-        ]
+        of_all = (block for _, block in self._blocks(valid=True))
+        own = [block for block in of_all if (block.phase, block.name) == (phase, name)]
+        return [step for block in own for step in block.steps], [v for block in own for v in block.values]
 
     def newest_start(self) -> Event | None:
         """Return the event with which the newest start began; None before the first start."""
-        return next(reversed(list(self.events("segment", valid=False))), None)
+        return max(self.events("segment", valid=False), key=attrgetter("segment"), default=None)
 
     def facts(self) -> dict[str, Any]:
         """Return the newest start's provenance (`everstep.record.facts`); empty before the first start."""
-        return next(reversed(self.facts_since(0)), {})
+        start = self.newest_start()
+        return {} if start is None else start.data["facts"]
 
     def facts_since(self, number: int) -> list[dict[str, Any]]:
         """List the provenance of the starts from this number on, superseded starts included."""
@@ -268,16 +261,9 @@ class RunJournal:
     def compared_until(self, segment: int, step: int, left: Collection[int]) -> tuple[float, str]:
         """Find the first step that a start from `step` does not compare with a segment's results, and why.
 
-        From that step on the results were superseded on purpose: by a rollback (other batches take those
-        steps), by a checkpoint or a configuration that a person chose, or by an accepted divergence.  Or the
-        segment itself had diverged.
-
-        Args:
-            segment, step: number of the segment; the step that the start resumes from.
-            left: starts whose choices do not count.
-
-        Returns:
-            that step, infinite if there is none; and the reason.
+        From that step on, infinite if there is none, the results were superseded on purpose (by a rollback,
+        a person's choice or an accepted divergence), or the segment itself had diverged.  Choices of the
+        starts in `left` do not count.
         """
         own = [each.data["step"] for each in self.events(DIVERGED, valid=False) if each.segment == segment]
         cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
@@ -323,9 +309,8 @@ class RunJournal:
             and not is_accepted(event.segment, event.data["step"], self._accepted)
         ]
 
-    @cached_property
+    @property
     def _accepted(self) -> list[tuple[int, int]]:
-        """(segment of the decision, step): a person accepts the divergence at that step."""
         return [(event.segment, event.data["step"]) for event in self._decided(ACCEPTED)]
 
     def _decided(self, what: str) -> list[Event]:
@@ -362,10 +347,9 @@ class Follower:
 
     def __init__(self, run_dir: Path, segment: int) -> None:
         self._run_dir, self._segment = Path(run_dir), segment
-        self._size = 0
-        """Bytes of the file that were read; a last frame that is still being written is read next time."""
-        self._end = 0
-        """The least offset that is news: a file that was copied together has no entry twice."""
+        # bytes of the file that were read (a last frame that is still being written is read next time), and
+        # the least offset that is news (a file that was copied together has no entry twice)
+        self._size = self._end = 0
 
     def older(self) -> Iterator[tuple[int, list[Item]]]:
         """Yield the valid parts of the earlier segments: see `RunJournal.parts`."""

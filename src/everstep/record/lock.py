@@ -1,4 +1,4 @@
-"""Lock of a run directory: held by one process, and by one loop in the process.
+"""Lock of a run directory: held by one process, and by one loop in the process.  Removal of a run under it.
 
 The lock is `fcntl.lockf` on the file `lock`: the kernel drops the lock when its process dies, however it
 dies, and a forked loader worker neither holds the lock nor can drop it.  But the lock also falls with *any*
@@ -13,6 +13,8 @@ import fcntl
 import json
 import os
 import platform
+import secrets
+import shutil
 import struct
 import sys
 import threading
@@ -20,13 +22,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from everstep import hazard
-from everstep.durable import write_whole
+from everstep.durable import fsync_folder, rename, write_whole
 from everstep.errors import RunDirError, RunLockedError
 from everstep.polling import wait_until
-from everstep.record.rundir import no_disk_error
+from everstep.record.journal_reader import RunJournal
+from everstep.record.rundir import RunDir, no_disk_error
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
@@ -49,9 +51,8 @@ class RunLock:
     def acquire(self) -> str | None:
         """Take the lock, without waiting; return a sentence if the last holder died without releasing it."""
         with _GUARD:
-            if _is_ours(
-                self._path
-            ):  # before opening: closing the file again would drop the first loop's lock
+            # before opening: closing the file again would drop the first loop's lock
+            if _is_ours(self._path):
                 raise RunLockedError(
                     f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
                     "its `with` block first, or give this loop another directory"
@@ -126,7 +127,11 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise RunLockedError(self._refusal()) from None
+                # a holder that began in the same moment writes its name soon
+                wait_until(lambda: bool(self._holder()), _NAME_WAIT)
+                who = self._holder() or "another process (it has not written its name yet)"
+                advice = "wait for it or stop it, or give another directory"
+                raise RunLockedError(f"{self._path.parent} is in use by {who}; {advice}") from None
             raise RunDirError(
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another "
                 "directory, or pass lock=False and make sure yourself that only one process uses the run"
@@ -150,7 +155,7 @@ class RunLock:
         before = self._holder()
         me = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
         write_whole(self._note, json.dumps(me).encode(), "lock.json")
-        return f"took over the run from {before}, which ended without releasing it" if before else None
+        return before and f"took over the run from {before}, which ended without releasing it"
 
     def _drop(self) -> None:
         if self._fd is not None:
@@ -158,27 +163,19 @@ class RunLock:
             os.close(self._fd)
             self._fd = None
 
-    def _refusal(self) -> str:
-        # a holder that began in the same moment writes its name soon
-        wait_until(lambda: bool(self._holder()), _NAME_WAIT)
-        who = self._holder() or "another process (it has not written its name yet)"
-        return f"{self._path.parent} is in use by {who}; wait for it or stop it, or give another directory"
-
-    def _holder(self) -> str:
-        """Describe the lock's holder, as its note does; "" if there is none."""
+    def _holder(self) -> str | None:
+        """Describe the lock's holder, as its note does; None if there is none."""
+        since, note = "", None
         try:
-            note: Any = read_note(self._note)
+            note = read_note(self._note)  # anybody may have written it
+            since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(float(note["started"])))
         except FileNotFoundError:
-            return ""
-        except (OSError, ValueError):
-            note = None
-        holder = note if isinstance(note, dict) else {}  # anybody may have written it
-        pid, host = (holder.get(name) or "unknown" for name in ("pid", "host"))
-        try:
-            since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(float(holder["started"])))
+            return None
         except (KeyError, TypeError, ValueError, OverflowError, OSError):
-            since = ""
-        return f"process {pid!s:.80} on host {host!s:.80}{since}"
+            note = note if isinstance(note, dict) else {}
+        return (
+            f"process {note.get('pid', 'unknown')!s:.80} on host {note.get('host', 'unknown')!s:.80}{since}"
+        )
 
 
 def _is_ours(path: Path) -> bool:
@@ -205,3 +202,50 @@ def is_held(run_dir: Path) -> bool:
     except FileNotFoundError:
         return False
     return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
+
+
+def why_stays(run_dir: Path, run: str) -> str:
+    """Say why a directory must not be removed; "" if it may be."""
+    if run_dir.is_symlink():
+        return "it is a link; remove the run that it points to"
+    try:
+        if (there := RunDir.open(run_dir, create=False).id) != run:
+            return f"another run is there, {there}"
+        if is_held(run_dir):
+            return "it is running"
+        journal = RunJournal(run_dir)
+        has_lock = journal.facts().get("lock", True) and (run_dir / "lock").exists()
+        newest = [segment for segment in journal.segments() if segment.started][-1:]
+        if not has_lock and not any(each.kind == "closed" for start in newest for each in start.events):
+            return (
+                "it was started without a lock and did not say how it ended: it may be running; if you know "
+                "that it is not, delete the directory by hand"
+            )
+    except OSError as error:
+        return str(error)
+    inner = [path for path, _, names in os.walk(run_dir) if "run.json" in names and Path(path) != run_dir]
+    return f"it contains another run, {inner[0]}" if inner else ""
+
+
+def remove(run_dir: Path, run: str) -> None:
+    """Remove the directory of the run with the id `run`, and of no other.
+
+    The directory gets another name first, so that a start at its old place begins a new run.  After a kill
+    in between, the rest is still a run directory, and can be removed.
+    """
+    if why := why_stays(run_dir, run):
+        raise RunDirError(f"{run_dir} stays: {why}")
+    moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
+    lock = RunLock(run_dir)
+    with lock.held(), no_disk_error("the run cannot be removed wholly", moved):
+        if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
+            raise RunDirError(f"{run_dir} stays: another run is there, {there}")
+        rename(run_dir, moved, "removing")
+        lock.moved()
+        fsync_folder(moved.parent, "removing")
+        # the files by which it can be removed again come last
+        last = {"run.json": 1, "lock": 2}
+        for entry in sorted(moved.iterdir(), key=lambda entry: last.get(entry.name, 0)):
+            hazard.reach("removing.entry")
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        moved.rmdir()

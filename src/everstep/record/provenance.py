@@ -34,10 +34,7 @@ def facts(
 ) -> dict[str, Any]:
     """Collect a start's provenance, as JSON, without credentials (`everstep.redaction`).
 
-    Args:
-        config, seed: the run's; values that JSON cannot hold become their repr.
-        backends: name -> `Backend.describe()` of the backends in use.
-        code: folder whose git state matters; None: the script's folder.
+    `backends` are name -> `Backend.describe()`; the git state is that of `code`, or of the script's folder.
     """
     collected = {
         "argv": redacted_line(argv),
@@ -108,14 +105,13 @@ def code_folder(argv: Sequence[str]) -> Path:
 
 
 def git_facts(folder: Path) -> dict[str, Any] | None:
-    """Read the state of the repository around `folder`.
+    """Read the state of the repository around `folder`; None outside a repository and without git.
 
     Returns:
         commit, branch (None when detached), dirty, diff (16 hexadecimal digits of the uncommitted
         changes' hash, None when clean), pushed (a remote branch holds the commit), remote (its
         address without any credential).  Untracked files count as clean: looking for them among
-        millions of outputs takes minutes.  None outside a repository and without git;
-        {"problem": ...} where git fails or does not answer in time.
+        millions of outputs takes minutes.  {"problem": ...} where git fails or does not answer in time.
     """
     deadline = time.monotonic() + GIT_SECONDS
     try:
@@ -125,21 +121,21 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
         dirty = bool(re.search(r"^[^#]", status, re.MULTILINE))
         urls = _git(folder, deadline, "config", "--get-regexp", r"^remote\..*\.url$", empty=True)
         remotes = dict(re.findall(r"^remote\.(.*)\.url (.*)$", urls, re.MULTILINE))
-        diff, pushed = None, ""
-        if commit and dirty:
-            changes = _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary")
-            diff = xxhash.xxh3_64_hexdigest(changes.encode())
-        if commit:
-            contains = f"--contains={commit}"
-            pushed = _git(folder, deadline, "for-each-ref", "--count=1", contains, "refs/remotes").strip()
-        return {
+        git = {
             "commit": commit,
             "branch": None if heads["head"] == "(detached)" else heads["head"],
             "dirty": dirty,
-            "diff": diff,
-            "pushed": bool(pushed),
+            "diff": None,
+            "pushed": False,
             "remote": redacted(remotes.get("origin") or next(iter(remotes.values()), None)),
         }
+        if commit and dirty:
+            changes = _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary")
+            git["diff"] = xxhash.xxh3_64_hexdigest(changes.encode())
+        if commit:
+            holding = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
+            git["pushed"] = bool(_git(folder, deadline, *holding))
+        return git
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ from typing import Any
 from everstep.durable import fsync_folder, make_dirs, remedy, require_no_link, write_whole
 from everstep.errors import ConfigError, RunDirError, RunLockedError
 from everstep.record import journal_format
-from everstep.record.segment_file import segment_number
+from everstep.record.journal_format import segment_number
 from everstep.untrusted_files import LONGEST_ID, Seconds, facts_checksum, fits, read_note
 
 VERSION = 1
@@ -114,10 +114,10 @@ class RunDir:
                 raise RunDirError(f"{folder} {what}; check the path")
             seen = os.listdir(folder)  # before run.json is read: another process may begin the run now
             facts, damage = _read(folder / "run.json")
-            if damage or (facts is None and not create):
-                raise RunDirError(
-                    damage or f"{folder} is not a run directory: it has no run.json; check the path"
-                )
+            if facts is None and not create:
+                damage = damage or f"{folder} is not a run directory: it has no run.json; check the path"
+            if damage:
+                raise RunDirError(damage)
             if facts is None:
                 _require_empty(folder, seen)
                 facts = _create(folder, seed, about or {})
@@ -196,13 +196,13 @@ def _make(folder: Path) -> None:
         raise RunDirError(
             f"{folder} cannot be written (read-only); change its permissions, or choose another directory"
         )
-    for name in (*_FILES, *_FOLDERS):
-        path, kind = folder / name, "folder" if name in _FOLDERS else "file"
-        require_no_link(path, folder)
-        if os.path.lexists(path) and not (path.is_dir() if kind == "folder" else path.is_file()):
-            raise RunDirError(
-                f"{path} is no {kind}, and a run has a {kind} of that name: move it away and start again"
-            )
+    for names, kind, is_kind in ((_FILES, "file", Path.is_file), (_FOLDERS, "folder", Path.is_dir)):
+        for path in (folder / name for name in names):
+            require_no_link(path, folder)
+            if os.path.lexists(path) and not is_kind(path):
+                raise RunDirError(
+                    f"{path} is no {kind}, and a run has a {kind} of that name: move it away and start again"
+                )
 
 
 def _require_empty(folder: Path, seen: list[str]) -> None:
@@ -214,11 +214,9 @@ def _require_empty(folder: Path, seen: list[str]) -> None:
             "the directory away to start anew"
         )
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise RunDirError(
-            f"{folder} is not a run directory: it holds {', '.join(names[:3])}{more} and no run.json; "
-            "give an empty or new directory"
-        )
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        what = f"{folder} is not a run directory: it holds {some} and no run.json"
+        raise RunDirError(f"{what}; give an empty or new directory")
 
 
 def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,10 +232,10 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
     # The folder may be as new as the file, so its name is made durable too, if its parent may be opened.
     with suppress(PermissionError):
         fsync_folder(folder.parent, "run.json")
-    theirs, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
-    if theirs is None:
+    first, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
+    if first is None:
         raise RunDirError(damage or f"{folder / 'run.json'} disappeared while it was made; start again")
-    return theirs
+    return first
 
 
 def _encode(facts: dict[str, Any]) -> bytes:

@@ -122,9 +122,6 @@ class EarlierSteps:
     why: list[str] = field(default_factory=list)
     accepted: bool = False
 
-    def __post_init__(self) -> None:
-        self.last = max(self.last, self.first)
-
     @property
     def has_rows(self) -> bool:
         """Whether metrics are left that were not found again."""
@@ -134,23 +131,20 @@ class EarlierSteps:
         """Add an execution, which is not compared with from step `end` on."""
         # Steps that an older trail has are left out: the first execution counts.
         new = set(range(max(self.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - self.traced
-        for mark in trail.marks:
-            step, phase, name = mark.step, mark.phase, mark.name
-            if phase in ("batch", "step"):
-                is_repeated = step in new
-            else:
-                begin = self.first if tail and phase != "copy" else self.first + 1
-                is_repeated = begin <= step < end and phase != "head"
-            if phase == "step":
-                self.names.add(name)
-            if is_repeated and phase == "pass":
-                self.ends.setdefault((name, mark.epoch), step)
-            elif is_repeated:
-                key = (mark.epoch, step, phase, name, mark.seq)
-                if phase == "batch":
-                    self.lasts[name, mark.epoch] = max(step, self.lasts.get((name, mark.epoch), 0))
-                if self.values[step].get(key) is None:
-                    self.values[step][key] = None if mark.value is None else (mark.value, mark.count)
+        self.names |= {mark.name for mark in trail.marks if mark.phase == "step"}
+        for step, phase, name, epoch, seq, value, count in trail.marks:
+            begin = self.first if tail and phase != "copy" else self.first + 1
+            is_repeated = begin <= step < end and phase != "head"
+            if not (step in new if phase in ("batch", "step") else is_repeated):
+                continue
+            if phase == "pass":
+                self.ends.setdefault((name, epoch), step)
+                continue
+            if phase == "batch":
+                self.lasts[name, epoch] = max(step, self.lasts.get((name, epoch), 0))
+            key = (epoch, step, phase, name, seq)
+            if self.values[step].get(key) is None:
+                self.values[step][key] = None if value is None else (value, count)
         self.traced |= new
         self.last = max(self.last, *new, 0)
         self._leave_out(trail.last, end, why)
@@ -185,12 +179,11 @@ def read_earlier_steps(
         position: the end of the journal as the checkpoint knows it.
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
     """
-    earlier = EarlierSteps(step)
+    earlier = EarlierSteps(step, step)
     left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
-    numbers = [segment.number for segment in journal.segments() if segment.number not in left]
-    for number in numbers:
+    for number in (each.number for each in journal.segments() if each.number not in left):
         cut = journal.compared_until(number, step, left)
         if (trail := read_trail(trail_path(journal.run_dir, number, rank))) is not None:
             earlier.add(trail, *cut, tail)
@@ -261,20 +254,19 @@ class StepComparison:
         if phase == "head" or (is_missing and not is_told):
             return None
         self._noted.add(step)
-        old_value = was.values[step].pop(key, None)
+        before = was.values[step].pop(key, None)
         if is_missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
             words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
             self._differs(step, component, called, *words)
-        elif old_value is None or new is None or why_not:
+        elif before is None or new is None or why_not:
             self.uncompared[kind] += 1
-        elif old_value == new:
+        elif before == new:
             self.equal[kind] += 1
         elif phase == "batch":
-            self._differs(step, component, called, *batch_words((epoch, old_value[0]), (epoch, new[0])))
-        elif phase == "copy":
-            self._differs(step, component, called, f"{old_value[0]:016x}", f"{new[0]:016x}")
+            self._differs(step, component, called, *batch_words((epoch, before[0]), (epoch, new[0])))
         else:
-            self._differs(step, component, called, *row_words(old_value, new))
+            words = (f"{before[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(before, new)
+            self._differs(step, component, called, *words)
         return None
 
     def _pass_ended(self, step: int, stream: str, pass_index: int) -> None:
@@ -285,10 +277,9 @@ class StepComparison:
             self._differs(step, "samples", f"pass of {stream}", old, "at its end")
 
     def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
-        """Compare a stream's batches before the resume point, which were drawn again.
+        """Compare a stream's batches before the resume point: what was and is now; None where they are equal.
 
-        The words are what was and what is, None where they are equal.  Return whether they are equal, or a
-        person has accepted that they are not.
+        Return whether they are equal, or a person has accepted that they are not.
         """
         if words is None:
             self.equal[LAST] += self.done  # else steps are executed again, and say more
@@ -332,11 +323,10 @@ class StepComparison:
             total = self.equal.total() + self.differing
             differ = f"{self.differing} of {total} compared differ"
             return f"resume differs: {in_words(self.difference)} ({differ})"
-        left_out, aside = was.set_aside - was.last, ""
-        if left_out > 0:
-            steps = (
-                f"steps {was.last + 1} to {was.set_aside} are" if left_out > 1 else f"step {was.set_aside} is"
-            )
+        aside = ""
+        if was.set_aside > was.last:
+            first, last = was.last + 1, was.set_aside
+            steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
             aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
         if not self.steps and not equal:
             return f"resume not verified: {aside or 'nothing was executed again'}"
@@ -392,16 +382,16 @@ def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
 
 def row_words(old: Value | None, new: Value | None) -> tuple[str, str]:
     """Describe two rows that differ."""
-    return _row_words(old, new), _row_words(new, old)
 
+    def words(row: Value | None, other: Value | None) -> str:
+        if row is None:
+            return "missing"
+        bits, count = row
+        value = bits_float(bits)
+        text = f"{value!r} (bits {bits:016x})" if value != value else repr(value)
+        return text if other is None or count == other[1] else f"{text} (of {count} values)"
 
-def _row_words(row: Value | None, other: Value | None) -> str:
-    if row is None:
-        return "missing"
-    bits, count = row
-    value = bits_float(bits)
-    text = f"{value!r} (bits {bits:016x})" if value != value else repr(value)
-    return text if other is None or count == other[1] else f"{text} (of {count} values)"
+    return words(old, new), words(new, old)
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -428,10 +418,6 @@ def accept(run_dir: Path, step: int) -> None:
     """Take away the mark of a divergence, durably: the rows from `step` on are the run's own from now on.
 
     Later starts do not compare those steps with earlier executions.
-
-    Raises:
-        ConfigError: the run has not diverged at that step.
-        RunDirError: a process holds the run, or the decision cannot be written.
     """
     integer("step", step, 0)
     run = RunDir.open(run_dir, create=False)

@@ -37,9 +37,8 @@ import xxhash
 from everstep import hazard
 from everstep.contracts.metrics import Block
 from everstep.durable import remedy
-from everstep.record.journal_format import float_bits
+from everstep.record.journal_format import float_bits, segment_path
 from everstep.record.journal_reader import Key, Value
-from everstep.record.segment_file import segment_path
 from everstep.untrusted_files import is_count, parse_json, read_regular
 
 VERSION = 5
@@ -56,18 +55,23 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
     return segment_path(run_dir, segment).with_suffix(f".rank-{rank:05d}.trail" if rank else ".trail")
 
 
+def rank_trails(run_dir: Path, segment: int) -> dict[int, Path]:
+    """Return the files of a segment's trails by rank."""
+    paths = (run_dir / "journal").glob(f"{segment_path(run_dir, segment).stem}.*trail")
+    return {int(path.suffixes[0][6:] or 0): path for path in paths}
+
+
 def packed(body: bytes) -> bytes:
     """Make a line of its JSON."""
     return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(body, VERSION).encode(), body)
 
 
 class Trail:
-    """Writer of one segment's trail; only the training thread calls it.
+    """Writer of one segment's trail, from `step` on; only the training thread calls it.
 
     If the disk refuses a step's results, the run continues without them; a message says so once.
 
     Args:
-        step: the step that the start resumes from.
         is_wall: whether a metric depends on the clock, by its name: such values are left out.
         reduced: whether the values of a step are known only when those of all ranks are reduced.
 
@@ -181,7 +185,8 @@ class Trail:
         """Note a copy of the state after `step`; a file that could not be made is tried again."""
         if self._descriptor is None:
             self._begin(self._last)
-        self._copied = step, self._end
+        if self._copied[0] != step:  # of two copies of a step the first may be saved: the tail follows it
+            self._copied = step, self._end
 
     def committed(self, step: int) -> None:
         """Begin a large file anew, if the newest copy is this commit: a resume needs what follows it."""
@@ -300,8 +305,7 @@ def last_step(path: Path) -> int | None:
 
 def newest_step(run_dir: Path, segment: int) -> int:
     """Read the last complete step of a start from its ranks' trails; 0 without a trail."""
-    trails = segment_path(run_dir, segment).parent.glob(f"segment-{segment:04d}*.trail")
-    return max((last_step(path) or 0 for path in trails), default=0)
+    return max((last_step(path) or 0 for path in rank_trails(run_dir, segment).values()), default=0)
 
 
 def _bodies(path: Path) -> Iterator[bytes]:

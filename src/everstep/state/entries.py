@@ -81,9 +81,6 @@ class PerRank:
     Args:
         value: the object; the program and the loop use this, never the declaration.
         merge: the function; None: a resume with another number of ranks is an error.
-
-    Raises:
-        ConfigError: `value` is declared already, or `merge` is not a function.
     """
 
     @checked_keywords

@@ -17,8 +17,7 @@ from sqlalchemy import Connection, select
 from everstep.display.cells import finite
 from everstep.index.database import Database
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
-from everstep.record.journal_format import block_columns, is_block
-from everstep.record.segment_file import StoredBlock
+from everstep.record.journal_format import StoredBlock, block_columns, is_block
 from everstep.ui.runs_table import run_id
 
 POINTS = 1000

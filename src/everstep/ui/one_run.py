@@ -19,7 +19,7 @@ from everstep.index.run_queries import metric_names, newest_facts
 from everstep.index.shipping import is_here
 from everstep.index.sql_tables import events, runs, segments, stored
 from everstep.record import misfit
-from everstep.record.segment_file import step_of
+from everstep.record.journal_format import step_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
 from everstep.views.describe_run import describe

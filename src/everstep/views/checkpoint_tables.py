@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
-from everstep.checkpoint.manifest import check_sizes, size
+from everstep.checkpoint.format import check_sizes, size
 from everstep.errors import CheckpointError
 
 BEST = ("metric", "rank", "value", "step", "epoch", "path")

@@ -17,7 +17,7 @@ from everstep.errors import GroupError
 from everstep.group import StoreGroup, failure_of_another, report, write_error_file
 from everstep.polling import wait_until
 from everstep.record import FailurePages, Journal, traceback_lines
-from everstep.record.failure_pages import Kind
+from everstep.record.pages import Kind
 from everstep.redaction import redacted
 from everstep.services.recovery import HALF_AN_HOUR, NINE_MINUTES, HangWatch
 from everstep.supervisor.saving.state_tree import Progress

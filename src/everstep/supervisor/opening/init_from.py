@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from everstep import backends
 from everstep.arguments import checked_init, checked_keywords
 from everstep.checkpoint import Checkpoint, Store, find_checkpoint, read_manifest
-from everstep.checkpoint.manifest import MANIFEST
+from everstep.checkpoint.format import MANIFEST
 from everstep.contracts.state import BESIDE, Unread
 from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, nearest
 from everstep.formats import Foreign, open_foreign

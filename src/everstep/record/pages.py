@@ -1,6 +1,7 @@
-"""Pages in `failures/`: what went wrong in a start, by which rank, and where its threads stood.
+"""Pages of a run: JSON files, each written whole by whichever process has something to say, at any time.
 
-Each page is one JSON file, written whole.  Every rank writes its own, as only one of them has the journal.
+`failures/` has what went wrong in a start, by which rank, and where its threads stood; `evaluations/` has
+evaluations outside a loop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import time
 import traceback
@@ -19,11 +21,12 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 from everstep.arguments import checked_keywords
 from everstep.durable import TMP, discard, require_no_link, write_whole
 from everstep.record.journal_format import LATEST
-from everstep.record.rundir import to_read, user_path
-from everstep.redaction import redacted
+from everstep.record.journal_reader import RunJournal
+from everstep.record.rundir import RunDir, to_read, user_path
+from everstep.redaction import redacted, without_credentials
 from everstep.untrusted_files import fits, read_note
 
-FOLDER = "failures"
+FAILURES, EVALUATIONS = "failures", "evaluations"
 KEPT = 50
 """Number of pages of one rank that stay; a run that fails at each of a thousand starts needs no more."""
 _LONGEST = 200_000
@@ -79,16 +82,12 @@ class FailurePages:
         place, process = (self._segment, self._rank, step, epoch), (socket.gethostname(), os.getpid())
         page = Failure(kind, *place, what, cause, lines, time.time(), *process)
         name = f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
-        path = write_page(self._run_dir, FOLDER, name, redacted(page._asdict()))
-        own = path.parent.glob(f"segment-*-rank-{self._rank}-*.json")
-        oldest = sorted(own, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)])[
-            :-KEPT
-        ]
-        leftovers = path.parent.glob(
-            f"{TMP}segment-*-rank-{self._rank}-*"
-        )  # of a process that died meanwhile
-        for each in (*oldest, *leftovers):
-            discard(each, FOLDER)
+        path = write_page(self._run_dir, FAILURES, name, redacted(page._asdict()))
+        names = f"segment-*-rank-{self._rank}-*"
+        own = path.parent.glob(f"{names}.json")
+        oldest = sorted(own, key=lambda page: [*map(int, re.findall(r"\d+", page.name))])[:-KEPT]
+        for each in (*oldest, *path.parent.glob(f"{TMP}{names}")):  # of a process that died meanwhile
+            discard(each, FAILURES)
         return path
 
 
@@ -101,7 +100,7 @@ def failures(run_dir: str | Path) -> list[Failure]:
 
     Files that are not such pages are passed over.
     """
-    folder = to_read(user_path(run_dir, "run_dir")) / FOLDER
+    folder = to_read(user_path(run_dir, "run_dir")) / FAILURES
     pages = read_pages(folder, Failure, "segment-*.json")
     return sorted(pages, key=lambda page: (page.segment, page.time))
 
@@ -109,6 +108,58 @@ def failures(run_dir: str | Path) -> list[Failure]:
 def traceback_lines(error: BaseException) -> list[str]:
     """Return the traceback of an error as Python prints it, line by line."""
     return "".join(traceback.format_exception(error)).splitlines()
+
+
+class Evaluation(NamedTuple):
+    """Metrics of one stream on one checkpoint.
+
+    Attributes:
+        stream: name of the stream.
+        checkpoint, digest: its name, for best weights "best/METRIC/NAME"; its digest.
+        step, epoch: the run's, when the checkpoint was saved.
+        num_steps: requested number of batches, -1 for all.
+        metrics: name to value; the names have the stream's prefix.
+        time: when the evaluation was recorded, in seconds since 1970.
+    """
+
+    stream: str
+    checkpoint: str
+    digest: str
+    step: int
+    epoch: int
+    num_steps: int
+    metrics: dict[str, float]
+    time: float
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint}: {values_line(self.metrics)}"
+
+
+def values_line(metrics: Mapping[str, float]) -> str:
+    """Format metrics as a line for a person."""
+    return "; ".join(f"{name}: {value:.6g}" for name, value in metrics.items())
+
+
+@checked_keywords
+def evaluations(run_dir: str | Path) -> list[Evaluation]:
+    """List the evaluations of a run that were made outside its loop, oldest first.
+
+        everstep.runs.evaluations("runs/digits")[-1].metrics["test/accuracy"]
+
+    The loop's own evaluations are rows of the run's journal.
+    """
+    folder = RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir / EVALUATIONS
+    return [] if folder.is_symlink() else sorted(read_pages(folder, Evaluation), key=lambda page: page.time)
+
+
+def record_evaluation(
+    run_dir: Path, evaluation: Evaluation, facts: Mapping[str, Any], wall: Mapping[str, float]
+) -> None:
+    """Add an evaluation to a run's record, with its provenance and with metrics that depend on the clock."""
+    run = RunDir.open(run_dir, create=False)
+    name = f"step-{evaluation.step:08}-{secrets.token_hex(6)}.json"
+    more = {"run": run.id, "wall": dict(wall), "facts": dict(facts)}
+    write_page(run.path, EVALUATIONS, name, without_credentials({**evaluation._asdict(), **more}))
 
 
 _Page = TypeVar("_Page", bound=NamedTuple)

@@ -1,24 +1,137 @@
-"""Divergence: the first step, and the first component, at which two runs part."""
+"""Comparison of steps that are executed again: with the record of their run, or with another run.
+
+`verify` executes steps of a run again, and every recorded value must be found again; `diverge` finds the
+first step, and the first component, at which two runs part.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.checkpoint import CheckpointName, Store, read_checkpoint
 from everstep.drill.divergence import by_place, differing_digests
-from everstep.errors import ReplayError
+from everstep.errors import ConfigError, ReplayError
 from everstep.proof.compare import differing_rows
-from everstep.record import Difference, RunJournal, first_difference, read_trail, trail_path
-from everstep.record.segment_file import step_of
+from everstep.record import Difference, RunJournal, first_difference, rank_trails, read_trail
+from everstep.record.journal_format import step_of
 from everstep.record.step_comparison import Batch, batch_words
-from everstep.replaying.execution import Executed, RunCopy, can_begin_anew, execute, last_step, origin
-from everstep.replaying.recorded_program import program_of
-from everstep.replaying.verify import Comparison
+from everstep.replaying.execution import (
+    Executed,
+    RecordedProgram,
+    RunCopy,
+    can_begin_anew,
+    execute,
+    last_step,
+    origin,
+    program_of,
+)
 from everstep.services.replayed import differing_leaves
 from everstep.state import Encoded
+
+
+@dataclass
+class Comparison:
+    """What two executions, the `sides`, have in common: counts of equal values by kind, and what differs.
+
+    What was compared, and how, is in `about` in lines, and in `facts` for JSON.
+    """
+
+    about: list[str]
+    sides: tuple[str, str]
+    facts: dict[str, Any]
+    equal: Counter[str] = field(default_factory=Counter)
+    first: Difference | None = None
+    differing: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was anything to compare."""
+        return self.first is not None or any(self.equal.values())
+
+    @property
+    def verified(self) -> bool:
+        """Whether something was compared, and all of it is equal."""
+        return self.compared and self.first is None
+
+    def words(self, one: Difference) -> str:
+        return f"{one}: {one.expected} {self.sides[0]}, {one.actual} {self.sides[1]}"
+
+    def __str__(self) -> str:
+        counts = [f"{count:,} of {what}" for what, count in sorted(self.equal.items()) if count]
+        end = "not comparable: nothing is recorded that can be compared"
+        if self.first is not None:
+            more = f" ({self.differing} values differ)" if self.differing > 1 else ""
+            end = f"differ: {self.words(self.first)}{more}"
+        elif self.compared:
+            end = "verified: all recorded values are equal"
+        return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", end])
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.first and self.first._asdict()
+        counts = {"equal": self.equal, "differing": self.differing}
+        return {**self.facts, "about": self.about, **counts, "first": first, "notes": self.notes}
+
+
+def parse_steps(text: str, run_dir: Path) -> range:
+    """Parse "A:B", both inclusive; without A from the first that can be replayed, without B to the last."""
+    first, colon, last = text.partition(":")
+    ends = [first, last if colon else first]
+    if not all(each == "" or each.isdigit() for each in ends):
+        raise ConfigError(f"steps {text}: give steps as A:B, such as 40:80, or : for all that is possible")
+    known, facts = last_step(run_dir), Store(run_dir).facts()
+    oldest = 1 if can_begin_anew(run_dir) or not facts else facts[0].name.step + 1
+    begin = int(ends[0]) if ends[0] else oldest
+    end = min(int(ends[1]), known) if ends[1] else known
+    if not 1 <= begin <= end:
+        raise ConfigError(f"steps {text}: {run_dir} has the steps 1 to {known}; give steps among them")
+    return range(begin, end + 1)
+
+
+def verify(
+    run_dir: Path,
+    steps: range,
+    program: RecordedProgram,
+    folder: Path,
+    opened_as: Path | None = None,
+    *,
+    shown: int = 0,
+) -> Comparison:
+    """Execute steps of a run again, show one, and compare every value that the run has recorded of them."""
+    copy, last = RunCopy(run_dir, folder, steps[0] - 1, opened_as), steps[-1]
+    names = [facts.name for facts in Store(run_dir).facts() if copy.step < facts.name.step <= last]
+    began = time.monotonic()
+    executed = execute(program, copy, last, states=[*map(str, names)], shown=shown)
+    seconds = round(time.monotonic() - began, 3)
+    facts = {"run": str(run_dir), "steps": [copy.step + 1, last], "origin": copy.origin, "seconds": seconds}
+    about = f"steps {copy.step + 1} to {last} executed again from {copy.origin}, in {seconds:.1f} s"
+    report = Comparison([about], ("recorded", "here"), facts)
+    report.notes = [*copy.notes, *program.notes, *executed.warnings]
+    left = executed.last("left")
+    report.equal, report.differing = Counter(left["equal"]), left["differing"]
+    differences = [] if executed.difference is None else [executed.difference]
+    for line in executed.lines:
+        if line["at"] == "state" and (paths := line["differing"]):
+            report.differing += len(paths)
+            values = f"that in {line['name']}", "another"
+            differences.append(Difference("state", paths[0], *values, line["step"], place="epoch"))
+        elif line["at"] == "state":
+            report.equal["state of a checkpoint"] += 1
+    report.first = first_difference(differences)
+    if shown:
+        batch, journal = executed.last("batch").get("batch", "none"), RunJournal(executed.copy.place)
+        here = (max(segment.number for segment in journal.segments()), shown)
+        rows = [row for row in journal.rows(valid=False) if (row.segment, row.step) == here]
+        metrics = {row.name if row.phase == "step" else f"{row.phase}/{row.name}": row.value for row in rows}
+        facts["shown"] = {"batch": batch, "metrics": metrics}
+        lines = [f"  {name} {value!r}" for name, value in metrics.items()]
+        report.about[:0] = [f"batch of step {shown}:", batch, f"metrics of step {shown}:", *lines]
+    return report
 
 
 class Subject(NamedTuple):
@@ -75,23 +188,25 @@ def _of_rows(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator[Di
 
 
 def _of_batches(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator[Difference]:
-    """Compare the digests of batches in the steps that the trails of both have."""
+    """Compare the digests of batches in the steps that the trails of both have, on each rank."""
     one, other = (_batches(run_dir, steps) for run_dir in (a, b))
-    for step, stream, seq in sorted(one.keys() & other.keys()):
-        was, now = one[step, stream, seq], other[step, stream, seq]
+    for key in sorted(one.keys() & other.keys()):
+        (step, rank, stream, _), was, now = key, one[key], other[key]
         if was == now:
             equal["batch digest"] += 1
         else:
-            yield Difference("samples", stream, *batch_words(was, now), step)
+            yield Difference("samples", stream, *batch_words(was, now), step, rank=rank)
 
 
-def _batches(run_dir: Path, steps: range) -> dict[tuple[int, str, int], Batch]:
-    batches: dict[tuple[int, str, int], Batch] = {}
+def _batches(run_dir: Path, steps: range) -> dict[tuple[int, int, str, int], Batch]:
+    """Map (step, rank, stream, place in the step) to what a rank was handed there."""
+    batches: dict[tuple[int, int, str, int], Batch] = {}
     for segment in RunJournal(run_dir).segments():  # a later execution counts, as with rows
-        trail = read_trail(trail_path(run_dir, segment.number))
-        for mark in () if trail is None else trail.marks:
-            if mark.phase == "batch" and mark.step in steps and mark.value is not None:
-                batches[mark.step, mark.name, mark.seq] = (mark.epoch, mark.value)
+        for rank, path in rank_trails(run_dir, segment.number).items():
+            trail = read_trail(path)
+            for mark in () if trail is None else trail.marks:
+                if mark.phase == "batch" and mark.step in steps and mark.value is not None:
+                    batches[mark.step, rank, mark.name, mark.seq] = (mark.epoch, mark.value)
     return batches
 
 
