@@ -14,6 +14,7 @@ from typing import Any
 import warm
 from everstep.index.columns import RunColumns
 from everstep.index.database import Database
+from everstep.index.filters import parse
 from everstep.index.location import Location
 from everstep.index.run_queries import find_run, metric_names, metric_rows
 from everstep.index.shipping import sync
@@ -128,9 +129,9 @@ def indexed(folder: Path) -> Path:
 def all_runs(database: Database, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every run, the newest start last, with the first values of some names."""
     columns = RunColumns(database)
-    columns.require([], wanted)
-    columns.add(columns.rows.values(), wanted)
-    return list(columns.rows.values())
+    runs = columns.find(parse({}), wanted)
+    columns.add(runs, wanted)
+    return runs
 
 
 def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:

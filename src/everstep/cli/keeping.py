@@ -223,8 +223,8 @@ def prune_command(
     else:
         from everstep.cli.runs import search
 
-        searched = search(index, conditions, filter_text)
-        found = [(searched.database, run) for run in searched.runs if run["status"] != GONE]
+        columns, runs, _ = search(index, conditions, filter_text)
+        found = [(columns.database, run) for run in runs if run["status"] != GONE]
     rows = [_pruned(database, run, delete, index) for database, run in found]
     stay = [row for row in rows if row["stays"]]
     if as_json:

@@ -196,17 +196,6 @@ def _comparison(name: str, sign: str, text: str) -> Node:
     return Not(equal) if sign == "!=" else equal
 
 
-def why_none(conditions: Group) -> str:
-    """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for leaf in leaves(conditions, required=True):
-        if leaf.path == "name" and leaf.operator == "$in":
-            name = leaf.value[0]
-            return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
-        if leaf.operator == CONTAINS:
-            return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
-    return ""
-
-
 def matcher(node: Node) -> Callable[[Values], bool]:
     """Turn a filter into a function that says whether it holds of a document's values."""
     if isinstance(node, Not):

@@ -200,8 +200,7 @@ def _ask_runs(
     from everstep.index.run_queries import last_values_of, newest_facts
 
     columns = RunColumns(database)
-    columns.require(leaves(where), [*(name for name, _ in order), *fields])
-    rows = columns.find(where)
+    rows = columns.find(where, [*(name for name, _ in order), *fields])
     for name, descending in order:
         columns.add(rows, [name])
         rows = ordered(rows, name, descending)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
-from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words, why_none
+from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
 from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import metric_names, newest_facts
 from everstep.record.trust import MARK
@@ -53,17 +53,15 @@ class RunsTable(RunColumns):
         where = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
         named = [*([] if is_json else (leaf.path for leaf in leaves(where))), options.sort]
         wanted = list(dict.fromkeys(options.columns or [*self._defaults(), *named]))
-        self.require(leaves(where), [options.sort, *options.columns])
+        found = self.find(where, [options.sort, *options.columns])
         columns = {name: self.first(name) for name in {options.sort, *wanted}}
-        by_name = sorted(self.find(where), key=lambda run: str(run["name"]))  # ties stay in this order
+        by_name = sorted(found, key=lambda run: str(run["name"]))  # ties stay in this order
         values = [{"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name]
         runs: list[Any] = [one["run"] for one in ordered(values, "value", options.descending)]
         return {
             "total": len(self.rows),
             "matched": len(runs),
             "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in wanted],
-            "notes": self.taken_for_metrics(named),
-            "why_none": "" if runs or is_json else why_none(where),
             "rows": [
                 heading(run) | {"values": {name: finite(columns[name].get(run["id"])) for name in wanted}}
                 for run in runs[options.offset : options.offset + options.limit]
@@ -88,7 +86,7 @@ class RunsTable(RunColumns):
 
         A seed comes last, and a text that differs between all runs, such as a path: neither is tuned.
         """
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             trees = newest_facts(connection, names=["config"])
         columns: dict[str, list[Any]] = {}
         for tree in trees.values():
@@ -104,7 +102,7 @@ class RunsTable(RunColumns):
 
     def compared(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return some runs side by side: the settings in which they differ, and which metrics they have."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             trees = newest_facts(connection, [run["id"] for run in runs], names=["config"])
             streams = {pair for run in runs for pair in metric_names(connection, run["id"])}
         settings = [plain(trees.get(run["id"], {})) for run in runs]
