@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 
 def _deleted(count: int, what: str, deleted: bool) -> str:
-    return (
-        f"{cli.plural(count, what)} {'deleted' if deleted else 'would be deleted; pass --delete to delete'}"
-    )
+    done = "deleted" if deleted else "would be deleted; pass --delete to delete"
+    return f"{cli.plural(count, what)} {done}"
 
 
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")
@@ -61,7 +60,7 @@ def checkpoints_command(
     prune           list the checkpoints that are not needed; --delete deletes them.  Those that
                     are pinned, damaged or "next" stay.  A run that is running is not pruned.
     """
-    from everstep.checkpoint import Store
+    from everstep.checkpoint import Store, verify_checkpoint
     from everstep.record import RunDir
     from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of
 
@@ -89,7 +88,12 @@ def checkpoints_command(
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]
     if action == "verify":
-        rows = [_verified(row) for row in rows]
+        for row in rows:
+            try:
+                verify_checkpoint(Path(row["path"]))
+                row |= {"whole": True, "verified": "whole"}
+            except CheckpointError as error:
+                row |= {"whole": False, "verified": "damaged", "problem": str(error)}
     if as_json:
         cli.print_json(rows)
     else:
@@ -113,16 +117,6 @@ def chosen_name(store: Store, text: str) -> CheckpointName:
         return store.at_step(int(text)) if text.isdecimal() else store.named(text)
     except NoCheckpointError as error:
         raise ConfigError(str(error)) from None
-
-
-def _verified(row: dict[str, Any]) -> dict[str, Any]:
-    from everstep.checkpoint import verify_checkpoint
-
-    try:
-        verify_checkpoint(Path(row["path"]))
-    except CheckpointError as error:
-        return {**row, "whole": False, "verified": "damaged", "problem": str(error)}
-    return {**row, "whole": True, "verified": "whole"}
 
 
 def _prune_checkpoints(store: Store, keep_last: int, delete: bool) -> list[CheckpointName]:
@@ -213,10 +207,8 @@ def prune_command(
     """
     conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
     names = [each for each in chosen if each not in conditions]
-    if not names and not conditions and not filter_text:
-        raise click.UsageError("give RUNs, CONDITIONS such as 'epoch<1', or --where JSON")
-    if names and (conditions or filter_text):
-        raise click.UsageError("give RUNs, or CONDITIONS and --where, not both")
+    if bool(names) == bool(conditions or filter_text):
+        raise click.UsageError("give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON")
     found: Sequence[tuple[Database, Mapping[str, Any]]]
     if names:
         found = [(run.database, run.facts) for run in cli.find_all(names, index, exactly=True)]
@@ -259,10 +251,8 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
         remove(path, run["name"])
     except RunDirError as error:
         return row | {"stays": str(error)}
-    for place in (
-        database,
-        cli.index_with(path, index),
-    ):  # one given by its directory was read without an index
+    # A run given by its directory was read without an index.
+    for place in (database, cli.index_with(path, index)):
         try:
             if place is not None:
                 forget_gone(place, [path])

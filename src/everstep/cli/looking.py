@@ -16,7 +16,7 @@ from everstep import labels
 from everstep.cli import common as cli
 from everstep.display.cells import cell, in_line, size
 from everstep.durable import write_whole
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, RunIndexError
 from everstep.index.run_facts import FACTS, GONE
 from everstep.untrusted_files import open_regular
 
@@ -37,8 +37,6 @@ def show_command(
     as_json: bool = cli.JSON,
 ) -> None:
     """Show one RUN: facts, starts, metrics, failures, best weights, checkpoints, evaluations elsewhere.
-
-    The tracebacks, and the stacks of a hang, are in the files of RUN/failures.
 
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
@@ -129,10 +127,8 @@ def compare_command(
         cli.print_json({"runs": compared.runs, "facts": facts, "metrics": compared.metrics})
         return
     told = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
-    for heading, values in (
-        ("facts" if show_all else "facts that differ", told),
-        ("metrics", compared.metrics),
-    ):
+    title = "facts" if show_all else "facts that differ"
+    for heading, values in {title: told, "metrics": compared.metrics}.items():
         cli.say(heading)
         rows = [{"": name, **of_runs} for name, of_runs in values.items()]
         cli.print_table(rows, ("", *compared.runs), indent="  ")
@@ -188,14 +184,24 @@ def tag_command(
     The run may be training meanwhile.
     """
     found = cli.find(run, index)
-    own = labels.labels(found.path)
     if words:
-        own = labels.add_tags(found.path, words)
+        labels.add_tags(found.path, words)
     if removed:
-        own = labels.remove_tags(found.path, removed)
+        labels.remove_tags(found.path, removed)
     if words or removed:
-        cli.ship_labels(found.path, index)
-    cli.say(in_line(" ".join([f"{found.facts['name']}:", *own.tags])))
+        _ship_labels(found.path, index)
+    cli.say(in_line(" ".join([f"{found.facts['name']}:", *labels.labels(found.path).tags])))
+
+
+def _ship_labels(run_dir: Path, index: str | None) -> None:
+    from everstep.index.shipping import ship
+
+    try:
+        database = cli.index_with(run_dir, index)
+        if database is not None and database.exists():
+            cli.note(ship(database, run_dir).problems)
+    except RunIndexError as error:
+        cli.note([f"the index does not have them yet: {error}"])
 
 
 @cli.command()
@@ -215,7 +221,7 @@ def note_command(
         cli.say(labels.labels(run_dir).note)
     else:
         labels.set_note(run_dir, text)
-        cli.ship_labels(run_dir, index)
+        _ship_labels(run_dir, index)
 
 
 @cli.command()
@@ -237,9 +243,17 @@ def report_command(
     """
     from importlib.metadata import version
 
-    from everstep.ui.report import report_data, report_page
+    from everstep.ui.report import BEGIN, report_data, report_page
 
-    _require_free(out)
+    if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
+        raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
+    is_ours = not os.path.lexists(out)
+    with suppress(OSError):
+        if not is_ours:
+            with open_regular(out) as file:
+                is_ours = file.read(len(BEGIN)) == BEGIN
+    if not is_ours:
+        raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     # each run once; a run that is gone may have the path of another one
     once = {(str(run.facts["path"]), str(run.facts["name"])): run for run in cli.find_all(runs, index)}
@@ -253,20 +267,6 @@ def report_command(
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file") from None
     cli.say(f"{out}: {cli.plural(len(once), 'run')}, {size(len(page))}")
-
-
-def _require_free(out: Path) -> None:
-    from everstep.ui.report import BEGIN
-
-    if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
-        raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
-    is_ours = not os.path.lexists(out)
-    with suppress(OSError):
-        if not is_ours:
-            with open_regular(out) as file:
-                is_ours = file.read(len(BEGIN)) == BEGIN
-    if not is_ours:
-        raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
 
 
 @cli.command()

@@ -1,13 +1,4 @@
-"""Typed configuration: a dataclass is the schema, YAML files and overrides are laid over its defaults.
-
-@dataclass
-class Config:
-    optimizer: Call
-    width: int = 64
-
-resolved = resolve(Config, ["base.yaml", "wide.yaml"], ["width=128"])
-resolved.config.width
-"""
+"""Typed configuration: a dataclass is the schema, YAML files and overrides are laid over its defaults."""
 
 from __future__ import annotations
 

@@ -73,10 +73,7 @@ class Configured(Experiment):
     def _choose(
         self, resolved: Resolved[ExperimentConfig], run_dir: Path, trust: bool
     ) -> tuple[Resolved[ExperimentConfig], Path]:
-        """Choose between the given config and that of the run's newest checkpoint, and the run directory.
-
-        Nothing is written.  With "error" and "override" the run itself compares the configs, at its entry.
-        """
+        """Choose config and run directory; with "error" and "override" the run compares them at its entry."""
         if self._on_change not in ("error", "keep", "override", "fork"):
             raise ConfigError(f'on_change={self._on_change!r}: give "error", "keep", "override" or "fork"')
         if self._on_change in ("error", "override"):
@@ -146,8 +143,9 @@ class Configured(Experiment):
             return self._message
         changes = touching(stored, self._resolved)
         if changes and self._on_change == "error" and "on_change" not in self._options:
-            raise refusal(Path(self.run_dir), _of_config(changes))
-        shown = _of_config(_configuration(self._resolved).changes(stored))
+            raise refusal(Path(self.run_dir), [each._replace(path=f"config.{each.path}") for each in changes])
+        shown = _configuration(self._resolved).changes(stored)
+        shown = [each._replace(path=f"config.{each.path}") for each in shown]
         used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
         return "\n".join(filter(None, (self._message, used)))
 
@@ -220,10 +218,8 @@ def open_run(
     """Open the experiment of a run, by the config that its newest start has recorded.
 
     Args:
-        overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
+        overrides, on_change, profile, strict_git, skip_check, trust: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
-        trust: import and call the code that the run names, even if the run is not marked as this user's
-            (docs/guide/trust.md); a `TrustError` otherwise.
     """
     tree, code = stored(run_dir, trust)
     if profile is None and default_profile in (tree.get("profiles") or {}):
@@ -252,10 +248,7 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
 
 def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the facts of the newest start, and its config; if it has saved nothing, the checkpoint's config.
-
-    So what a start changed that saved nothing is left out.
-    """
+    """Return the facts of the newest start, and its config; that of the checkpoint if it saved nothing."""
     start = RunJournal(run_dir).newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(facts.get("config") or {})
@@ -295,13 +288,12 @@ def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[Difference
 
 
 def _controllers(tree: Mapping[str, Any]) -> list[Any]:
-    return [each for each in tree.get("services") or () if _controls(each)]
-
-
-def _controls(service: Any) -> bool:
-    """Whether a service is a controller; one that is not everstep's counts as one, and is not imported."""
-    call = ServiceCall.of(service)
-    return ":" in call.name or bool(getattr(imported(call.call), "controller", True))
+    """List the controllers; a service that is not everstep's counts as one, and is not imported."""
+    return [
+        each
+        for each in tree.get("services") or ()
+        if ":" in (call := ServiceCall.of(each)).name or getattr(imported(call.call), "controller", True)
+    ]
 
 
 def _with_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,10 +310,6 @@ def _digest(tree: dict[str, Any]) -> str:
     """Digest of the part of a config that touches the training."""
     leaves = [[each.path, each.given] for each in touching({}, Resolved(None, tree))]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
-
-
-def _of_config(changes: list[Difference]) -> list[Difference]:
-    return [each._replace(path=f"config.{each.path}") for each in changes]
 
 
 def _message(what: str, changes: list[Difference]) -> str:

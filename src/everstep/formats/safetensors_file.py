@@ -127,9 +127,9 @@ def _divided(arrays: Mapping[str, HostArray], most: int | None) -> list[list[str
     shards: list[list[str]] = [[]]
     size = 0
     for name, array in arrays.items():
-        if most is not None and shards[-1] and size + array.data.nbytes > most:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
         size += array.data.nbytes
+        if most is not None and shards[-1] and size > most:
+            shards.append([])
+            size = array.data.nbytes
+        shards[-1].append(name)
     return shards

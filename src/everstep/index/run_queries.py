@@ -47,10 +47,7 @@ def names_of(name: str) -> list[str]:
 def find_run(
     connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:
-    """Find a run's row by its name, with or without the six digits, its directory's name, or a beginning.
-
-    A run whose directory is gone is found only if no other run is.
-    """
+    """Find a run by its name, that of its directory, or a beginning; a run that is gone comes last."""
     found = list(run_rows(connection).values())
     exact = [run for run in found if text in (run["name"], run["path"])]
     named = [run for run in found if text in (*names_of(run["name"]), Path(run["path"]).name)]

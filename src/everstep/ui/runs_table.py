@@ -82,10 +82,7 @@ class RunsTable(RunColumns):
 
     @cached_property
     def _differing(self) -> list[str]:
-        """The settings in which runs differ: those that most runs have, then those of most values.
-
-        A seed comes last, and a text that differs between all runs, such as a path: neither is tuned.
-        """
+        """Settings that differ: those that most runs have first, seeds and texts such as paths last."""
         with self.database.read() as connection:
             trees = newest_facts(connection, names=["config"])
         columns: dict[str, list[Any]] = {}

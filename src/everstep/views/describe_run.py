@@ -49,11 +49,8 @@ def describe(connection: Connection, found: Found, *, steps: bool = True) -> dic
         "note": recorded.get("note", ""),
         "segments": starts(connection, found.id),
         "rollbacks": [
-            {
-                **one._asdict(),
-                "batches": [batch._asdict() for batch in one.batches],
-                "quarantined": len(one.batches),
-            }
+            one._asdict()
+            | {"batches": [each._asdict() for each in one.batches], "quarantined": len(one.batches)}
             for one in rollbacks(connection, found.id)
         ],
         "digest": newest_digest(checkpoints),
@@ -102,10 +99,6 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
             name is enough.
         index: as in `everstep.query`.
 
-    Raises:
-        ConfigError: there is no such run; names the nearest.
-        RunDirError, JournalError, RunIndexError: the run cannot be read.
-
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
@@ -119,10 +112,6 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
     Args:
         runs, index: as in `everstep.runs.show`.
-
-    Raises:
-        ConfigError: fewer than two runs are given, or there is no such run.
-        RunDirError, JournalError, RunIndexError: a run cannot be read.
     """
     if len(runs) < 2:
         raise ConfigError(f"compare needs two runs or more, not {len(runs)}; give their directories or names")
@@ -131,9 +120,7 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    found = find_all(
-        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
-    )
+    found = find_all(list(map(os.fspath, runs)), None if index is None else os.fspath(index), problems.extend)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return found
