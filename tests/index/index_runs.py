@@ -156,33 +156,20 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
 
 def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
-    names = {
-        "runs": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
-        "facts": "r.name, f.name, f.value",
-        "evaluations": "*",
-        "segments": "r.name, number, parent, parent_offset, valid_to, size, g.step, badge, facts, torn",
-        "events": "r.name, segment, e.offset, kind, time, wall, data",
-        "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
-        "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "
-        "wall",
-        "blocks": "r.name, s.phase, s.name, segment, b.offset, b.packed",
-    }
-    sources = {
-        "facts": "facts f JOIN runs r ON r.id = f.run",
-        "segments": "segments g JOIN runs r ON r.id = g.run",
-        "events": "events e JOIN runs r ON r.id = e.run",
-        "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",
-        "metrics": "metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run",
-        "blocks": "blocks b JOIN series s ON s.id = b.series JOIN runs r ON r.id = s.run",
+    series = "JOIN series s ON s.id = x.series JOIN runs r ON r.id = s.run"
+    run = "JOIN runs r ON r.id = x.run"
+    columns = {
+        "runs x": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
+        "evaluations x": "*",
+        f"facts x {run}": "r.name, x.name, x.value",
+        f"segments x {run}": "r.name, number, parent, parent_offset, valid_to, size, x.step, badge, torn",
+        f"events x {run}": "r.name, segment, x.offset, kind, time, wall, data",
+        f"checkpoints x {run}": "r.name, segment, x.offset, x.name, bytes, time, x.step",
+        f"metrics x {series}": "r.name, phase, s.name, segment, x.offset, x.row, x.epoch, x.step, seq, value",
+        f"blocks x {series}": "r.name, phase, s.name, segment, x.offset, packed",
     }
     with Database(place).read() as connection:
         return {
-            table: sorted(
-                map(
-                    tuple,
-                    connection.exec_driver_sql(f"SELECT {names[table]} FROM {sources.get(table, table)}"),
-                ),
-                key=repr,
-            )
-            for table in names
+            source: sorted(map(tuple, connection.exec_driver_sql(f"SELECT {names} FROM {source}")), key=repr)
+            for source, names in columns.items()
         }

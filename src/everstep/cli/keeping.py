@@ -79,11 +79,7 @@ def checkpoints_command(
     elif action == "verify" and not names:
         rows += [{"name": str(path.relative_to(run_dir)), "path": str(path)} for path in store.best_folders()]
     elif not names:
-        asked = asked_for(rows)
-        if rows and rows[-1] not in asked:
-            name = rows[-1]["name"]
-            cli.note([f"a start resumes from {name}, which stands in for the checkpoint at its epoch's end"])
-        rows = asked
+        rows = asked_for(rows)
     if chosen or action == "prune":
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]

@@ -57,7 +57,7 @@ def show_command(
 
 
 def _print_run(run: dict[str, Any]) -> None:
-    from everstep.views.checkpoint_tables import BEST
+    from everstep.views.checkpoint_tables import BEST, newest_whole
 
     reason = in_line(f": {run['reason']}") if run["reason"] else ""
     cli.say(f"{in_line(run['name'])}  {cli.status_of(run)}{reason}")
@@ -69,8 +69,7 @@ def _print_run(run: dict[str, Any]) -> None:
     facts = run["facts"]
     git = facts.get("git") or {}
     code = [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
-    newest = next((one for one in reversed(run["checkpoints"]) if one["whole"]), None)
-    mixed = newest is not None and not newest["one_fingerprint"]
+    mixed = not newest_whole(run["checkpoints"]).get("one_fingerprint", True)
     machines = " (computed on more than one kind of machine, number or layout of ranks)" if mixed else ""
     lines = {
         "directory": run["path"],
@@ -283,10 +282,10 @@ def ui_command(
     The page is on 127.0.0.1.  The printed link opens it once, in one browser; then the next link is printed.
     From another machine: ssh -L PORT:127.0.0.1:PORT, and the same link.  Ctrl-C ends the page.
     """
-    from everstep.ui.followed_index import followed
+    from everstep.ui.followed_index import FollowedIndex
     from everstep.ui.server import serve
 
-    index_followed = followed(index)
+    index_followed = FollowedIndex(index)
     cli.note(index_followed.problems)
     names = [index_followed.database.name]
 

@@ -104,14 +104,11 @@ def sync_command(
     and the rest is indexed.
     """
     from everstep.index.database import Database
-    from everstep.index.location import FILE, is_said, runs_of
+    from everstep.index.location import runs_of
     from everstep.index.query import index_place
     from everstep.index.shipping import forget_gone, sync
 
     place = index_place(index)
-    by_default = index is None and not is_said()
-    if len(folders) == 1 and by_default and isinstance(place, Path) and not place.exists():
-        place = folders[0].absolute() / FILE
     database, folders = Database(place), folders or (runs_of(place),)
     shipped = sync(database, folders)
     forgotten = forget_gone(database, folders)
@@ -121,8 +118,6 @@ def sync_command(
         return
     cli.note(shipped.problems)
     cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
-    if index is None and place != index_place(None):
-        cli.say(f"to list them: everstep runs --index {database.name}")
     for name, where in forgotten.items():
         cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
 

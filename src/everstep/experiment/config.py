@@ -56,13 +56,16 @@ def resolve(
         base: `tree` of another config, laid below the files.
         profile: name under the key `profiles`; its values are laid over all the rest.
         imports: False to import nothing that is called: arguments are neither checked nor completed.
-
-    Raises:
-        ConfigError: lists every mistake with its place: file and line, key, value.
     """
     layers = layered(files, overrides, copy.deepcopy(base))
-    if profile is not None:
-        _lay_profile(layers, profile)
+    profiles = layers.tree.get("profiles", {})
+    # The validation tells what is no mapping, with its place.
+    if profile is not None and isinstance(profiles, Mapping):
+        if profile not in profiles:
+            raise ConfigError(f"the config has no profile {profile!r}; {nearest(profile, profiles)}")
+        if isinstance(values := profiles[profile], Mapping):
+            origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", profile)}
+            layers.lay(Layers(values, origins))
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
         config = validated(adapter, layers.tree, schema, {"imports": imports})
@@ -76,17 +79,6 @@ def resolve(
         ) from error
     at_default = [dotted((*place, *each)) for place, call in _calls(config) for each in call.at_default]
     return Resolved(config, adapter.dump_python(config, mode="json"), tuple(at_default))
-
-
-def _lay_profile(layers: Layers, name: str) -> None:
-    profiles = layers.tree.get("profiles", {})
-    if not isinstance(profiles, Mapping):
-        return  # the validation says so, with the place
-    if name not in profiles:
-        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, profiles)}")
-    if isinstance(values := profiles[name], Mapping):
-        origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", name)}
-        layers.lay(Layers(values, origins))
 
 
 def _calls(value: Any, place: Place = ()) -> Iterator[tuple[Place, Call]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from everstep.checkpoint import Store, find_checkpoint
+from everstep.checkpoint import Checkpoint, Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
@@ -19,13 +21,15 @@ from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
 from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
-from everstep.experiment.forks import Fork, is_unsaved_fork
 from everstep.experiment.import_paths import imported
-from everstep.record import RunJournal, located, to_read
+from everstep.index.location import facts_at
+from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
+from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.user_state import UserState
 from everstep.trainer import Trainer
 
 OnChange = Literal["error", "keep", "override", "fork"]
@@ -44,8 +48,8 @@ class Configured(Experiment):
         **checks: Any,
     ) -> None:
         self._on_change, self._code = on_change, code
-        self._fork: Fork | None = None
-        """The fork to begin before the training."""
+        self._fork: Checkpoint | None = None
+        """The checkpoint of another run with which a fork begins."""
         self._message = ""
         """What the training prints of the choice."""
         resolved, run_dir = self._choose(resolved, run_dir, trust)
@@ -54,9 +58,9 @@ class Configured(Experiment):
         options = {name: value for name, value in vars(config.trainer).items() if value is not None}
         if isinstance(config.trainer.init_from, dict):
             options["init_from"] = InitFrom(**config.trainer.init_from)
-        # A fork's objects differ on purpose from the checkpoint of its parent with which it begins.
-        forks = self._fork is not None or is_unsaved_fork(run_dir, _digest(resolved.tree))
-        if forks or on_change == "override":
+        if self._fork is not None:
+            options["resume"] = str(self._fork.path)
+        if self._fork is not None or on_change == "override":
             options["on_change"] = "override"
         super().__init__(
             config.task,
@@ -89,12 +93,11 @@ class Configured(Experiment):
             admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
             self._message = _message("kept as stored", changes)
             return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
-        fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved.tree))
-        folder, is_there = fork.place()
-        if is_there:
+        folder = _fork_of(run_dir, _digest(resolved.tree))
+        if Store(located(folder)).names():
             self._message = f"resuming the fork {folder}"
         else:
-            self._fork = fork
+            self._fork = checkpoint
             self._message = _message(f"forked from {checkpoint.path} into {folder}", changes)
         return resolved, folder
 
@@ -124,11 +127,26 @@ class Configured(Experiment):
         trainer = super()._to_train()
         _require_optimizer(trainer.task)  # before a fork is made on the disk
         if self._fork is not None:
-            self._fork.begin(Path(self.run_dir), trainer.task.state())
+            self._begin(self._fork, trainer.task.state())
         if self._message:
             print(self._message)
         self._fork, self._message = None, ""
         return trainer
+
+    def _begin(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """Make a fork's directory; not for a state that the checkpoint does not fit."""
+        user = UserState(state)
+        with ExitStack() as stack, reading(checkpoint.path, "user"):
+            user.open(stack)
+            user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
+        origin = RunDir.open(checkpoint.path.parents[1], create=False)
+        parent = {
+            "run": origin.id,
+            "path": str(checkpoint.path.absolute()),
+            "checkpoint": str(checkpoint.name),
+        }
+        about = {"parent": parent, "config": _digest(self.tree)}
+        RunDir.open(self.run_dir, seed=origin.seed, about=about)
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return what its training would print of a changed config."""
@@ -151,6 +169,17 @@ class Configured(Experiment):
 
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()
+
+
+def _fork_of(run_dir: Path, digest: str) -> Path:
+    """Return the directory of a run's fork with this config, RUN-fork-N, or the first that is free."""
+    run = RunDir.open(run_dir, create=False).id
+    for number in itertools.count(1):
+        folder = run_dir.with_name(f"{run_dir.name}-fork-{number}")
+        facts = facts_at(located(folder)) or {}
+        if not facts or (facts.get("parent", {}).get("run"), facts.get("config")) == (run, digest):
+            break
+    return folder
 
 
 def _require_optimizer(task: Any) -> None:

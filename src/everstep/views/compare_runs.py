@@ -11,7 +11,7 @@ from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import newest_facts, summaries
 from everstep.record.trust import MARK
 from everstep.redaction import without_credentials
-from everstep.views.checkpoint_tables import asked_for, checkpoints_of, newest_digest, options_of
+from everstep.views.checkpoint_tables import asked_for, checkpoints_of, newest_whole
 from everstep.views.find_run import Found
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
@@ -83,9 +83,9 @@ def _told(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
         recorded = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
         measured = summaries(connection, run.id)
     facts = {name: run.facts[name] for name in FACTS}
-    facts["digest"] = None if run.is_gone else newest_digest(asked_for(checkpoints_of(run.path)))
-    options = {} if run.is_gone else options_of(run.path)
-    facts = {**_flat({**recorded, **options}), **facts}
+    newest = {} if run.is_gone else newest_whole(asked_for(checkpoints_of(run.path)))
+    facts["digest"] = newest.get("digest")
+    facts = {**_flat({**recorded, **newest.get("options", {})}), **facts}
     metrics = {}
     for one in measured:
         for what in ("last", "best"):

@@ -20,7 +20,7 @@ from everstep.index.sql_tables import stored
 from everstep.labels import NAMES as LABELS
 from everstep.record import evaluations, failures
 from everstep.redaction import without_credentials
-from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_digest
+from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_whole
 from everstep.views.compare_runs import Compared
 from everstep.views.compare_runs import compare as side_by_side
 from everstep.views.find_run import Found, find_all
@@ -28,7 +28,6 @@ from everstep.views.find_run import Found, find_all
 _FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
 _STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
 _METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
-_CHECKPOINTS = ("name", "bytes", "created", "pinned", "next")
 
 
 def describe(connection: Connection, found: Found, *, steps: bool = True) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def describe(connection: Connection, found: Found, *, steps: bool = True) -> dic
             | {"batches": [each._asdict() for each in one.batches], "quarantined": len(one.batches)}
             for one in rollbacks(connection, found.id)
         ],
-        "digest": newest_digest(checkpoints),
+        "digest": newest_whole(checkpoints).get("digest"),
         "checkpoints": checkpoints,
         "best": best,
         "evaluations": [one._asdict() for one in evaluations(found.path)] if there else [],
@@ -75,7 +74,7 @@ class ShownRun:
         self.facts = facts
         self.starts = Documents(facts["segments"], _STARTS)
         self.metrics = Documents(facts["metrics"], _METRICS)
-        self.checkpoints = Documents(facts["checkpoints"], _CHECKPOINTS)
+        self.checkpoints = Documents(facts["checkpoints"], ("name", "bytes", "created", "pinned", "next"))
 
     def __repr__(self) -> str:
         facts, count = self.facts, len(self.starts)

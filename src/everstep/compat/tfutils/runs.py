@@ -107,11 +107,11 @@ def train_from_params(
         trainers = []
         for tree, run_dir, record in zip(trees, run_dirs, records, strict=True):
             begin, step = _beginning(tree, run_dir)
-            data = {"train": train, **_validation_data(tree)}
+            data, streams = _validations(tree)
             trainers.append(
                 Trainer(
-                    ParamsTask(tree, data, step),
-                    {"train": train.data, **_validation_streams(data)},
+                    ParamsTask(tree, {"train": train, **data}, step),
+                    {"train": train.data, **streams},
                     run_dir,
                     services=_services(tree),
                     seed=tree.model_params.seed,
@@ -210,21 +210,17 @@ class _PinInitial(BuiltIn):
             self._store.pin(name)
 
 
-def _validation_data(tree: Tree) -> dict[str, Data]:
-    return {
-        name: Data(params.data_params, f"validation_params.{name}.data_params", shuffle=False)
-        for name, params in tree.validation_params.items()
-    }
-
-
-def _validation_streams(data: Mapping[str, Data]) -> dict[str, Stream]:
-    """Make the streams of the validations, whose batches come with the name."""
+def _validations(tree: Tree) -> tuple[dict[str, Data], dict[str, Stream]]:
+    """Make the data of the validations, and the streams, whose batches come with the name."""
 
     def named(name: str, batches: Iterator[Any]) -> ValidationBatch:
         return ValidationBatch(name, next(batches))
 
-    validations = {name: as_stream(each.data) for name, each in data.items() if name != "train"}
-    return {name: TrainInputs(stream, partial(named, name)) for name, stream in validations.items()}
+    data = {
+        name: Data(params.data_params, f"validation_params.{name}.data_params", shuffle=False)
+        for name, params in tree.validation_params.items()
+    }
+    return data, {n: TrainInputs(as_stream(each.data), partial(named, n)) for n, each in data.items()}
 
 
 @checked_keywords
@@ -265,8 +261,8 @@ def _test(tree: TreeOfTest, dont_run: bool, skip_check: bool) -> Any:
     if not tree.validation_params:
         raise ConfigError("validation_params name no validation; give at least one")
     (record,) = _records([tree], skip_check)
-    data, seed = _validation_data(tree), tree.model_params.seed
-    task, streams = ParamsTask(tree, data), _validation_streams(data)
+    (data, streams), seed = _validations(tree), tree.model_params.seed
+    task = ParamsTask(tree, data)
     with isolated():
         seed_all(seed)
         task.build()
