@@ -19,7 +19,8 @@ from pathlib import Path
 from figures import Figure, Table, program
 
 from everstep.index.database import Database
-from everstep.index.run_queries import find_run, metric_rows
+from everstep.index.filters import parse
+from everstep.index.query import ask
 from everstep.record import Block, Journal, RunDir
 
 
@@ -91,8 +92,7 @@ def measure(options: argparse.Namespace) -> Iterator[Table]:
         figure("everstep show RUN --metric NAME", lambda: everstep(*shown), repeats, 300)
 
         def one_metric() -> None:
-            with database.read() as connection:
-                metric_rows(connection, int(find_run(connection, "run-0001")["id"]), "metric_3")
+            ask(database, "metrics", parse({"run": "run-0001", "name": "metric_3"}))
 
         figure("one metric of one run, in the process", one_metric, repeats, 50)
     how = (

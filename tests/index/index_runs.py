@@ -16,7 +16,8 @@ from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.filters import parse
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run, metric_names, metric_rows
+from everstep.index.query import ask
+from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir, RunJournal
 
@@ -137,13 +138,10 @@ def all_runs(database: Database, wanted: Sequence[str] = ()) -> list[dict[str, A
 def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
     """Every valid row of a run as the index has it, with the bits of its value."""
     with database.read() as connection:
-        key = int(find_run(connection, run)["id"])
-        found = [
-            row
-            for phase, name in metric_names(connection, key)
-            for row in metric_rows(connection, key, name, phase)
-        ]
-    return sorted((*row[:6], row.value.hex(), *row[7:]) for row in found)
+        name = find_run(connection, run)["name"]
+    fields = ("segment", "epoch", "step", "phase", "name", "seq", "value", "count", "wall")
+    rows = ask(database, "metrics", parse({"run": name}), fields=fields)
+    return sorted(tuple({**row, "value": row["value"].hex()}.values()) for row in rows)
 
 
 def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:

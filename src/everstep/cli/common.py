@@ -47,12 +47,7 @@ def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., N
 
 
 def option(value: Any, help: str, names: str = "", **more: Any) -> Any:
-    """Declare an option.
-
-    Args:
-        value: the type of its value, or a word for the value.
-        names: its names, with blanks between, if they are not that of the parameter.
-    """
+    """Declare an option by its type, or a word for its value; `names`: other names than the parameter's."""
     kind = "metavar" if isinstance(value, str) else "type"
 
     def make(name: str) -> click.Parameter:
@@ -164,11 +159,7 @@ _NARROWEST = 8
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
-    """Print rows in columns.
-
-    In a terminal, or if COLUMNS gives a width, long strings of a table that is too wide lose their middle;
-    numbers and times stay whole.
-    """
+    """Print rows in columns; where a terminal is too narrow, long strings lose their middle."""
     rows = list(rows)
     cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
     lines = [[in_line(name) for name in columns], *cells]

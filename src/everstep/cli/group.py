@@ -83,12 +83,10 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (EverstepError, ImportError, click.ClickException, click.Abort, click.exceptions.Exit):
+        except (EverstepError, ImportError, BrokenPipeError):
             raise
-        except BrokenPipeError:  # the reader, such as head, has seen enough
-            if not _only_looks(ctx.invoked_subcommand) and ctx.invoked_subcommand != "data":
-                raise
-            ctx.exit(0)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
         except Exception as error:
             if not _only_looks(ctx.invoked_subcommand):
                 raise

@@ -69,20 +69,20 @@ def checkpoints_command(
     store, rows = Store(run_dir, say=lambda text: cli.note([text])), checkpoints_of(run_dir)
     if action in ("pin", "unpin") and not names:
         raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
-    chosen = [] if action == "prune" else [chosen_name(store, text) for text in names]
+    chosen = [chosen_name(store, text) for text in names]
     if action == "prune":
         chosen = _prune_checkpoints(store, keep_last, delete)
     elif action in ("pin", "unpin"):
         for name in chosen:
             store.pin(name) if action == "pin" else store.unpin(name)
-        rows, chosen = asked_for(checkpoints_of(run_dir)), []
-    elif action == "verify" and not names:
-        rows += [{"name": str(path.relative_to(run_dir)), "path": str(path)} for path in store.best_folders()]
-    elif not names:
-        rows = asked_for(rows)
+        rows, chosen = checkpoints_of(run_dir), []
     if chosen or action == "prune":
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]
+    elif action == "verify":
+        rows += [{"name": str(path.relative_to(run_dir)), "path": str(path)} for path in store.best_folders()]
+    else:
+        rows = asked_for(rows)
     if action == "verify":
         for row in rows:
             try:

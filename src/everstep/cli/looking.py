@@ -16,7 +16,7 @@ from everstep import labels
 from everstep.cli import common as cli
 from everstep.display.cells import cell, in_line, size
 from everstep.durable import write_whole
-from everstep.errors import ConfigError, RunIndexError
+from everstep.errors import ConfigError, RunIndexError, nearest
 from everstep.index.run_facts import FACTS, GONE
 from everstep.untrusted_files import open_regular
 
@@ -40,7 +40,9 @@ def show_command(
 
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
-    from everstep.index.run_queries import metric_rows
+    from everstep.index.filters import parse
+    from everstep.index.query import ask
+    from everstep.index.run_queries import metric_names
     from everstep.views.describe_run import describe
 
     found = cli.find(run, index)
@@ -49,7 +51,14 @@ def show_command(
             described = describe(connection, found)
             cli.print_json(described) if as_json else _print_run(described)
             return
-        rows = [row._asdict() for row in metric_rows(connection, found.id, metric, phase)]
+        known = {"/".join(pair): pair for pair in metric_names(connection, found.id)}
+    chosen = [pair for name, pair in known.items() if metric in (name, pair[1]) and phase in (None, pair[0])]
+    if not chosen:
+        where = "" if phase is None else f" in phase {phase!r}"
+        hint = nearest(metric, {*known, *(name for _, name in known.values())})
+        raise ConfigError(f"the run has no metric {metric!r}{where}; {hint}")
+    series = [{"phase": pair[0], "name": pair[1]} for pair in chosen]
+    rows = ask(found.database, "metrics", parse({"run": found.facts["name"], "$or": series}))
     if as_json:
         cli.print_json(rows)
     else:

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 def search(
     index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
 ) -> tuple[RunColumns, list[dict[str, Any]], list[str]]:
-    """Find the runs that fulfil the comparisons and the filter, the newest start last.
-
-    Returns:
-        The columns of the index; the runs, with the values of the names that were asked for and `wanted`;
-        the names in the conditions.
-    """
+    """Find runs; return the columns of the index, the runs, and the names in the conditions."""
     from everstep.index.columns import RunColumns
     from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words
     from everstep.index.query import open_index

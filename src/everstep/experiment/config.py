@@ -28,8 +28,7 @@ class Resolved(Generic[T]):
 
     Attributes:
         config: an object of the schema.
-        tree: the config as JSON values, with every default, also the plain ones in the signatures of calls;
-            `resolve` makes the same config from it.
+        tree: the config as JSON values, from which `resolve` makes the same config.
         defaults: dotted paths of the arguments of calls that equal their defaults.
     """
 

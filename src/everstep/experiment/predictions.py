@@ -31,10 +31,9 @@ def check(path: Path, overwrite: bool = False) -> None:
 
 
 def write(path: Path, predictions: Iterable[Any]) -> int:
-    """Write the predictions of all batches into one file, whole or not at all; returns the number of samples.
+    """Write predictions into one file, whole or not at all; returns the number of samples.
 
-    Args:
-        predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
+    `predictions`: for each batch an array or tensor, or name to array, of shape (samples, ...).
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions, 1):
@@ -71,7 +70,8 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
 
 def _npy(arrays: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, *arrays.values(), allow_pickle=False)
+    (array,) = arrays.values()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 

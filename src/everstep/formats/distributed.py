@@ -109,10 +109,11 @@ def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
             others.append(str(name))
             continue
         # its path in the tree that was saved, where that is known; the result has two levels, or one
-        path = named.get(name) if isinstance(named, dict) else None
+        path: Any = named.get(name) if isinstance(named, dict) else None
         is_path = isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path)
-        top, *rest = map(str, path) if is_path else (name,)
-        branch, key = (tree.setdefault(top, {}), ".".join(rest)) if rest else (tree, top)
+        top, *rest = map(str, path if is_path else (name,))
+        branch: Any = tree.setdefault(top, {}) if rest else tree
+        key = ".".join(rest) if rest else top
         if not isinstance(branch, dict) or key in branch:
             raise ValueError(f"two values have the name {name!r}")
         branch[key] = _array(name, facts.state, places)

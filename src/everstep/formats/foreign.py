@@ -20,16 +20,12 @@ _INDICES = tuple(f"{name}{_INDEX}" for name in _WHOLE)
 
 
 class Foreign(NamedTuple):
-    """Weights as another program has written them, not read yet.
-
-    Attributes:
-        kind: kind of the file or folder, in words.
-        tree: names to arrays (`Unread`), or the names of branches to such trees and plain values.
-    """
+    """Weights as another program has written them, not read yet."""
 
     path: Path
     kind: str
     tree: dict[str, Any]
+    """Names to arrays (`Unread`), or the names of branches to such trees and plain values."""
 
 
 def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:

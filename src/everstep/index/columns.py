@@ -29,11 +29,7 @@ _MOST_READ = 100
 
 
 class RunColumns:
-    """Columns of all runs; each is read when it is first needed.
-
-    Attributes:
-        rows: key of a run -> its row in the table `runs`, the newest start last.
-    """
+    """Columns of all runs, read when first needed; `rows`: key -> row in `runs`, the newest start last."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -45,9 +41,7 @@ class RunColumns:
     def find(self, where: Node, names: Iterable[str] = ()) -> list[dict[str, Any]]:
         """Return the rows of the runs for which a filter holds; a name that no run has is an error.
 
-        Args:
-            where: its conditions on missing values may name what no run has.
-            names: further names, to sort by or to show.
+        `names`: further names, to sort by or to show.
         """
         conditions = list(leaves(where))
         asked = [leaf.path for leaf in conditions if not leaf.about_missing]

@@ -42,12 +42,10 @@ class Database:
     Tables of another version stay as they are: this version's lie in a file, or a schema, beside them.
 
     Args:
-        place: a file, the URL of a PostgreSQL database (postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with
-            libpq's options after "?"), or None for a file that is deleted with this object.
+        place: a file, the URL of a PostgreSQL database, or None for a file that is deleted with this object.
         patience: seconds that a writer waits for another writer, 0 or more.
 
     Attributes:
-        place: the file, or the URL.
         name: the place for messages, without a password.
         shared: whether the index may have other machines' runs: it is not a file.
     """

@@ -16,8 +16,6 @@ FACTS = (
 `verified` the worst that is known of its resumes, None without one."""
 SHOWN = ("name", "status", "step", "epoch", "started")
 """Facts in a list of runs, unless a person chooses others."""
-TEXTS = ("name", "status", "reason", "path", "verified")
-"""Facts that are strings; the others are numbers."""
 
 
 class IndexBusyError(RunIndexError):

@@ -16,7 +16,7 @@ from everstep.index.run_facts import GONE
 from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
 
 if TYPE_CHECKING:
-    from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
+    from everstep.record import Rollback  # it brings NumPy, which a list of runs does not need
 
 _MOST_KEYS = 10_000
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
@@ -220,23 +220,3 @@ def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
     """List (phase, name) of every metric of a run, those measured outside steps first."""
     found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
     return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
-
-
-def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
-    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase."""
-    from everstep.record import Row
-
-    known = metric_names(connection, run)
-    chosen = [one for one in known if name in (one[1], "/".join(one)) and phase in (None, one[0])]
-    if not chosen:
-        where = "" if phase is None else f" in phase {phase!r}"
-        names = {name for _, name in known} | {"/".join(one) for one in known}
-        raise ConfigError(f"the run has no metric {name!r}{where}; {nearest(name, names)}")
-    m = valid_metrics.c
-    columns = m.segment, m.epoch, m.step, m.phase, m.name, m.seq, m.value, m["count"], m.wall
-    rows = []
-    for one in chosen:
-        mine = select(*columns).where(m.run_id == run, m.phase == one[0], m.name == one[1])
-        for row in connection.execute(mine.order_by(m.segment, m.offset, m.row)):
-            rows.append(Row(*row)._replace(value=_number(row.value), wall=bool(row.wall)))
-    return rows

@@ -29,10 +29,7 @@ _MOST_PROBLEMS = 20
 
 
 class FollowedIndex:
-    """Index of runs, and their table in memory.  May be used by several threads.
-
-    Journals are shipped into the index as `everstep runs` ships them; where this user may not write it, into
-    an index of this process.  No run directory is written or locked.
+    """Index of runs, and their table in memory.  May be used by several threads; writes no run directory.
 
     Args:
         index: a folder of runs, a file, a URL, or a run directory; None for the default index.

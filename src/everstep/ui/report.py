@@ -47,9 +47,7 @@ _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTIL
 def report_data(names: Sequence[str], found: Sequence[Found], points: int = 1000) -> dict[str, Any]:
     """Return the answers of the page's addresses for some runs, as JSON; equal runs give equal data.
 
-    Args:
-        names: strings by which a person named the runs, titles where names are equal.
-        points: most points of a line, 10 or more; a point has the least, largest and last of its values.
+    `names`: as a person named the runs; `points`: most of a line, each with least, largest and last value.
     """
     runs = [one_run(run.database, run.facts) for run in found]
     for at, (run, title) in enumerate(zip(runs, titles_of(names, found), strict=True)):

@@ -12,7 +12,6 @@ from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
-from everstep.index.run_facts import FACTS, TEXTS
 from everstep.index.run_queries import metric_names, newest_facts
 from everstep.record.trust import MARK
 
@@ -154,8 +153,6 @@ def kind_of(name: str, values: Collection[Any]) -> str:
     """Return what a column holds: "status", "time", "number" or "text"."""
     if name == "status" or name in TIMES:
         return "status" if name == "status" else "time"
-    if name in FACTS:
-        return "text" if name in TEXTS else "number"
     there = [value for value in values if value is not None]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in there)
     return "number" if there and numbers else "text"

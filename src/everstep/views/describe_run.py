@@ -119,7 +119,9 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    found = find_all(list(map(os.fspath, runs)), None if index is None else os.fspath(index), problems.extend)
+    found = find_all(
+        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
+    )
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return found

@@ -47,11 +47,7 @@ def index_of(place: Place, section: str) -> str | None:
 
 
 def source(load: Load, save: Place | None) -> Path | None:
-    """Return the checkpoint, or the run, that `load_params` name; None if they name the run itself.
-
-    Args:
-        save: gives the parts of the place that `load` lacks, except the run's name.
-    """
+    """Return the checkpoint, or the run, that `load_params` name; None if they name the run that saves."""
     if load.from_ckpt is not None:
         return Path(load.from_ckpt)
     place, own = load, None
