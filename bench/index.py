@@ -21,6 +21,7 @@ from figures import Figure, Table, program
 from everstep.index.database import Database
 from everstep.index.filters import parse
 from everstep.index.query import ask
+from everstep.index.run_queries import find_run
 from everstep.record import Block, Journal, RunDir
 
 
@@ -92,7 +93,9 @@ def measure(options: argparse.Namespace) -> Iterator[Table]:
         figure("everstep show RUN --metric NAME", lambda: everstep(*shown), repeats, 300)
 
         def one_metric() -> None:
-            ask(database, "metrics", parse({"run": "run-0001", "name": "metric_3"}))
+            with database.read() as connection:
+                name = find_run(connection, "run-0001")["name"]
+            ask(database, "metrics", parse({"run": name, "name": "metric_3"}))
 
         figure("one metric of one run, in the process", one_metric, repeats, 50)
     how = (

@@ -113,10 +113,10 @@ def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
         is_path = isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path)
         top, *rest = map(str, path if is_path else (name,))
         branch: Any = tree.setdefault(top, {}) if rest else tree
-        key = ".".join(rest) if rest else top
-        if not isinstance(branch, dict) or key in branch:
+        inner = ".".join(rest) if rest else top
+        if not isinstance(branch, dict) or inner in branch:
             raise ValueError(f"two values have the name {name!r}")
-        branch[key] = _array(name, facts.state, places)
+        branch[inner] = _array(name, facts.state, places)
     return tree, others
 
 
