@@ -15,6 +15,7 @@ import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
+from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
@@ -442,12 +443,21 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
 
 
-def test_a_fork_that_was_killed_at_once_begins_again(file: Path) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_fork_that_was_killed_at_once_begins_again(file: Path, copied: bool, by_name: bool) -> None:
+    """Also where the copy of its parent's checkpoint was committed, and nothing of its own."""
     opened(file, "trainer.max_epoch=1").train()
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=2"]
     opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
-    resumed = opened(file, *changed, on_change="fork").train().ending
-    assert resumed.resumed_from == "epoch-0001-step-00000004" and resumed.step == 8
+    fork, parent = Path("runs/tiny-fork-1"), Path("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    if copied:
+        store = Store(fork, 1, print, RunDir.open(fork, create=False).id)
+        store.adopt(read_checkpoint(parent), journal=None, rollbacks=[])
+    again: dict[str, Any] = {"run_dir": fork} if by_name else {"on_change": "fork"}
+    resumed = opened(file, *changed, **again).train().ending
+    assert (resumed.resumed_from, resumed.step) == (parent.name, 8)
+    assert opened(file, *changed, **again).train().ending.digest == resumed.digest
     assert not Path("runs/tiny-fork-2").exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from everstep.checkpoint import Checkpoint, Store, find_checkpoint
+from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
@@ -58,6 +58,7 @@ class Configured(Experiment):
         options = {name: value for name, value in vars(config.trainer).items() if value is not None}
         if isinstance(config.trainer.init_from, dict):
             options["init_from"] = InitFrom(**config.trainer.init_from)
+        options |= _fork_options(run_dir, _digest(resolved.tree))
         if self._fork is not None:
             options["resume"] = str(self._fork.path)
         if self._fork is not None or on_change == "override":
@@ -180,6 +181,17 @@ def _fork_of(run_dir: Path, digest: str) -> Path:
         if not facts or (facts.get("parent", {}).get("run"), facts.get("config")) == (run, digest):
             break
     return folder
+
+
+def _fork_options(run_dir: Path, digest: str) -> dict[str, Any]:
+    """Return the options of a fork that has saved nothing, or only the copy of its parent's checkpoint."""
+    facts = facts_at(located(run_dir)) or {}
+    if facts.get("parent") is None or facts.get("config") != digest:
+        return {}
+    names, parent = Store(located(run_dir)).names(), facts["parent"]
+    if names and names[-1] > CheckpointName.parse(parent["checkpoint"]):
+        return {}
+    return {"on_change": "override"} | ({} if names else {"resume": parent["path"]})
 
 
 def _require_optimizer(task: Any) -> None:
