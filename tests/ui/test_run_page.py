@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from index_runs import train
 from page_server import Page, running_page
@@ -21,7 +22,7 @@ from everstep.index.shipping import sync
 from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note
 from everstep.record import Journal, RunDir, RunJournal, accept
-from everstep.ui.curves import read_rows
+from everstep.ui.curves import _thinned, read_rows
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
@@ -73,6 +74,21 @@ def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     begun = page.get(f"/api/runs/{run}").json["starts"]
     assert begun[0]["started"] <= timed["x"][0] and timed["x"][-1] > begun[1]["started"]
     assert curve(page, run, metric="nothing")["x"] == []
+
+
+def test_thinning_keeps_the_smallest_and_the_largest() -> None:
+    random = np.random.default_rng(1)
+    x, values = np.arange(10_000), random.standard_normal(10_000)
+    values[[1234, 7777, 5000]] = 50.0, -60.0, math.nan
+    found = _thinned(x, values, 100)
+    assert len(found["x"]) == 100 and found["x"][-1] == 9999
+    assert max(found["max"]) == 50.0 and min(found["min"]) == -60.0
+    assert found["last"][-1] == values[-1]
+    for at, low, high in zip(np.split(values, 100), found["min"], found["max"], strict=True):
+        assert (np.nanmin(at), np.nanmax(at)) == (low, high)
+    uneven = np.concatenate([np.arange(9_900), 100_000 + np.arange(100)])
+    assert 2 <= len(_thinned(uneven, values, 100)["x"]) <= 100
+    assert _thinned(np.array([3, 1, 2]), np.array([3.0, 1.0, 2.0]), 5)["x"].tolist() == [1, 2, 3]
 
 
 Writing = Callable[[Journal], object]
