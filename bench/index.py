@@ -19,7 +19,9 @@ from pathlib import Path
 from figures import Figure, Table, program
 
 from everstep.index.database import Database
-from everstep.index.run_queries import find_run, metric_rows
+from everstep.index.filters import parse
+from everstep.index.query import ask
+from everstep.index.run_queries import find_run
 from everstep.record import Block, Journal, RunDir
 
 
@@ -92,7 +94,8 @@ def measure(options: argparse.Namespace) -> Iterator[Table]:
 
         def one_metric() -> None:
             with database.read() as connection:
-                metric_rows(connection, int(find_run(connection, "run-0001")["id"]), "metric_3")
+                name = find_run(connection, "run-0001")["name"]
+            ask(database, "metrics", parse({"run": name, "name": "metric_3"}))
 
         figure("one metric of one run, in the process", one_metric, repeats, 50)
     how = (

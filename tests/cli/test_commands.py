@@ -19,7 +19,6 @@ from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train
 
 import warm
-from postgres_server import Server
 
 
 @pytest.fixture
@@ -113,28 +112,6 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     table = everstep("runs", cwd=made)[0]
     assert "ranks" not in table, "a column where a run has several"
     assert table.splitlines()[0].split() == ["name", "status", "step", "epoch", "started", "valid_loss"]
-
-
-@pytest.mark.campaign("machine")
-def test_runs_are_asked_for_in_mongodbs_language(made: Path, server: Server) -> None:
-    """On both databases, together with everything else that chooses."""
-    url = server.database()
-    everstep("sync", "--index", url, cwd=made)
-    for index in ([], ["--index", url]):
-
-        def asked(where: str, *more: str, index: list[str] = index) -> list[str]:
-            return names(as_json("runs", "--where", where, *more, *index, cwd=made))
-
-        best = ("--sort", "valid_loss")
-        assert asked('{"valid_loss": {"$lt": 0.6}, "status": "finished"}', *best) == ["long", "good"]
-        assert asked('{"valid_loss": {"$exists": true}}', *best, "--limit", "1") == ["long"]
-        assert asked('{"reason": "ValueError: at the step"}') == ["failed"]
-        where = '{"host": {"$exists": true}, "config.none": null}'
-        assert asked(where, "status=finished", "--sort", "step") == ["good", "long"]
-        told, _ = everstep("runs", "--where", '{"valid_loss": {"$lt": 0}}', *index, cwd=made)
-        assert told == 'no run matches {"valid_loss": {"$lt": 0}}\n'
-        shown = as_json("show", "good", "--metric", "valid_loss", *index, cwd=made)
-        assert [row["value"] for row in shown] == [1.0, 0.5]
 
 
 def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) -> None:

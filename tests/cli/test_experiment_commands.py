@@ -274,15 +274,3 @@ def test_a_run_that_a_service_of_ones_own_interrupted_goes_on(here: Path, traine
     everstep(*line, cwd=here, status=3)
     assert "resuming epoch 2, step 5" in everstep(*line, cwd=here)[0]
     assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
-
-
-@pytest.mark.campaign("long")
-@pytest.mark.parametrize(("point", "is_made"), [("rename:1", False), ("fsync_folder:1", True)])
-def test_a_fork_is_made_wholly_or_not_at_all(here: Path, point: str, is_made: bool) -> None:
-    everstep("train", "tiny.yaml", "trainer.max_epoch=1", cwd=here)
-    line = ("train", "tiny.yaml", "optimizer.lr=0.2", "--on-change", "fork")
-    everstep(*line, cwd=here, status=-9, EVERSTEP_HAZARD=f"kill:fork.{point}")
-    names = {Path(run["path"]).name for run in as_json("runs", cwd=here)}
-    assert names == ({"tiny", "tiny-fork-1"} if is_made else {"tiny"})
-    assert ("resuming the fork" in everstep(*line, cwd=here)[0]) == is_made
-    assert {path.name for path in (here / "runs").iterdir() if path.is_dir()} == {"tiny", "tiny-fork-1"}

@@ -130,8 +130,8 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        ("", 2, "give RUNs, CONDITIONS such as 'epoch<1', or --where JSON"),
-        ("good epoch<1", 2, "not both"),
+        ("", 2, "give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON"),
+        ("good epoch<1", 2, "give either RUNs, or CONDITIONS"),
         ("goood", 2, "did you mean 'good-"),
         ("epcoh<1", 2, "did you mean 'epoch'"),
         ("good --index none/everstep.db", 1, "there are no runs"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from cli_runs import everstep
 
-from everstep.experiment.sweep import last_value
 from everstep.record import Block, Journal, RunDir
 
 EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
@@ -26,8 +24,6 @@ def here(tmp_path: Path) -> Path:
         journal = Journal.open(run.path, 1, None, facts)
         for phase in ("step", "epoch"):
             journal.append(Block(1, phase, f"loss{EVIL}", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
-        journal.append(Block(1, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
-        journal.append(Block(1, "epoch", "loss", False, [2], [0.375], [2], [0]))
         journal.event("closed", {"status": "failed", "reason": EVIL}, wall=True)
         journal.close()
     return tmp_path
@@ -76,10 +72,3 @@ def test_a_listing_that_cannot_be_made_is_exit_status_1(here: Path) -> None:
     assert not out and "malformed" in err and "delete it" in err
     (here / "runs" / "everstep.db").unlink()
     assert len(json.loads(everstep("runs", "--json", cwd=here)[0])) == 4
-
-
-def test_the_metric_of_a_sweep_is_a_name_or_a_phase_and_a_name(here: Path) -> None:
-    run_dir = os.fspath(here / "runs" / "many0")
-    assert last_value(run_dir, "step/loss") == 0.25
-    assert last_value(run_dir, "epoch/loss") == 0.375
-    assert last_value(run_dir, "loss") == 0.25

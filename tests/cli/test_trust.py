@@ -22,7 +22,7 @@ from tiny_experiment import write
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.cli.group import COMMANDS
 from everstep.errors import ConfigError, TrustError
-from everstep.experiment import code_trust, open_config, open_run
+from everstep.experiment import import_paths, open_config, open_run
 from everstep.record import Block, Journal, RunDir, RunJournal, trust
 
 PLANTED = ("telltale", "click", "numpy", "pydantic", "ruamel", "sqlalchemy", "tiny_experiment", "torch")
@@ -37,9 +37,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     path, modules = list(sys.path), dict(sys.modules)
     yield
     sys.path[:] = path
-    if code_trust._outside in sys.meta_path:
-        sys.meta_path.remove(code_trust._outside)
-    code_trust._outside._folders.clear()
+    import_paths._kept_out.clear()
     for name in sys.modules.keys() - modules.keys():
         if name.partition(".")[0] in ("telltale", "beside", "runs", "this"):
             del sys.modules[name]

@@ -15,6 +15,7 @@ import torch
 from tiny_experiment import TinyTask, noise, numbers, write
 
 import everstep
+from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
@@ -442,18 +443,21 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
 
 
-def test_a_fork_that_was_killed_at_once_has_all_it_needs(file: Path) -> None:
-    """Though its parent goes on, and lets the checkpoint go; nor does it take another config."""
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_fork_that_was_killed_at_once_begins_again(file: Path, copied: bool, by_name: bool) -> None:
+    """Also where the copy of its parent's checkpoint was committed, and nothing of its own."""
     opened(file, "trainer.max_epoch=1").train()
     changed = ["optimizer.lr=0.2", "trainer.max_epoch=2"]
     opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
-    opened(file, "trainer.max_epoch=9").train()
-    assert not Path("runs/tiny/checkpoints/epoch-0001-step-00000004").exists()
-    for other in ("optimizer.lr=0.7", "optimizer.lr=0.1"):
-        with pytest.raises(ChangedError, match=r"config.optimizer.lr: stored 0.2, given 0\.[71]\."):
-            opened(file, other, run_dir="runs/tiny-fork-1").train()
-    resumed = opened(file, *changed, on_change="fork").train().ending
-    assert resumed.resumed_from == "epoch-0001-step-00000004" and resumed.step == 8
+    fork, parent = Path("runs/tiny-fork-1"), Path("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    if copied:
+        store = Store(fork, 1, print, RunDir.open(fork, create=False).id)
+        store.adopt(read_checkpoint(parent), journal=None, rollbacks=[])
+    again: dict[str, Any] = {"run_dir": fork} if by_name else {"on_change": "fork"}
+    resumed = opened(file, *changed, **again).train().ending
+    assert (resumed.resumed_from, resumed.step) == (parent.name, 8)
+    assert opened(file, *changed, **again).train().ending.digest == resumed.digest
     assert not Path("runs/tiny-fork-2").exists()
 
 
@@ -461,10 +465,7 @@ def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> N
     services = "services=[{Checkpoints: {every: {steps: 1}, keep_last: 9}}]"
     opened(file, services, "trainer.max_step=6").train()
     assert Path("runs/tiny/checkpoints/epoch-0002-step-00000006").exists()
-    changed = ["optimizer.lr=0.2", services]
-    opened(file, *changed, on_change="fork")._to_train()
-    shutil.rmtree("runs/tiny/checkpoints")
-    forked = opened(file, *changed, run_dir="runs/tiny-fork-1").train().ending
+    forked = opened(file, "optimizer.lr=0.2", services, on_change="fork").train().ending
     assert (forked.step, forked.resumed_from) == (12, "step-00000005")
 
 

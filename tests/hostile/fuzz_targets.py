@@ -151,9 +151,8 @@ def _manifest(place: Place, folder: Path, of: str) -> Target:
         checkpoints = checkpoint_tables.checkpoints_of(place.run)
         for one in checkpoints:
             assert not one["whole"] or all(isinstance(v, int | float) for v in one["metrics"].values())
-        checkpoint_tables.newest_digest(checkpoints)
         checkpoint_tables.best_weights(place.run)
-        options = checkpoint_tables.options_of(place.run)
+        options = checkpoint_tables.newest_whole(checkpoints).get("options", {})
         assert all(isinstance(text, str) for each in options.values() for text in each.values())
         [_use_facts(facts) for facts in store.facts()]
         json.dumps(list(map(str, store.best().values())))

@@ -14,8 +14,10 @@ from typing import Any
 import warm
 from everstep.index.columns import RunColumns
 from everstep.index.database import Database
+from everstep.index.filters import parse
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run, metric_names, metric_rows
+from everstep.index.query import ask
+from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir, RunJournal
 
@@ -128,21 +130,18 @@ def indexed(folder: Path) -> Path:
 def all_runs(database: Database, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every run, the newest start last, with the first values of some names."""
     columns = RunColumns(database)
-    columns.require([], wanted)
-    columns.add(columns.rows.values(), wanted)
-    return list(columns.rows.values())
+    runs = columns.find(parse({}), wanted)
+    columns.add(runs, wanted)
+    return runs
 
 
 def index_rows(database: Database, run: str) -> list[tuple[Any, ...]]:
     """Every valid row of a run as the index has it, with the bits of its value."""
     with database.read() as connection:
-        key = int(find_run(connection, run)["id"])
-        found = [
-            row
-            for phase, name in metric_names(connection, key)
-            for row in metric_rows(connection, key, name, phase)
-        ]
-    return sorted((*row[:6], row.value.hex(), *row[7:]) for row in found)
+        name = find_run(connection, run)["name"]
+    fields = ("segment", "epoch", "step", "phase", "name", "seq", "value", "count", "wall")
+    rows = ask(database, "metrics", parse({"run": name}), fields=fields)
+    return sorted(tuple({**row, "value": row["value"].hex()}.values()) for row in rows)
 
 
 def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
@@ -155,33 +154,20 @@ def journal_rows(run_dir: Path) -> list[tuple[Any, ...]]:
 
 def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
     """All that is in an index, but for the numbers that it gave to runs and series."""
-    names = {
-        "runs": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
-        "facts": "r.name, f.name, f.value",
-        "evaluations": "*",
-        "segments": "r.name, number, parent, parent_offset, valid_to, size, g.step, badge, facts, torn",
-        "events": "r.name, segment, e.offset, kind, time, wall, data",
-        "checkpoints": "r.name, segment, c.offset, c.name, bytes, time, c.step",
-        "metrics": "r.name, s.phase, s.name, segment, m.offset, m.row, m.epoch, m.step, seq, count, value, "
-        "wall",
-        "blocks": "r.name, s.phase, s.name, segment, b.offset, b.packed",
-    }
-    sources = {
-        "facts": "facts f JOIN runs r ON r.id = f.run",
-        "segments": "segments g JOIN runs r ON r.id = g.run",
-        "events": "events e JOIN runs r ON r.id = e.run",
-        "checkpoints": "checkpoints c JOIN runs r ON r.id = c.run",
-        "metrics": "metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run",
-        "blocks": "blocks b JOIN series s ON s.id = b.series JOIN runs r ON r.id = s.run",
+    series = "JOIN series s ON s.id = x.series JOIN runs r ON r.id = s.run"
+    run = "JOIN runs r ON r.id = x.run"
+    columns = {
+        "runs x": "name, path, created, seed, status, reason, started, step, epoch, host, kills, verified",
+        "evaluations x": "*",
+        f"facts x {run}": "r.name, x.name, x.value",
+        f"segments x {run}": "r.name, number, parent, parent_offset, valid_to, size, x.step, badge, torn",
+        f"events x {run}": "r.name, segment, x.offset, kind, time, wall, data",
+        f"checkpoints x {run}": "r.name, segment, x.offset, x.name, bytes, time, x.step",
+        f"metrics x {series}": "r.name, phase, s.name, segment, x.offset, x.row, x.epoch, x.step, seq, value",
+        f"blocks x {series}": "r.name, phase, s.name, segment, x.offset, packed",
     }
     with Database(place).read() as connection:
         return {
-            table: sorted(
-                map(
-                    tuple,
-                    connection.exec_driver_sql(f"SELECT {names[table]} FROM {sources.get(table, table)}"),
-                ),
-                key=repr,
-            )
-            for table in names
+            source: sorted(map(tuple, connection.exec_driver_sql(f"SELECT {names} FROM {source}")), key=repr)
+            for source, names in columns.items()
         }

@@ -21,7 +21,6 @@ from everstep.index.location import id_at
 from everstep.index.run_facts import UnwritableIndexError
 from everstep.index.run_queries import newest_facts
 from everstep.index.shipping import sync
-from everstep.index.shipping_thread import IndexWriter
 from everstep.record import journal_format, read_segment
 from everstep.record.journal_format import segment_path
 from tiny_runs import Tiny
@@ -73,16 +72,6 @@ def test_a_malformed_index_is_left_as_it_is_and_the_error_says_what_to_do(
     path.unlink()
     assert len(everstep.query("metrics", index=folder)) == 3 * 600
     assert everything(path) == before
-
-
-def test_a_training_with_a_malformed_index_warns_once(folder: Path) -> None:
-    damage(folder / "everstep.db")
-    said: list[str] = []
-    writer = IndexWriter(folder / "everstep.db", folder / "a", lambda: True, said.append)
-    writer._ship(0.0)
-    writer.close()
-    (line,) = said
-    assert line.startswith("warning: the index") and "delete it" in line and "The training continues" in line
 
 
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:

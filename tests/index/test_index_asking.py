@@ -61,29 +61,18 @@ def test_everything_can_be_asked_for_and_both_say_the_same(
             for run in everstep.query("runs", {"status": "finished"}, sort="step", index=places)
         ]
         assert names == ["good", "long"]
+    shown = ["name", "valid_loss", "step/loss", "config.optimizer.lr", "argv"]
+    betas = {"config.optimizer.lr": {"$lt": 0.2}, "config.optimizer.betas": 0.99}
+    loss = {"name": "loss", "phase": "step", "step": {"$lt": 3}}
     asked: list[tuple[str, dict[str, Any]]] = [
         ("runs", {"where": {"valid_loss": {"$lte": 0.5}}, "sort": ["-valid_loss", "name"]}),
-        (
-            "runs",
-            {"fields": ["name", "valid_loss", "step/loss", "config.optimizer.lr", "argv"], "sort": "name"},
-        ),
-        (
-            "runs",
-            {
-                "where": {"config.optimizer.lr": {"$lt": 0.2}, "config.optimizer.betas": 0.99},
-                "sort": "-name",
-                "limit": 2,
-            },
-        ),
-        (
-            "metrics",
-            {"where": {"name": "loss", "phase": "step", "step": {"$lt": 3}}, "fields": ["run", "value"]},
-        ),
+        ("runs", {"fields": shown, "sort": "name"}),
+        ("runs", {"where": betas, "sort": "-name", "limit": 2}),
+        ("metrics", {"where": loss, "fields": ["run", "value"]}),
         ("evaluations", {"sort": ["value", "run"], "limit": 5}),
         ("checkpoints", {"where": {"step": {"$gt": 4}}, "sort": ["step", "run"]}),
+        *((collection, {"limit": 10**30}) for collection in COLLECTIONS),
     ]
-    for collection in COLLECTIONS:
-        asked.append((collection, {"limit": 10**30}))
     for collection, arguments in asked:
         found = everstep.query(collection, **arguments, index=made)
         assert found

@@ -107,13 +107,6 @@ def experiment(env: Environment) -> None:
     assert "max_epoch 3 is reached" in env.everstep("resume", "line", "trainer.max_epoch=3")
 
 
-def optuna(env: Environment) -> None:
-    experiment(env)
-    rate = "task.lr={low: 0.01, high: 0.1}"
-    said = env.everstep("sweep", "line.yaml", "--optuna", rate, "--minimize", "loss", "-n", 2, "--skip-check")
-    assert "[2/2]" in said
-
-
 def mirror(env: Environment) -> None:
     said = env.python("-c", "import fsspec, s3fs; print(fsspec.get_filesystem_class('s3').__name__)")
     assert said == "S3FileSystem\n"
@@ -184,7 +177,6 @@ USES: dict[str, Callable[[Environment], None]] = {
     "cli": cli,
     "postgres": postgres,
     "experiment": experiment,
-    "optuna": optuna,
     "mirror": mirror,
     "tensorboard": tensorboard,
     "ui": ui,

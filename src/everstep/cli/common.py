@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.display.cells import TIMES, cell, in_line, is_number_column, shown
-from everstep.errors import RunIndexError
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
@@ -46,12 +47,7 @@ def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., N
 
 
 def option(value: Any, help: str, names: str = "", **more: Any) -> Any:
-    """Declare an option.
-
-    Args:
-        value: the type of its value, or a word for the value.
-        names: its names, with blanks between, if they are not that of the parameter.
-    """
+    """Declare an option by its type, or a word for its value; `names`: other names than the parameter's."""
     kind = "metavar" if isinstance(value, str) else "type"
 
     def make(name: str) -> click.Parameter:
@@ -109,9 +105,9 @@ def find(text: str, index: str | None) -> Found:
 
 def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) -> list[Found]:
     """Find runs as `everstep.views.find_run.find_all` does; print faults as notes."""
-    from everstep.views import find_run
+    from everstep.views.find_run import find_all
 
-    return find_run.find_all(texts, index, note, exactly=exactly)
+    return find_all(texts, index, note, exactly=exactly)
 
 
 def index_with(run_dir: Path, index: str | None) -> Database | None:
@@ -124,26 +120,10 @@ def index_with(run_dir: Path, index: str | None) -> Database | None:
     return None if place is None else Database(place)
 
 
-def ship_labels(run_dir: Path, index: str | None) -> None:
-    """Ship the labels of a run, which have changed, to its index, if there is one."""
-    from everstep.index.shipping import ship
-
-    try:
-        database = index_with(run_dir, index)
-        if database is not None and database.exists():
-            note(ship(database, run_dir).problems)
-    except RunIndexError as error:
-        note([f"the index does not have them yet: {error}"])
-
-
 def status_of(run: Mapping[str, Any]) -> str:
     """Return the status of a run, with the step of its divergence if it has diverged."""
     diverged = run.get("diverged")
     return str(run["status"]) if diverged is None else f"{run['status']}, diverged at {diverged}"
-
-
-_NARROWEST = 8
-"""Characters that a string keeps at least in a table that is too wide."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -166,8 +146,6 @@ def plural(count: int, what: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print strict JSON: "nan", "inf" and "-inf" are strings, which every language can read back."""
-    import json
-
     from everstep.display.cells import with_leaves
 
     def strict(leaf: Any) -> Any:
@@ -176,12 +154,12 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(with_leaves(value, strict), indent=1))
 
 
-def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
-    """Print rows in columns.
+_NARROWEST = 8
+"""Characters that a string keeps at least in a table that is too wide."""
 
-    In a terminal, or if COLUMNS gives a width, long strings of a table that is too wide lose their middle;
-    numbers and times stay whole.
-    """
+
+def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
+    """Print rows in columns; where a terminal is too narrow, long strings lose their middle."""
     rows = list(rows)
     cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
     lines = [[in_line(name) for name in columns], *cells]
@@ -192,22 +170,16 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], inden
         for at, name in enumerate(columns)
     ]
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
-        import shutil
-
         room = shutil.get_terminal_size().columns - len(indent) - 2 * (len(columns) - 1)
         while sum(widths) > room and (wide := [at for at, width in enumerate(widths) if width > floors[at]]):
             widths[max(wide, key=widths.__getitem__)] -= 1
     for line in lines:
-        padded = [
-            text.rjust(width) if is_right else text.ljust(width)
-            for text, width, is_right in zip(map(_cut, line, widths), widths, right, strict=True)
-        ]
+        padded = []
+        for text, width, is_right in zip(line, widths, right, strict=True):
+            if len(text) > width:
+                text = f"{text[: width // 2]}…{text[width // 2 + 1 - width :]}"
+            padded.append(text.rjust(width) if is_right else text.ljust(width))
         say((indent + "  ".join(padded)).rstrip())
-
-
-def _cut(text: str, width: int) -> str:
-    head = width // 2
-    return text if len(text) <= width else f"{text[:head]}…{text[head + 1 - width :]}"
 
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -88,6 +88,8 @@ def resume_command(
 
 
 def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
+    from everstep.services.witness import FILE
+
     try:
         done = experiment.check(schedule) if dry_run else experiment.run(schedule)
     except ChangedError as error:
@@ -97,8 +99,14 @@ def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
         ) from None
     if not dry_run:
         _print_metrics(done.metrics)
-        if done.ending is not None and done.ending.diverged is not None:
-            _leave_diverged(done.ending.diverged)
+        if done.ending is not None and (step := done.ending.diverged) is not None:
+            cli.say(
+                f"everstep: step {step} had other results when a resume executed it again: everstep drill "
+                f"finds the cause, everstep accept RUN --divergence {step} accepts it",
+                err=True,
+            )
+            if FILE not in os.environ:  # a drill finds that by itself
+                sys.exit(cli.DIVERGED)
         return
     trainer = experiment.trainer
     state = ", ".join(f"{name} ({type(part).__name__})" for name, part in trainer.task.state().items())
@@ -110,19 +118,6 @@ def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
     if done:
         cli.say(done)
     cli.say(f"schedule  {schedule}: nothing was run (--dry-run)")
-
-
-def _leave_diverged(step: int) -> None:
-    """Exit with the status of a run that has diverged; a drill finds that by itself."""
-    from everstep.services.witness import FILE
-
-    cli.say(
-        f"everstep: step {step} had other results when a resume executed it again: everstep drill finds the "
-        f"cause, everstep accept RUN --divergence {step} accepts it",
-        err=True,
-    )
-    if FILE not in os.environ:
-        sys.exit(cli.DIVERGED)
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:

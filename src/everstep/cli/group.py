@@ -76,20 +76,17 @@ class _Commands(click.Group):
                 raise click.UsageError(f"no command {name!r}; {nearest(name, COMMANDS)}", ctx)
             return super().resolve_command(ctx, args)
         if _only_looks(name):
-            gc.set_threshold(
-                10_000
-            )  # imports leave little, and looking for it would take a tenth of the time
+            # Imports leave little garbage, and looking for it would take a tenth of the time.
+            gc.set_threshold(10_000)
         return name, getattr(importlib.import_module(home_of(name)), f"{name}_command"), args[1:]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (EverstepError, ImportError, click.ClickException, click.Abort, click.exceptions.Exit):
+        except (EverstepError, ImportError, BrokenPipeError):
             raise
-        except BrokenPipeError:  # the reader, such as head, has seen enough
-            if not _only_looks(ctx.invoked_subcommand) and ctx.invoked_subcommand != "data":
-                raise
-            ctx.exit(0)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
         except Exception as error:
             if not _only_looks(ctx.invoked_subcommand):
                 raise

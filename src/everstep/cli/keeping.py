@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 
 def _deleted(count: int, what: str, deleted: bool) -> str:
-    return (
-        f"{cli.plural(count, what)} {'deleted' if deleted else 'would be deleted; pass --delete to delete'}"
-    )
+    done = "deleted" if deleted else "would be deleted; pass --delete to delete"
+    return f"{cli.plural(count, what)} {done}"
 
 
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")
@@ -61,7 +60,7 @@ def checkpoints_command(
     prune           list the checkpoints that are not needed; --delete deletes them.  Those that
                     are pinned, damaged or "next" stay.  A run that is running is not pruned.
     """
-    from everstep.checkpoint import Store
+    from everstep.checkpoint import Store, verify_checkpoint
     from everstep.record import RunDir
     from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of
 
@@ -70,26 +69,27 @@ def checkpoints_command(
     store, rows = Store(run_dir, say=lambda text: cli.note([text])), checkpoints_of(run_dir)
     if action in ("pin", "unpin") and not names:
         raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
-    chosen = [] if action == "prune" else [chosen_name(store, text) for text in names]
+    chosen = [chosen_name(store, text) for text in names]
     if action == "prune":
         chosen = _prune_checkpoints(store, keep_last, delete)
     elif action in ("pin", "unpin"):
         for name in chosen:
             store.pin(name) if action == "pin" else store.unpin(name)
-        rows, chosen = asked_for(checkpoints_of(run_dir)), []
-    elif action == "verify" and not names:
-        rows += [{"name": str(path.relative_to(run_dir)), "path": str(path)} for path in store.best_folders()]
-    elif not names:
-        asked = asked_for(rows)
-        if rows and rows[-1] not in asked:
-            name = rows[-1]["name"]
-            cli.note([f"a start resumes from {name}, which stands in for the checkpoint at its epoch's end"])
-        rows = asked
+        rows, chosen = checkpoints_of(run_dir), []
     if chosen or action == "prune":
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]
+    elif action == "verify":
+        rows += [{"name": str(path.relative_to(run_dir)), "path": str(path)} for path in store.best_folders()]
+    else:
+        rows = asked_for(rows)
     if action == "verify":
-        rows = [_verified(row) for row in rows]
+        for row in rows:
+            try:
+                verify_checkpoint(Path(row["path"]))
+                row |= {"whole": True, "verified": "whole"}
+            except CheckpointError as error:
+                row |= {"whole": False, "verified": "damaged", "problem": str(error)}
     if as_json:
         cli.print_json(rows)
     else:
@@ -113,16 +113,6 @@ def chosen_name(store: Store, text: str) -> CheckpointName:
         return store.at_step(int(text)) if text.isdecimal() else store.named(text)
     except NoCheckpointError as error:
         raise ConfigError(str(error)) from None
-
-
-def _verified(row: dict[str, Any]) -> dict[str, Any]:
-    from everstep.checkpoint import verify_checkpoint
-
-    try:
-        verify_checkpoint(Path(row["path"]))
-    except CheckpointError as error:
-        return {**row, "whole": False, "verified": "damaged", "problem": str(error)}
-    return {**row, "whole": True, "verified": "whole"}
 
 
 def _prune_checkpoints(store: Store, keep_last: int, delete: bool) -> list[CheckpointName]:
@@ -213,18 +203,16 @@ def prune_command(
     """
     conditions = [each for each in chosen if re.search("[<>=]", each) and not Path(each).exists()]
     names = [each for each in chosen if each not in conditions]
-    if not names and not conditions and not filter_text:
-        raise click.UsageError("give RUNs, CONDITIONS such as 'epoch<1', or --where JSON")
-    if names and (conditions or filter_text):
-        raise click.UsageError("give RUNs, or CONDITIONS and --where, not both")
+    if bool(names) == bool(conditions or filter_text):
+        raise click.UsageError("give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON")
     found: Sequence[tuple[Database, Mapping[str, Any]]]
     if names:
         found = [(run.database, run.facts) for run in cli.find_all(names, index, exactly=True)]
     else:
         from everstep.cli.runs import search
 
-        searched = search(index, conditions, filter_text)
-        found = [(searched.database, run) for run in searched.runs if run["status"] != GONE]
+        columns, runs, _ = search(index, conditions, filter_text)
+        found = [(columns.database, run) for run in runs if run["status"] != GONE]
     rows = [_pruned(database, run, delete, index) for database, run in found]
     stay = [row for row in rows if row["stays"]]
     if as_json:
@@ -259,10 +247,8 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
         remove(path, run["name"])
     except RunDirError as error:
         return row | {"stays": str(error)}
-    for place in (
-        database,
-        cli.index_with(path, index),
-    ):  # one given by its directory was read without an index
+    # A run given by its directory was read without an index.
+    for place in (database, cli.index_with(path, index)):
         try:
             if place is not None:
                 forget_gone(place, [path])

@@ -16,7 +16,7 @@ from everstep import labels
 from everstep.cli import common as cli
 from everstep.display.cells import cell, in_line, size
 from everstep.durable import write_whole
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, RunIndexError, nearest
 from everstep.index.run_facts import FACTS, GONE
 from everstep.untrusted_files import open_regular
 
@@ -38,11 +38,11 @@ def show_command(
 ) -> None:
     """Show one RUN: facts, starts, metrics, failures, best weights, checkpoints, evaluations elsewhere.
 
-    The tracebacks, and the stacks of a hang, are in the files of RUN/failures.
-
     If RUN is a directory, only its journal is read: no index is needed, nothing is written.
     """
-    from everstep.index.run_queries import metric_rows
+    from everstep.index.filters import parse
+    from everstep.index.query import ask
+    from everstep.index.run_queries import metric_names
     from everstep.views.describe_run import describe
 
     found = cli.find(run, index)
@@ -51,7 +51,14 @@ def show_command(
             described = describe(connection, found)
             cli.print_json(described) if as_json else _print_run(described)
             return
-        rows = [row._asdict() for row in metric_rows(connection, found.id, metric, phase)]
+        known = {"/".join(pair): pair for pair in metric_names(connection, found.id)}
+    chosen = [pair for name, pair in known.items() if metric in (name, pair[1]) and phase in (None, pair[0])]
+    if not chosen:
+        where = "" if phase is None else f" in phase {phase!r}"
+        hint = nearest(metric, {*known, *(name for _, name in known.values())})
+        raise ConfigError(f"the run has no metric {metric!r}{where}; {hint}")
+    series = [{"phase": pair[0], "name": pair[1]} for pair in chosen]
+    rows = ask(found.database, "metrics", parse({"run": found.facts["name"], "$or": series}))
     if as_json:
         cli.print_json(rows)
     else:
@@ -59,7 +66,7 @@ def show_command(
 
 
 def _print_run(run: dict[str, Any]) -> None:
-    from everstep.views.checkpoint_tables import BEST
+    from everstep.views.checkpoint_tables import BEST, newest_whole
 
     reason = in_line(f": {run['reason']}") if run["reason"] else ""
     cli.say(f"{in_line(run['name'])}  {cli.status_of(run)}{reason}")
@@ -71,8 +78,7 @@ def _print_run(run: dict[str, Any]) -> None:
     facts = run["facts"]
     git = facts.get("git") or {}
     code = [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
-    newest = next((one for one in reversed(run["checkpoints"]) if one["whole"]), None)
-    mixed = newest is not None and not newest["one_fingerprint"]
+    mixed = not newest_whole(run["checkpoints"]).get("one_fingerprint", True)
     machines = " (computed on more than one kind of machine, number or layout of ranks)" if mixed else ""
     lines = {
         "directory": run["path"],
@@ -129,10 +135,8 @@ def compare_command(
         cli.print_json({"runs": compared.runs, "facts": facts, "metrics": compared.metrics})
         return
     told = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
-    for heading, values in (
-        ("facts" if show_all else "facts that differ", told),
-        ("metrics", compared.metrics),
-    ):
+    title = "facts" if show_all else "facts that differ"
+    for heading, values in {title: told, "metrics": compared.metrics}.items():
         cli.say(heading)
         rows = [{"": name, **of_runs} for name, of_runs in values.items()]
         cli.print_table(rows, ("", *compared.runs), indent="  ")
@@ -188,14 +192,24 @@ def tag_command(
     The run may be training meanwhile.
     """
     found = cli.find(run, index)
-    own = labels.labels(found.path)
     if words:
-        own = labels.add_tags(found.path, words)
+        labels.add_tags(found.path, words)
     if removed:
-        own = labels.remove_tags(found.path, removed)
+        labels.remove_tags(found.path, removed)
     if words or removed:
-        cli.ship_labels(found.path, index)
-    cli.say(in_line(" ".join([f"{found.facts['name']}:", *own.tags])))
+        _ship_labels(found.path, index)
+    cli.say(in_line(" ".join([f"{found.facts['name']}:", *labels.labels(found.path).tags])))
+
+
+def _ship_labels(run_dir: Path, index: str | None) -> None:
+    from everstep.index.shipping import ship
+
+    try:
+        database = cli.index_with(run_dir, index)
+        if database is not None and database.exists():
+            cli.note(ship(database, run_dir).problems)
+    except RunIndexError as error:
+        cli.note([f"the index does not have them yet: {error}"])
 
 
 @cli.command()
@@ -215,7 +229,7 @@ def note_command(
         cli.say(labels.labels(run_dir).note)
     else:
         labels.set_note(run_dir, text)
-        cli.ship_labels(run_dir, index)
+        _ship_labels(run_dir, index)
 
 
 @cli.command()
@@ -237,9 +251,17 @@ def report_command(
     """
     from importlib.metadata import version
 
-    from everstep.ui.report import report_data, report_page
+    from everstep.ui.report import BEGIN, report_data, report_page
 
-    _require_free(out)
+    if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
+        raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
+    is_ours = not os.path.lexists(out)
+    with suppress(OSError):
+        if not is_ours:
+            with open_regular(out) as file:
+                is_ours = file.read(len(BEGIN)) == BEGIN
+    if not is_ours:
+        raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     # each run once; a run that is gone may have the path of another one
     once = {(str(run.facts["path"]), str(run.facts["name"])): run for run in cli.find_all(runs, index)}
@@ -253,20 +275,6 @@ def report_command(
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file") from None
     cli.say(f"{out}: {cli.plural(len(once), 'run')}, {size(len(page))}")
-
-
-def _require_free(out: Path) -> None:
-    from everstep.ui.report import BEGIN
-
-    if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
-        raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
-    is_ours = not os.path.lexists(out)
-    with suppress(OSError):
-        if not is_ours:
-            with open_regular(out) as file:
-                is_ours = file.read(len(BEGIN)) == BEGIN
-    if not is_ours:
-        raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
 
 
 @cli.command()
@@ -283,10 +291,10 @@ def ui_command(
     The page is on 127.0.0.1.  The printed link opens it once, in one browser; then the next link is printed.
     From another machine: ssh -L PORT:127.0.0.1:PORT, and the same link.  Ctrl-C ends the page.
     """
-    from everstep.ui.followed_index import followed
+    from everstep.ui.followed_index import FollowedIndex
     from everstep.ui.server import serve
 
-    index_followed = followed(index)
+    index_followed = FollowedIndex(index)
     cli.note(index_followed.problems)
     names = [index_followed.database.name]
 

@@ -115,22 +115,18 @@ def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
 
 
 class _End(NamedTuple):
-    """End of a start.
+    """End of a start; the status is 128 + N where signal N killed the process, as shells tell it.
 
-    Attributes:
-        status: exit status; 128 + N where signal N killed the process, as shells tell it.  Where torchrun has
-            turned an interruption into 0, the status that was meant.
-        kinds: names of the classes of the errors that ended its processes; empty where they reported none.
-        error: the first of these errors in words.
-        runs: the runs that it opened, in their order, and the last step and the rollbacks of each.
-        receivers: what its `Notify` services reported of those who are to be told of which events.
+    `runs`: the runs that it opened, with the last step and the rollbacks of each.
     """
 
     status: int
     kinds: set[str]
+    """Names of the classes of the errors that ended its processes; empty where they reported none."""
     error: str
     runs: dict[Path, tuple[int, int]]
     receivers: list[dict[str, Any]]
+    """What its `Notify` services reported of those who are to be told of which events."""
 
     @property
     def steps(self) -> int:
@@ -144,9 +140,9 @@ class _End(NamedTuple):
         """Say why a further start would end in the same way; empty if it may not."""
         if self.status in _WRONG_USAGE:
             return "; wrong usage; it is not started again"
-        if self.status in (_REFUSED, cli.DIVERGED):
-            return "; it is not started again"
-        return "; a further start would meet that, too; it is not started again" * bool(self.kinds & _LASTING)
+        if self.status in (_REFUSED, cli.DIVERGED) or self.kinds & _LASTING:
+            return "; a further start would meet that, too; it is not started again"
+        return ""
 
     def described(self) -> str:
         words = cli.in_words(self.status)
@@ -235,11 +231,10 @@ class _Starts:
 def _is_any_left(group: int) -> bool:
     with suppress(ChildProcessError):  # orphans are ours where this is the first process of a container
         os.waitpid(-group, os.WNOHANG)
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _end(status: int, reports: list[dict[str, Any]], began: float) -> _End:

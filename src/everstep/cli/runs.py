@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,50 +15,25 @@ from everstep.errors import ConfigError
 from everstep.index.run_facts import FACTS, SHOWN
 
 if TYPE_CHECKING:
-    from everstep.index.database import Database
-
-
-class Searched(NamedTuple):
-    """Runs found in an index, the names in the query, and what a query that found nothing may have meant."""
-
-    database: Database
-    runs: list[dict[str, Any]]
-    names: list[str]
-    why_none: str
+    from everstep.index.columns import RunColumns
 
 
 def search(
-    index: str | None,
-    conditions: Sequence[str],
-    filter_text: str | None,
-    wanted: Sequence[str] = (),
-    *,
-    telling: bool = False,
-) -> Searched:
-    """Find the runs that fulfil the comparisons and the filter, the newest start last.
-
-    Args:
-        wanted: further names to add to each run that has them.
-        telling: whether to add the metric that tells most, if no metric is named.
-    """
+    index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
+) -> tuple[RunColumns, list[dict[str, Any]], list[str]]:
+    """Find runs; return the columns of the index, the runs, and the names in the conditions."""
     from everstep.index.columns import RunColumns
-    from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words, why_none
+    from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words
     from everstep.index.query import open_index
 
-    words = parse_words(" ".join(conditions))
-    where = Group(True, (words, parse_json(filter_text or "{}")))
+    where = Group(True, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
     names = [leaf.path for leaf in leaves(where) if leaf.operator != CONTAINS]
     database, problems = open_index(index)
     cli.note(problems)
     columns = RunColumns(database)
-    columns.require(leaves(where), wanted)
-    runs = columns.find(where)
-    if telling and not names and (metric := columns.telling_metric()) is not None:
-        names = [metric]
-    names = [*names, *wanted]
-    columns.add(runs, [*names, "ranks"])
-    cli.note(columns.taken_for_metrics(names))
-    return Searched(database, runs, names, "" if runs else why_none(words))
+    runs = columns.find(where, wanted)
+    columns.add(runs, [*names, *wanted])
+    return columns, runs, names
 
 
 @cli.command()
@@ -86,13 +61,14 @@ def runs_command(
 
     shown = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
     by = (sort or "").removeprefix("-")
-    wanted = [*shown, by] if by else shown
-    searched = search(index, conditions, filter_text, wanted, telling=not (columns or by or as_json))
-    runs = ordered(searched.runs, by, str(sort).startswith("-")) if by else searched.runs
-    runs = runs[:limit]
+    found, runs, names = search(index, conditions, filter_text, [*shown, by] if by else shown)
+    if not (names or by or columns or as_json) and (metric := found.telling_metric()) is not None:
+        names = [metric]
+    found.add(runs, [*names, "ranks"])
+    runs = ordered(runs, by, str(sort).startswith("-"))[:limit] if by else runs[:limit]
     if not columns:
-        shown += ["ranks"] * any(run.get("ranks", 1) > 1 for run in runs)
-        shown += [name for name in dict.fromkeys(searched.names) if name not in shown]
+        more = ["ranks"] * any(run.get("ranks", 1) > 1 for run in runs) + names + [by] * bool(by)
+        shown += [name for name in dict.fromkeys(more) if name not in shown]
     for run in runs:
         if isinstance(tags := run.get("tags"), str):  # not a metric of that name
             run["tags"] = json.loads(tags) if as_json else " ".join(map(str, json.loads(tags)))
@@ -103,8 +79,7 @@ def runs_command(
         cli.print_table([{**run, "status": cli.status_of(run)} for run in runs], shown)
     else:
         asked = " ".join([*conditions, *([filter_text] if filter_text else [])])
-        why = f" ({searched.why_none})" if searched.why_none else ""
-        cli.say(f"no run matches {asked}{why}" if asked else "there are no runs")
+        cli.say(f"no run matches {asked}" if asked else "there are no runs")
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -124,14 +99,11 @@ def sync_command(
     and the rest is indexed.
     """
     from everstep.index.database import Database
-    from everstep.index.location import FILE, is_said, runs_of
+    from everstep.index.location import runs_of
     from everstep.index.query import index_place
     from everstep.index.shipping import forget_gone, sync
 
     place = index_place(index)
-    by_default = index is None and not is_said()
-    if len(folders) == 1 and by_default and isinstance(place, Path) and not place.exists():
-        place = folders[0].absolute() / FILE
     database, folders = Database(place), folders or (runs_of(place),)
     shipped = sync(database, folders)
     forgotten = forget_gone(database, folders)
@@ -141,8 +113,6 @@ def sync_command(
         return
     cli.note(shipped.problems)
     cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
-    if index is None and place != index_place(None):
-        cli.say(f"to list them: everstep runs --index {database.name}")
     for name, where in forgotten.items():
         cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
 

@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 _DRY, _WAITS = "not run (--dry-run)", "not begun"
 _TAIL = 2000
 """Characters shown from the end of a failed training's output."""
-_VALUES = "PATH=[VALUE,...]"
 _SPACE = "PATH=[VALUE,...]|{low: A, high: B, log: true}"
 
 
 @cli.command(profile=cli.PROFILE, schedule=cli.SCHEDULE, **cli.TRAINING)
 def sweep_command(
     arguments: tuple[str, ...] = cli.CONFIG,
-    grid: tuple[str, ...] = cli.option(_VALUES, "Values; every combination is trained.", multiple=True),
-    draws: tuple[str, ...] = cli.option(_SPACE, "Values or a range to draw from.", "--random", multiple=True),
-    searched: tuple[str, ...] = cli.option(
-        _SPACE, "Values or a range in which Optuna chooses, by earlier results.", "--optuna", multiple=True
+    grid: tuple[str, ...] = cli.option(
+        "PATH=[VALUE,...]", "Values; every combination is trained.", multiple=True
     ),
-    minimize: str | None = cli.option("METRIC", "Metric for --optuna to minimize."),
-    maximize: str | None = cli.option("METRIC", "Metric for --optuna to maximize."),
-    count: int = cli.option(cli.COUNT, "Number of settings to draw or choose.", "-n", default=10),
+    draws: tuple[str, ...] = cli.option(_SPACE, "Values or a range to draw from.", "--random", multiple=True),
+    count: int = cli.option(cli.COUNT, "Number of settings to draw.", "-n", default=10),
     seed: int = cli.option(click.IntRange(min=0), "Seed of the draws.", default=0),
     jobs: int = cli.option(cli.COUNT, "Number of trainings at once.", "-j --jobs", default=1),
     shown: tuple[str, ...] = cli.option("METRIC", "Metric to show in the table.", "--show", multiple=True),
@@ -55,36 +51,20 @@ def sweep_command(
     \b
       everstep sweep digits.yaml --grid optimizer.lr=[0.1,0.01] --grid seed=[1,2,3] -j 2
       everstep sweep digits.yaml --random 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' -n 20
-      everstep sweep digits.yaml --optuna 'optimizer.lr={low: 1e-4, high: 1e-1, log: true}' \\
-        --minimize valid/loss -n 20 -j 2
 
-    A run directory is named by its settings: runs/digits-lr-0.1-seed-1.  The same command again resumes every
-    run that is not finished.  A failed run does not stop the others; the exit status is then 1.
-
-    Optuna chooses as many settings at once as there are --jobs, and the next when these are trained; so the
-    same command chooses the same settings.
+    A run directory is named by its settings: runs/digits-optimizer.lr-0.1-seed-1.  The same command again
+    resumes every run that is not finished.  A failed run does not stop the others; the exit status is then 1.
     """
     files, overrides = split(arguments)
     ship_to(index)
-    from everstep.experiment.sweep import Base, Search, distinct, spaces, trials
+    from everstep.experiment.sweep import Base, trials
 
-    base = Base(files, overrides, run_dir, options["profile"])
-    search = None
-    if searched or minimize or maximize:
-        if grid or draws:
-            raise click.UsageError("--optuna chooses all settings that vary; leave out --grid and --random")
-        if (minimize is None) == (maximize is None):
-            raise click.UsageError("--optuna needs a goal: give --minimize METRIC or --maximize METRIC")
-        goal = minimize or maximize or ""
-        search = Search(base, spaces(searched), goal, maximize=minimize is None, seed=seed)
-        shown = (*shown, goal)
-        found = search.ask(min(jobs, count))
-    else:
-        drawn = trials(base, grid=grid, draws=draws, count=count, seed=seed)
-        found = distinct(drawn)
-        if len(found) < len(drawn):
-            cli.note([f"{len(drawn)} draws gave {len(found)} different settings; each is trained once"])
-        count = len(found)
+    drawn = trials(
+        Base(files, overrides, run_dir, options["profile"]), grid=grid, draws=draws, count=count, seed=seed
+    )
+    found = list({trial.run_dir: trial for trial in drawn}.values())
+    if len(found) < len(drawn):
+        cli.note([f"{len(drawn)} draws gave {len(found)} different settings; each is trained once"])
     if dry_run:
         _print([_row(trial, _DRY) for trial in found], shown, as_json)
         return
@@ -92,17 +72,10 @@ def sweep_command(
     for name, value in options.items():  # as `everstep train` takes them
         name = f"--{name.replace('_', '-')}"
         line += [name] * value if isinstance(value, bool) else [name, value] if value is not None else []
-    trainings = _Trainings(line, jobs, count)
+    trainings = _Trainings(line, found, jobs)
     cli.leave_in_order()
     try:
-        trainings.run(distinct(found))
-        while search is not None:
-            search.tell({str(trial.run_dir): trainings.codes[trial.run_dir] == 0 for trial in found})
-            count -= len(found)
-            if not count:
-                break
-            found = search.ask(min(count, len(found)))
-            trainings.run(distinct(found))
+        trainings.run()
     except (KeyboardInterrupt, SystemExit):
         with suppress(OSError):  # the terminal may be gone
             _print(trainings.rows(), shown, as_json)
@@ -118,7 +91,7 @@ def _row(trial: Trial, status: str) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> None:
     """Print the rows, each with the last values of some metrics; None where the run has no value."""
-    from everstep.experiment.sweep import last_value
+    from everstep.record import RunJournal
 
     for metric in shown:
         missing = []
@@ -126,7 +99,7 @@ def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> N
             row[metric] = None
             try:
                 if row["status"] not in (_DRY, _WAITS):
-                    row[metric] = last_value(row["run"], metric)
+                    row[metric] = RunJournal(row["run"]).series(metric)[1][-1]
             except EverstepError as error:
                 missing.append(f"{row['run']}: {error}")
         cli.note(missing[:1])
@@ -144,16 +117,14 @@ _Training: TypeAlias = "tuple[Trial, subprocess.Popen[bytes], IO[bytes]]"
 class _Trainings:
     """Trainings, each in a process; a signal to this process is passed on to them, and each saves."""
 
-    def __init__(self, line: Sequence[str], jobs: int, total: int) -> None:
-        self._line, self._jobs, self._total = line, jobs, total
-        self._trials: list[Trial] = []
+    def __init__(self, line: Sequence[str], trials: Sequence[Trial], jobs: int) -> None:
+        self._line, self._trials, self._jobs = line, trials, jobs
         self.codes: dict[Path, int] = {}
 
-    def run(self, trials: Sequence[Trial]) -> None:
+    def run(self) -> None:
         from everstep.polling import wait_until
 
-        self._trials += [trial for trial in trials if trial not in self._trials]
-        waiting, running = list(trials), list[_Training]()
+        waiting, running = list(self._trials), list[_Training]()
         try:
             while waiting or running:
                 while waiting and len(running) < self._jobs:
@@ -178,7 +149,7 @@ class _Trainings:
             raise
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each trial so far, in their order."""
+        """Return a row for each trial, in their order."""
         statuses = {path: cli.in_words(code) for path, code in self.codes.items()}
         return [_row(trial, statuses.get(trial.run_dir, _WAITS)) for trial in self._trials]
 
@@ -211,4 +182,4 @@ class _Trainings:
 
     def _ended(self, trial: Trial, code: int, words: str) -> None:
         self.codes[trial.run_dir] = code
-        cli.say(f"[{len(self.codes)}/{self._total}] {trial.run_dir}: {words}", err=True)
+        cli.say(f"[{len(self.codes)}/{len(self._trials)}] {trial.run_dir}: {words}", err=True)

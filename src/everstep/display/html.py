@@ -44,18 +44,14 @@ def charts_of(rows: Rows, metric: str | None = None) -> list[Chart]:
     """
     lines: dict[str, dict[str, Line]] = defaultdict(dict)
     for row in rows:
-        name = row.get("name", metric)
-        if (
-            name is None
-            or not isinstance(row.get("value"), int | float)
-            or not isinstance(row.get("step"), int)
-        ):
+        name, value, step = row.get("name", metric), row.get("value"), row.get("step")
+        if name is None or not isinstance(value, int | float) or not isinstance(step, int):
             return []
         title = f"{row['phase']}/{name}" if "phase" in row else str(name)
         run = str(row.get("run", title))
         line = lines[title].setdefault(run, Line(run, [], []))
-        line.x.append(row["step"])
-        line.y.append(row["value"])
+        line.x.append(step)
+        line.y.append(value)
     return [Chart(title, list(each.values())) for title, each in lines.items()]
 
 
@@ -113,27 +109,28 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Chart of lines over one axis, such as the loss of several runs over the steps."""
+    """Chart of lines over the steps, such as the loss of several runs."""
 
     title: str
     lines: Sequence[Line]
-    axis: str = "step"
 
     def words(self) -> str:
         """Say what the chart shows: each line with its number of points and its last value."""
-        lines = (f"{line.name}: {_points(line)}" for line in self.lines[:MOST_LINES])
+        lines = (
+            f"{name}: {f'{len(y)} points, last {y[-1]:.6g}' if y else 'no points'}"
+            for name, _, y in self.lines[:MOST_LINES]
+        )
         more = len(self.lines) - MOST_LINES
-        return f"{self.title} by {self.axis}. {'; '.join(lines)}" + (f"; {more} more" if more > 0 else "")
-
-
-def _points(line: Line) -> str:
-    return f"{len(line.y)} points, last {line.y[-1]:.6g}" if len(line.y) else "no points"
+        return f"{self.title} by step. {'; '.join(lines)}" + (f"; {more} more" if more > 0 else "")
 
 
 def drawn(chart: Chart) -> str:
     """Draw a chart as an SVG document; values that are not finite are left out and counted."""
     lines = chart.lines[:MOST_LINES]
-    finite = [_finite(line) for line in lines]
+    finite = [
+        [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+        for line in lines
+    ]
     legend = list(_legend(chart, finite))
     height = HEIGHT + _ROW * len(legend)
     body = [_text(_LEFT, 15, chart.title, 'font-weight="600"')]
@@ -152,11 +149,6 @@ def drawn(chart: Chart) -> str:
 
 
 Points = list[tuple[float, float]]
-
-
-def _finite(line: Line) -> Points:
-    pairs = zip(line.x, line.y, strict=True)
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
 
 
 def _legend(chart: Chart, finite: Sequence[Points]) -> Iterator[tuple[str, str]]:
@@ -192,7 +184,7 @@ def _plot(chart: Chart, finite: Sequence[Points]) -> Iterator[str]:
         yield _text(_LEFT - 6, float(at) + 4, f"{value:.5g}", 'text-anchor="end"')
     for value in across.ticks():
         yield _text(across.place(value), HEIGHT - _BOTTOM + 15, f"{value:.6g}", 'text-anchor="middle"')
-    yield _text(WIDTH - _RIGHT, HEIGHT - 6, chart.axis, 'text-anchor="end"')
+    yield _text(WIDTH - _RIGHT, HEIGHT - 6, "step", 'text-anchor="end"')
     for points, mark in zip(finite, _marks(), strict=False):
         places = [(across.place(x), up.place(y)) for x, y in _thinned(points, WIDTH - _LEFT - _RIGHT)]
         if len(places) == 1:

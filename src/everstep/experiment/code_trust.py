@@ -1,19 +1,16 @@
-"""Trust in the code that a run's record names; no module is imported out of a run directory."""
+"""Trust in the code that a run's record names."""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from everstep.errors import TrustError
 from everstep.experiment.config_layers import CALL
+from everstep.experiment.import_paths import keep_out
 from everstep.record import RunDir
 from everstep.record.trust import TRUST_VARIABLE
 
@@ -26,7 +23,7 @@ def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, A
     """Print which code a run's record names, and refuse it unless it is this user's.
 
     Called before the import.  From then on this process finds modules in the code's folders that `facts`
-    have, and imports nothing out of the run directory.
+    have, and imports nothing that a record names out of the run directory.
 
     Args:
         why: reason, in words, for which the code does not count as this user's; "" if it does.
@@ -50,7 +47,7 @@ def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, A
             f"{TRUST_VARIABLE}=1 (docs/guide/trust.md)"
         )
     print(f"note: for the run {run} is {what}", file=sys.stderr)
-    _outside.keep_out(home)
+    keep_out(home)
     findable(code)
     return code
 
@@ -75,45 +72,3 @@ def _names(tree: Any) -> Iterator[str]:
             yield from _names(each)
     elif isinstance(tree, str) and _PATH.fullmatch(tree):
         yield tree
-
-
-class _Outside(importlib.abc.MetaPathFinder):
-    """Finder that returns what the other finders find, and refuses modules in some folders."""
-
-    def __init__(self) -> None:
-        self._folders: list[Path] = []
-
-    def keep_out(self, folder: Path) -> None:
-        """Refuse every later import out of a folder."""
-        if folder not in self._folders:
-            self._folders.append(folder)
-        # An empty entry of sys.path is the working directory.
-        sys.path[:] = [each for each in sys.path if not self._in(each or os.curdir)]
-        if self not in sys.meta_path:
-            # First of all finders: one that came before would import without asking this one.
-            sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None:
-            origin = [spec.origin] if spec.has_location and spec.origin else []
-            for place in (*origin, *(spec.submodule_search_locations or ())):
-                if self._in(place):
-                    raise ImportError(
-                        f"the module {fullname} lies in a run directory, {place}; no code is imported from "
-                        "there: move the module elsewhere, if it is yours",
-                        name=fullname,
-                    )
-        return spec
-
-    def _in(self, place: str) -> bool:
-        # A link must not lead into a run directory either.
-        real = Path(os.path.realpath(place))
-        return any(real.is_relative_to(folder) for folder in self._folders)
-
-
-_outside = _Outside()

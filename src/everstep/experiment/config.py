@@ -1,13 +1,4 @@
-"""Typed configuration: a dataclass is the schema, YAML files and overrides are laid over its defaults.
-
-@dataclass
-class Config:
-    optimizer: Call
-    width: int = 64
-
-resolved = resolve(Config, ["base.yaml", "wide.yaml"], ["width=128"])
-resolved.config.width
-"""
+"""Typed configuration: a dataclass is the schema, YAML files and overrides are laid over its defaults."""
 
 from __future__ import annotations
 
@@ -37,8 +28,7 @@ class Resolved(Generic[T]):
 
     Attributes:
         config: an object of the schema.
-        tree: the config as JSON values, with every default, also the plain ones in the signatures of calls;
-            `resolve` makes the same config from it.
+        tree: the config as JSON values, from which `resolve` makes the same config.
         defaults: dotted paths of the arguments of calls that equal their defaults.
     """
 
@@ -65,13 +55,16 @@ def resolve(
         base: `tree` of another config, laid below the files.
         profile: name under the key `profiles`; its values are laid over all the rest.
         imports: False to import nothing that is called: arguments are neither checked nor completed.
-
-    Raises:
-        ConfigError: lists every mistake with its place: file and line, key, value.
     """
     layers = layered(files, overrides, copy.deepcopy(base))
-    if profile is not None:
-        _lay_profile(layers, profile)
+    profiles = layers.tree.get("profiles", {})
+    # The validation tells what is no mapping, with its place.
+    if profile is not None and isinstance(profiles, Mapping):
+        if profile not in profiles:
+            raise ConfigError(f"the config has no profile {profile!r}; {nearest(profile, profiles)}")
+        if isinstance(values := profiles[profile], Mapping):
+            origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", profile)}
+            layers.lay(Layers(values, origins))
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
         config = validated(adapter, layers.tree, schema, {"imports": imports})
@@ -85,17 +78,6 @@ def resolve(
         ) from error
     at_default = [dotted((*place, *each)) for place, call in _calls(config) for each in call.at_default]
     return Resolved(config, adapter.dump_python(config, mode="json"), tuple(at_default))
-
-
-def _lay_profile(layers: Layers, name: str) -> None:
-    profiles = layers.tree.get("profiles", {})
-    if not isinstance(profiles, Mapping):
-        return  # the validation says so, with the place
-    if name not in profiles:
-        raise ConfigError(f"the config has no profile {name!r}; {nearest(name, profiles)}")
-    if isinstance(values := profiles[name], Mapping):
-        origins = {p[2:]: o for p, o in layers.origins.items() if p[:2] == ("profiles", name)}
-        layers.lay(Layers(values, origins))
 
 
 def _calls(value: Any, place: Place = ()) -> Iterator[tuple[Place, Call]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from everstep.checkpoint import Store, find_checkpoint
+from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, misfits
@@ -19,13 +21,15 @@ from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import Resolved, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
 from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
-from everstep.experiment.forks import Fork, is_unsaved_fork
 from everstep.experiment.import_paths import imported
-from everstep.record import RunJournal, located, to_read
+from everstep.index.location import facts_at
+from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.supervisor import InitFrom
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
+from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.user_state import UserState
 from everstep.trainer import Trainer
 
 OnChange = Literal["error", "keep", "override", "fork"]
@@ -44,8 +48,8 @@ class Configured(Experiment):
         **checks: Any,
     ) -> None:
         self._on_change, self._code = on_change, code
-        self._fork: Fork | None = None
-        """The fork to begin before the training."""
+        self._fork: Checkpoint | None = None
+        """The checkpoint of another run with which a fork begins."""
         self._message = ""
         """What the training prints of the choice."""
         resolved, run_dir = self._choose(resolved, run_dir, trust)
@@ -54,9 +58,10 @@ class Configured(Experiment):
         options = {name: value for name, value in vars(config.trainer).items() if value is not None}
         if isinstance(config.trainer.init_from, dict):
             options["init_from"] = InitFrom(**config.trainer.init_from)
-        # A fork's objects differ on purpose from the checkpoint of its parent with which it begins.
-        forks = self._fork is not None or is_unsaved_fork(run_dir, _digest(resolved.tree))
-        if forks or on_change == "override":
+        options |= _fork_options(run_dir, _digest(resolved.tree))
+        if self._fork is not None:
+            options["resume"] = str(self._fork.path)
+        if self._fork is not None or on_change == "override":
             options["on_change"] = "override"
         super().__init__(
             config.task,
@@ -73,10 +78,7 @@ class Configured(Experiment):
     def _choose(
         self, resolved: Resolved[ExperimentConfig], run_dir: Path, trust: bool
     ) -> tuple[Resolved[ExperimentConfig], Path]:
-        """Choose between the given config and that of the run's newest checkpoint, and the run directory.
-
-        Nothing is written.  With "error" and "override" the run itself compares the configs, at its entry.
-        """
+        """Choose config and run directory; with "error" and "override" the run compares them at its entry."""
         if self._on_change not in ("error", "keep", "override", "fork"):
             raise ConfigError(f'on_change={self._on_change!r}: give "error", "keep", "override" or "fork"')
         if self._on_change in ("error", "override"):
@@ -92,12 +94,11 @@ class Configured(Experiment):
             admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
             self._message = _message("kept as stored", changes)
             return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
-        fork = Fork(run_dir, checkpoint, resolved.tree, _digest(resolved.tree))
-        folder, is_there = fork.place()
-        if is_there:
+        folder = _fork_of(run_dir, _digest(resolved.tree))
+        if Store(located(folder)).names():
             self._message = f"resuming the fork {folder}"
         else:
-            self._fork = fork
+            self._fork = checkpoint
             self._message = _message(f"forked from {checkpoint.path} into {folder}", changes)
         return resolved, folder
 
@@ -127,11 +128,26 @@ class Configured(Experiment):
         trainer = super()._to_train()
         _require_optimizer(trainer.task)  # before a fork is made on the disk
         if self._fork is not None:
-            self._fork.begin(Path(self.run_dir), trainer.task.state())
+            self._begin(self._fork, trainer.task.state())
         if self._message:
             print(self._message)
         self._fork, self._message = None, ""
         return trainer
+
+    def _begin(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """Make a fork's directory; not for a state that the checkpoint does not fit."""
+        user = UserState(state)
+        with ExitStack() as stack, reading(checkpoint.path, "user"):
+            user.open(stack)
+            user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
+        origin = RunDir.open(checkpoint.path.parents[1], create=False)
+        parent = {
+            "run": origin.id,
+            "path": str(checkpoint.path.absolute()),
+            "checkpoint": str(checkpoint.name),
+        }
+        about = {"parent": parent, "config": _digest(self.tree)}
+        RunDir.open(self.run_dir, seed=origin.seed, about=about)
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return what its training would print of a changed config."""
@@ -146,13 +162,36 @@ class Configured(Experiment):
             return self._message
         changes = touching(stored, self._resolved)
         if changes and self._on_change == "error" and "on_change" not in self._options:
-            raise refusal(Path(self.run_dir), _of_config(changes))
-        shown = _of_config(_configuration(self._resolved).changes(stored))
+            raise refusal(Path(self.run_dir), [each._replace(path=f"config.{each.path}") for each in changes])
+        shown = _configuration(self._resolved).changes(stored)
+        shown = [each._replace(path=f"config.{each.path}") for each in shown]
         used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
         return "\n".join(filter(None, (self._message, used)))
 
     def _code_folder(self) -> Path:
         return self._code[0] if self._code else super()._code_folder()
+
+
+def _fork_of(run_dir: Path, digest: str) -> Path:
+    """Return the directory of a run's fork with this config, RUN-fork-N, or the first that is free."""
+    run = RunDir.open(run_dir, create=False).id
+    for number in itertools.count(1):
+        folder = run_dir.with_name(f"{run_dir.name}-fork-{number}")
+        facts = facts_at(located(folder)) or {}
+        if not facts or (facts.get("parent", {}).get("run"), facts.get("config")) == (run, digest):
+            break
+    return folder
+
+
+def _fork_options(run_dir: Path, digest: str) -> dict[str, Any]:
+    """Return the options of a fork that has saved nothing, or only the copy of its parent's checkpoint."""
+    facts = facts_at(located(run_dir)) or {}
+    if facts.get("parent") is None or facts.get("config") != digest:
+        return {}
+    names, parent = Store(located(run_dir)).names(), facts["parent"]
+    if names and names[-1] > CheckpointName.parse(parent["checkpoint"]):
+        return {}
+    return {"on_change": "override"} | ({} if names else {"resume": parent["path"]})
 
 
 def _require_optimizer(task: Any) -> None:
@@ -220,10 +259,8 @@ def open_run(
     """Open the experiment of a run, by the config that its newest start has recorded.
 
     Args:
-        overrides, on_change, profile, strict_git, skip_check: as for `open_config`.
+        overrides, on_change, profile, strict_git, skip_check, trust: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
-        trust: import and call the code that the run names, even if the run is not marked as this user's
-            (docs/guide/trust.md); a `TrustError` otherwise.
     """
     tree, code = stored(run_dir, trust)
     if profile is None and default_profile in (tree.get("profiles") or {}):
@@ -252,10 +289,7 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
 
 def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the facts of the newest start, and its config; if it has saved nothing, the checkpoint's config.
-
-    So what a start changed that saved nothing is left out.
-    """
+    """Return the facts of the newest start, and its config; that of the checkpoint if it saved nothing."""
     start = RunJournal(run_dir).newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(facts.get("config") or {})
@@ -295,13 +329,12 @@ def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[Difference
 
 
 def _controllers(tree: Mapping[str, Any]) -> list[Any]:
-    return [each for each in tree.get("services") or () if _controls(each)]
-
-
-def _controls(service: Any) -> bool:
-    """Whether a service is a controller; one that is not everstep's counts as one, and is not imported."""
-    call = ServiceCall.of(service)
-    return ":" in call.name or bool(getattr(imported(call.call), "controller", True))
+    """List the controllers; a service that is not everstep's counts as one, and is not imported."""
+    return [
+        each
+        for each in tree.get("services") or ()
+        if ":" in (call := ServiceCall.of(each)).name or getattr(imported(call.call), "controller", True)
+    ]
 
 
 def _with_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,10 +351,6 @@ def _digest(tree: dict[str, Any]) -> str:
     """Digest of the part of a config that touches the training."""
     leaves = [[each.path, each.given] for each in touching({}, Resolved(None, tree))]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
-
-
-def _of_config(changes: list[Difference]) -> list[Difference]:
-    return [each._replace(path=f"config.{each.path}") for each in changes]
 
 
 def _message(what: str, changes: list[Difference]) -> str:

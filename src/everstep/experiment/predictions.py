@@ -31,10 +31,9 @@ def check(path: Path, overwrite: bool = False) -> None:
 
 
 def write(path: Path, predictions: Iterable[Any]) -> int:
-    """Write the predictions of all batches into one file, whole or not at all; returns the number of samples.
+    """Write predictions into one file, whole or not at all; returns the number of samples.
 
-    Args:
-        predictions: for each batch an array or tensor, or name to array, of shape (samples, ...).
+    `predictions`: for each batch an array or tensor, or name to array, of shape (samples, ...).
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions, 1):
@@ -65,15 +64,15 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
             )
     if path.suffix == ".npy" and len(arrays) > 1:
         raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
-    if path.suffix == ".npy":
-        buffer = io.BytesIO()
-        ((_, array),) = arrays.items()
-        np.lib.format.write_array(buffer, array, allow_pickle=False)
-        contents = buffer.getvalue()
-    else:
-        contents = npz(arrays) if path.suffix == ".npz" else _lines(arrays)
-    write_whole(path, contents, "predictions")
+    write_whole(path, {".npy": _npy, ".npz": npz, ".jsonl": _lines}[path.suffix](arrays), "predictions")
     return samples
+
+
+def _npy(arrays: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    (array,) = arrays.values()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
@@ -96,7 +95,7 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _lines(arrays: dict[str, Any]) -> bytes:
+def _lines(arrays: Mapping[str, Any]) -> bytes:
     """Write a line of JSON for each sample; nan, inf and -inf become strings, as in output of `--json`."""
     columns = []
     for array in arrays.values():

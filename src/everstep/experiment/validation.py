@@ -68,11 +68,7 @@ def placed(*place: str | int) -> Iterator[None]:
 def validated(
     adapter: TypeAdapter[Any], value: Any, schema: Any, context: Mapping[str, Any] | None = None
 ) -> Any:
-    """Convert a JSON value to a type, or raise `Mistakes`.
-
-    Conversion is strict and that of JSON: a list may become a tuple and a string a path, but a string never
-    becomes a number, and a boolean never an integer.
-    """
+    """Convert a JSON value to a type, strictly: a string never becomes a number; or raise `Mistakes`."""
     try:
         return adapter.validate_json(json.dumps(value), strict=True, extra="forbid", context=context)
     except ValidationError as error:

@@ -102,14 +102,22 @@ def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
         offset = () if key.get("offset") is None else _size(key["offset"])
         places[key["fqn"], offset] = _place(folder, key["fqn"], place)
     named = about.get("planner_data")
-    arrays: dict[tuple[str, ...], Unread] = {}
+    tree: dict[str, Any] = {}
     others = []
     for name, facts in about["state_dict_metadata"].items():
-        if _kind(facts) == f"{_ROOM}metadata.TensorStorageMetadata":
-            arrays[_path(named, name)] = _array(name, facts.state, places)
-        else:
+        if _kind(facts) != f"{_ROOM}metadata.TensorStorageMetadata":
             others.append(str(name))
-    return _tree(arrays), others
+            continue
+        # its path in the tree that was saved, where that is known; the result has two levels, or one
+        path: Any = named.get(name) if isinstance(named, dict) else None
+        is_path = isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path)
+        top, *rest = map(str, path if is_path else (name,))
+        branch: Any = tree.setdefault(top, {}) if rest else tree
+        inner = ".".join(rest) if rest else top
+        if not isinstance(branch, dict) or inner in branch:
+            raise ValueError(f"two values have the name {name!r}")
+        branch[inner] = _array(name, facts.state, places)
+    return tree, others
 
 
 def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, int]:
@@ -170,25 +178,6 @@ def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
     if not isinstance(tensor, Unread):
         refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
     return tensor.read()
-
-
-def _path(named: Any, name: str) -> tuple[str, ...]:
-    """Return the path of a name in the tree that was saved; the name alone where it is not known."""
-    path = named.get(name) if isinstance(named, dict) else None
-    if isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path):
-        return tuple(map(str, path))
-    return (name,)
-
-
-def _tree(arrays: dict[tuple[str, ...], Unread]) -> dict[str, Any]:
-    """Return the arrays as a tree of two levels; of one, where the tree that was saved had no more."""
-    tree: dict[str, Any] = {}
-    for (top, *rest), array in arrays.items():
-        branch, key = (tree.setdefault(top, {}), ".".join(rest)) if rest else (tree, top)
-        if not isinstance(branch, dict) or key in branch:
-            raise ValueError(f"two values have the name {'.'.join([top, *rest])!r}")
-        branch[key] = array
-    return tree
 
 
 def _kind(value: Any) -> str:

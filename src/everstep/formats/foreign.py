@@ -20,16 +20,12 @@ _INDICES = tuple(f"{name}{_INDEX}" for name in _WHOLE)
 
 
 class Foreign(NamedTuple):
-    """Weights as another program has written them, not read yet.
-
-    Attributes:
-        kind: kind of the file or folder, in words.
-        tree: names to arrays (`Unread`), or the names of branches to such trees and plain values.
-    """
+    """Weights as another program has written them, not read yet."""
 
     path: Path
     kind: str
     tree: dict[str, Any]
+    """Names to arrays (`Unread`), or the names of branches to such trees and plain values."""
 
 
 def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
@@ -39,28 +35,19 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     (one file, or shards with an index), and a folder of torch.distributed.checkpoint (tensors only).  Only
     headers are read now.  Nothing in a file is run.
     """
-    if path.is_dir():
-        return _open_folder(path, say)
-    return _open(path, path) if path.exists() else None
-
-
-def _open_folder(path: Path, say: Callable[[str], None]) -> Foreign | None:
     if (path / distributed.METADATA).exists():
         tree, others = distributed.open_folder(path)
         if others:
             some = ", ".join(others[:5])
             say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")
         return Foreign(path, "torch.distributed.checkpoint", tree)
-    for name in (*_INDICES, *_WHOLE):
-        if (path / name).exists():
-            return _open(path, path / name)
+    files = [path / name for name in (*_INDICES, *_WHOLE)] if path.is_dir() else [path]
+    for file in files:
+        if file.exists() and file.name.endswith(_INDEX):
+            return Foreign(path, "shards with an index", _open_shards(file))
+        if file.exists():
+            return Foreign(path, *_open_file(file))
     return None
-
-
-def _open(path: Path, file: Path) -> Foreign:
-    if file.name.endswith(_INDEX):
-        return Foreign(path, "shards with an index", _open_shards(file))
-    return Foreign(path, *_open_file(file))
 
 
 def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
@@ -79,11 +66,8 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
     if isinstance(tree, Unread):
         return "torch.save", {"": tree}
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
-        refuse(
-            path,
-            f"has a {type(tree).__name__} without names",
-            remedy="save a dictionary, as model.state_dict() is",
-        )
+        remedy = "save a dictionary, as model.state_dict() is"
+        refuse(path, f"has a {type(tree).__name__} without names", remedy=remedy)
     return "torch.save", tree
 
 

@@ -59,18 +59,14 @@ def _spans(path: Path, file: FileIO) -> dict[str, Span]:
 
 
 def _read(path: Path, name: str, span: Span) -> HostArray:
-    data = np.empty(span.end - span.start, np.uint8)
     try:
         with open_regular(path) as file:
             file.seek(span.start)
-            rest = memoryview(data.data)
-            while rest:
-                count = file.readinto(rest)
-                if not count:
-                    refuse(path, f"ended early while array {name!r} was read")
-                rest = rest[count:]
+            data = np.fromfile(file, np.uint8, span.end - span.start)
     except OSError as error:
         unreadable(path, error)
+    if len(data) < span.end - span.start:
+        refuse(path, f"ended early while array {name!r} was read")
     return HostArray(span.dtype, span.shape, data, "")
 
 
@@ -127,9 +123,9 @@ def _divided(arrays: Mapping[str, HostArray], most: int | None) -> list[list[str
     shards: list[list[str]] = [[]]
     size = 0
     for name, array in arrays.items():
-        if most is not None and shards[-1] and size + array.data.nbytes > most:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
         size += array.data.nbytes
+        if most is not None and shards[-1] and size > most:
+            shards.append([])
+            size = array.data.nbytes
+        shards[-1].append(name)
     return shards

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, nearest
-from everstep.index.filters import Leaf, Node, matcher, values_at
+from everstep.index.filters import Node, leaves, matcher, values_at
 from everstep.index.run_facts import FACTS, STATUSES
 from everstep.index.run_queries import best_of, last_values_of, names_of, newest_facts, run_rows
 from everstep.index.sql_tables import facts, series
@@ -29,22 +29,29 @@ _MOST_READ = 100
 
 
 class RunColumns:
-    """Columns of all runs; each is read when it is first needed.
-
-    Attributes:
-        rows: key of a run -> its row in the table `runs`, the newest start last.
-    """
+    """Columns of all runs, read when first needed; `rows`: key -> row in `runs`, the newest start last."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._columns: dict[str, dict[int, list[Any]]] = {}
         self._records: dict[str, dict[int, dict[str, Any]]] = {}
         with database.read() as connection:
             self.rows = run_rows(connection)
 
-    def find(self, node: Node) -> list[dict[str, Any]]:
-        """Return the rows of the runs for which a filter holds."""
-        holds = matcher(node)
+    def find(self, where: Node, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Return the rows of the runs for which a filter holds; a name that no run has is an error.
+
+        `names`: further names, to sort by or to show.
+        """
+        conditions = list(leaves(where))
+        asked = [leaf.path for leaf in conditions if not leaf.about_missing]
+        for name in dict.fromkeys([*asked, *names]):
+            self._require(name)
+        for leaf in conditions:
+            if leaf.path == "status" and leaf.operator in ("$eq", "$in"):
+                for status in set(map(str, leaf.values)) - {*STATUSES, "None"}:
+                    raise ConfigError(f"there is no status {status!r}; {nearest(status, STATUSES)}")
+        holds = matcher(where)
         return [
             row
             for run, row in self.rows.items()
@@ -58,8 +65,17 @@ class RunColumns:
         if name in FACTS:
             return {run: [row[name]] for run, row in self.rows.items()}
         if name not in self._columns:
-            with self._database.read() as connection:
-                self._columns[name] = self._measured(connection, name) | self._recorded(connection, name)
+            top = name.partition(".")[0]
+            with self.database.read() as connection:
+                if top not in self._records:
+                    self._records[top] = newest_facts(connection, names=[top])
+                last = last_values_of(connection, metric=name)
+                measured = {run: next(iter(values.values())) for run, values in last.items()}
+                if name.startswith(BEST):
+                    measured = measured or best_of(connection, name.removeprefix(BEST))
+            recorded = {run: values_at(tree, name) for run, tree in self._records[top].items()}
+            self._columns[name] = {run: [value] for run, value in measured.items()}
+            self._columns[name] |= {run: values for run, values in recorded.items() if values}
         return self._columns[name]
 
     def first(self, name: str) -> dict[int, Any]:
@@ -77,50 +93,25 @@ class RunColumns:
                 for row in rows:
                     row.update({name: column[row["id"]]} if row["id"] in column else {})
 
-    def _measured(self, connection: Connection, name: str) -> dict[int, list[Any]]:
-        if last := last_values_of(connection, metric=name):
-            return {run: [next(iter(values.values()))] for run, values in last.items()}
-        if not name.startswith(BEST):
-            return {}
-        return {run: [best] for run, best in best_of(connection, name.removeprefix(BEST)).items()}
-
-    def _recorded(self, connection: Connection, path: str) -> dict[int, list[Any]]:
-        top = path.partition(".")[0]
-        if top not in self._records:
-            self._records[top] = newest_facts(connection, names=[top])
-        values = {run: values_at(tree, path) for run, tree in self._records[top].items()}
-        return {run: each for run, each in values.items() if each}
-
-    def require(self, conditions: Iterable[Leaf], names: Iterable[str] = ()) -> None:
-        """Refuse a question that no run can answer, which most likely has a slip.
-
-        Args:
-            conditions: those on missing values may name what no run has.
-            names: further names, to sort by or to show.
-        """
-        conditions = list(conditions)
-        asked = [leaf.path for leaf in conditions if not leaf.about_missing]
-        for name in dict.fromkeys([*asked, *names]):
-            self._require_name(name)
-        for leaf in conditions:
-            if leaf.path == "status" and leaf.operator in ("$eq", "$in"):
-                for status in set(map(str, leaf.values)) - {*STATUSES, "None"}:
-                    raise ConfigError(f"there is no status {status!r}; {nearest(status, STATUSES)}")
-
-    def _require_name(self, name: str) -> None:
+    def _require(self, name: str) -> None:
         if not self.rows or name in (*FACTS, *LABELS) or self.values(name):
             return
         above = self.values(name.rpartition(".")[0])
         if above and all(value is None for values in above.values() for value in values):
             return  # as `git.commit` of runs outside a repository
-        meant = self.setting(name)
-        hint = f"did you mean {meant!r}?" if meant else nearest(name, {*FACTS, *self._metrics, *self.paths})
+        with self.database.read() as connection:
+            newest = newest_facts(connection, list(self.rows)[-_MOST_READ:])
+            tops = connection.execute(select(facts.c.name).distinct()).scalars().all()
+        paths = {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
+        ends = [path for path in paths if path.endswith(f".{name}")]  # a setting, named by its last word
+        meant = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
+        hint = f"did you mean {meant!r}?" if meant else nearest(name, {*FACTS, *self._metrics, *paths})
         raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property
     def _metrics(self) -> Counter[str]:
         """Name of each metric -> number of its series in all runs."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             named = connection.execute(select(series.c.name, func.count()).group_by(series.c.name))
             return Counter({name: count for name, count in named})
 
@@ -132,28 +123,6 @@ class RunColumns:
             key=lambda name: (name.startswith(("val", "eval", "test")), self._metrics[name], "loss" in name),
             default=None,
         )
-
-    @cached_property
-    def paths(self) -> set[str]:
-        """Paths into the records of the newest runs."""
-        with self._database.read() as connection:
-            newest = newest_facts(connection, list(self.rows)[-_MOST_READ:])
-            tops = connection.execute(select(facts.c.name).distinct()).scalars().all()
-        return {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
-
-    def setting(self, name: str) -> str | None:
-        """Return the shortest path that ends with a name, those of the config first; or None."""
-        paths = [path for path in self.paths if path.endswith(f".{name}")]
-        return min(paths, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
-
-    def taken_for_metrics(self, names: Iterable[str]) -> list[str]:
-        """Say of each bare name that is both a metric and a setting how the setting is written."""
-        return [
-            f"{name} is the last value of the metric {name!r}; for the setting write {setting}"
-            for name in dict.fromkeys(names)
-            if "/" not in name and name not in FACTS and name in self._metrics
-            if (setting := self.setting(name) or "").startswith("config.")
-        ]
 
 
 def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:

@@ -28,10 +28,8 @@ from everstep.untrusted_files import open_regular
 
 BUSY_SECONDS = 30.0
 """Seconds that a command that writes waits for another writer."""
-
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
-
 _MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
 _MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
@@ -44,12 +42,10 @@ class Database:
     Tables of another version stay as they are: this version's lie in a file, or a schema, beside them.
 
     Args:
-        place: a file, the URL of a PostgreSQL database (postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with
-            libpq's options after "?"), or None for a file that is deleted with this object.
+        place: a file, the URL of a PostgreSQL database, or None for a file that is deleted with this object.
         patience: seconds that a writer waits for another writer, 0 or more.
 
     Attributes:
-        place: the file, or the URL.
         name: the place for messages, without a password.
         shared: whether the index may have other machines' runs: it is not a file.
     """
@@ -59,7 +55,10 @@ class Database:
         if isinstance(place, str):
             address = _parsed(place)
             self.place: Location = place
-            self.name = _without_password(address)
+            host = address.query.get("host", "") if address.host is None else address.host
+            hosts = host if isinstance(host, str) else ",".join(host)
+            port = f":{address.port}" if address.port else ""
+            self.name = f"postgresql://{hosts}{port}/{address.database or ''}"
             self._engine = _postgres(address, patience)
             weakref.finalize(self, self._engine.dispose)
         else:
@@ -138,24 +137,21 @@ class Database:
         return bool(version == VERSION)
 
     def _make_file(self) -> None:
-        """Make a file without tables, which nobody else can read: it gets the values of private runs.
-
-        It is in WAL mode from the beginning: SQLite writes a rollback journal where it changes the mode.
-        """
+        """Make a file without tables, in WAL mode: to change the mode SQLite writes a rollback journal."""
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.execute("PRAGMA user_version = 0")  # so that there is a first page
             page = bytearray(empty.serialize())
         page[18:20] = b"\2\2"  # the versions of the format that mean WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            # which nobody else can read: it gets the values of private runs
             with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(page)
         except FileExistsError:
             return  # another process was first
         except OSError as error:
-            raise UnwritableIndexError(
-                f"the index {self.name} cannot be made: {error.strerror}; check the disk"
-            ) from error
+            message = f"the index {self.name} cannot be made: {error.strerror}; check the disk"
+            raise UnwritableIndexError(message) from error
 
     def _make_tables(self, connection: Connection) -> None:
         if self.shared:
@@ -204,11 +200,7 @@ class Database:
 
 
 def _sqlite(path: Path, patience: float) -> Engine:
-    """Make an engine for a file, which is opened for each use and not kept open in between.
-
-    Readers wait for nobody (WAL).  A writer takes the write lock at its beginning (BEGIN IMMEDIATE): what it
-    reads stays true until it commits, and waiting for the lock never fails half way.
-    """
+    """Make an engine for a file, opened for each use: readers do not wait, a writer locks as it begins."""
     address = f"file:{quote(os.fsencode(path))}?mode=rw"
 
     def connect() -> sqlite3.Connection:
@@ -301,9 +293,3 @@ def _parsed(url: str) -> URL:
             "postgresql://USER@HOST/DATABASE, with %40 for an @ in a password"
         )
     return address.set(drivername="postgresql+psycopg")
-
-
-def _without_password(address: URL) -> str:
-    host = address.query.get("host", "") if address.host is None else address.host
-    port = f":{address.port}" if address.port else ""
-    return f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{address.database or ''}"

@@ -169,8 +169,7 @@ def parse_words(text: str) -> Group:
 
     A bare word means the runs whose name contains it.
     """
-    parts: list[Node] = []
-    at = 0
+    parts, at = list[Node](), 0
     while text[at:].strip(" ,"):
         match = _PART.match(text, at)
         if match is None:
@@ -194,17 +193,6 @@ def _comparison(name: str, sign: str, text: str) -> Node:
         return Leaf(name, _SIGNS[sign], value)
     equal = Leaf(name, "$in", [value, value == "true"] if value in ("true", "false") else [value])
     return Not(equal) if sign == "!=" else equal
-
-
-def why_none(conditions: Group) -> str:
-    """Say what conditions on names may have meant, for an empty answer; "" where that is clear."""
-    for leaf in leaves(conditions, required=True):
-        if leaf.path == "name" and leaf.operator == "$in":
-            name = leaf.value[0]
-            return f"name={name} asks for a whole name; {name} alone finds the names that contain it"
-        if leaf.operator == CONTAINS:
-            return f"no name contains {leaf.value!r}; to ask for a value, compare it, as in status=failed"
-    return ""
 
 
 def matcher(node: Node) -> Callable[[Values], bool]:
@@ -274,14 +262,12 @@ def _below(value: Any, path: str) -> Iterator[Any]:
 
 def ordered(rows: Iterable[Row], name: str, descending: bool) -> list[Row]:
     """Sort by a value: numbers first, then strings; documents without the value come last in both orders."""
-    have: list[Row] = []
-    lack: list[Row] = []
-    for row in rows:
+
+    def key(row: Row) -> tuple[bool, bool, Any]:
         value = row.get(name)
-        (lack if value is None or value != value else have).append(row)
+        if value is None or value != value:
+            return not descending, False, 0
+        is_number = isinstance(value, int | float)
+        return descending, not is_number, value if is_number else str(value)
 
-    def key(row: Row) -> tuple[bool, Any]:
-        value = row[name]
-        return (False, value) if isinstance(value, int | float) else (True, str(value))
-
-    return sorted(have, key=key, reverse=descending) + lack
+    return sorted(rows, key=key, reverse=descending)

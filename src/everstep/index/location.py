@@ -55,18 +55,13 @@ def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
     return as_location(value) if value else given or run_dir.absolute().parent / FILE
 
 
-def is_said() -> bool:
-    """Whether EVERSTEP_INDEX names an index."""
-    return os.environ.get(INDEX_VARIABLE, "") not in ("", "off")
-
-
 def index_from_here() -> Location:
     """Return a command's default index: EVERSTEP_INDEX, ./everstep.db, or ./runs/everstep.db.
 
     If none exists, return the index that the runs in ./runs would have, or those here without such a folder.
     """
-    if is_said():
-        return as_location(os.environ[INDEX_VARIABLE])
+    if (named := os.environ.get(INDEX_VARIABLE, "")) not in ("", "off"):
+        return as_location(named)
     here, runs = _here(), _here() / "runs"
     return here / FILE if (here / FILE).exists() or not runs.is_dir() else runs / FILE
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _MOST_METRICS = 8
 """Most metrics in a table of runs."""
-
 _ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
 _FIELDS = {
     "metrics": _ROW,
@@ -35,7 +34,6 @@ _FIELDS = {
     "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
 }
 """Fields of the documents of a collection; those of runs differ."""
-
 COLLECTIONS = ("runs", *_FIELDS)
 
 
@@ -51,9 +49,6 @@ class Documents(list[dict[str, Any]]):
 
         A value inside a dictionary has the column that queries name: "config.optimizer.lr".  Lists stay
         lists; a value that a document lacks is missing.
-
-        Raises:
-            ConfigError: pandas is not installed.
         """
         try:
             import pandas
@@ -62,9 +57,7 @@ class Documents(list[dict[str, Any]]):
         rows = [dict(flat(row)) for row in self]
         names = dict.fromkeys(name for row in rows for name in row)
         first = [name for name in self.columns if name in names or not rows]
-        return pandas.DataFrame(
-            {name: [row.get(name) for row in rows] for name in dict.fromkeys((*first, *names))}
-        )
+        return pandas.DataFrame(rows, columns=[*dict.fromkeys((*first, *names))])
 
     def _repr_html_(self) -> str:
         from everstep.display.html import charts_of, notebook_html
@@ -98,11 +91,6 @@ def query(
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
         A notebook shows it as a table, with charts of metrics; `to_pandas()` makes a frame.
-
-    Raises:
-        ConfigError: an unknown collection, operator or field, with the nearest; a field that no run has; a
-            value that JSON lacks.
-        RunIndexError: there is neither an index nor a run, or the index cannot be read.
 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
@@ -200,20 +188,21 @@ def _ask_runs(
     from everstep.index.run_queries import last_values_of, newest_facts
 
     columns = RunColumns(database)
-    columns.require(leaves(where), [*(name for name, _ in order), *fields])
-    rows = columns.find(where)
+    rows = columns.find(where, [*(name for name, _ in order), *fields])
     for name, descending in order:
         columns.add(rows, [name])
         rows = ordered(rows, name, descending)
     rows = rows[:limit]
-    if fields:
-        read = {name: columns.values(name) for name in fields if name not in FACTS}
-        return [
-            {name: row[name] for name in fields if name in FACTS}
-            | {name: _whole(values[row["id"]]) for name, values in read.items() if row["id"] in values}
-            for row in rows
-        ]
     keys = [row["id"] for row in rows]
+    if fields:
+        documents = [{name: row[name] for name in fields if name in FACTS} for row in rows]
+        for name in (name for name in fields if name not in FACTS):
+            column = columns.values(name)
+            for document, key in zip(documents, keys, strict=True):
+                if there := column.get(key):
+                    # a list of values where the path goes through a list of objects
+                    document[name] = there[0] if len(there) == 1 or isinstance(there[0], list) else there
+        return documents
     with database.read() as connection:
         recorded, last = newest_facts(connection, keys), last_values_of(connection, keys)
     documents = []
@@ -223,11 +212,6 @@ def _ask_runs(
         facts = {name: row[name] for name in FACTS}
         documents.append({**metrics, **recorded.get(row["id"], {}), **facts})
     return documents
-
-
-def _whole(values: list[Any]) -> Any:
-    """Return the value at a path; a list of them where the path goes through a list of objects."""
-    return values[0] if len(values) == 1 or isinstance(values[0], list) else values
 
 
 def index_place(index: str | None) -> Location:

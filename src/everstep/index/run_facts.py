@@ -6,23 +6,16 @@ from everstep.errors import EverstepError, RunIndexError
 
 GONE = "gone"
 """Status of a run whose directory was moved or deleted."""
-
 STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
-
-COUNTS = ("starts", "kills", "verified")
-"""Facts over all starts of a run; `verified` is the worst that is known of its resumes, None without one."""
 
 FACTS = (
     *("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path"),
-    *("diverged", *COUNTS),
+    *("diverged", "starts", "kills", "verified"),
 )
-"""Facts of every run; `diverged` is the step of the first divergence that nobody has accepted, or None."""
-
+"""Facts of every run; `diverged` is the step of the first divergence that nobody has accepted, or None;
+`verified` the worst that is known of its resumes, None without one."""
 SHOWN = ("name", "status", "step", "epoch", "started")
 """Facts in a list of runs, unless a person chooses others."""
-
-TEXTS = ("name", "status", "reason", "path", "verified")
-"""Facts that are strings; the others are numbers."""
 
 
 class IndexBusyError(RunIndexError):

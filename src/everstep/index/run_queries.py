@@ -16,7 +16,7 @@ from everstep.index.run_facts import GONE
 from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
 
 if TYPE_CHECKING:
-    from everstep.record import Rollback, Row  # it brings NumPy, which a list of runs does not need
+    from everstep.record import Rollback  # it brings NumPy, which a list of runs does not need
 
 _MOST_KEYS = 10_000
 _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
@@ -47,10 +47,7 @@ def names_of(name: str) -> list[str]:
 def find_run(
     connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:
-    """Find a run's row by its name, with or without the six digits, its directory's name, or a beginning.
-
-    A run whose directory is gone is found only if no other run is.
-    """
+    """Find a run by its name, that of its directory, or a beginning; a run that is gone comes last."""
     found = list(run_rows(connection).values())
     exact = [run for run in found if text in (run["name"], run["path"])]
     named = [run for run in found if text in (*names_of(run["name"]), Path(run["path"]).name)]
@@ -223,23 +220,3 @@ def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
     """List (phase, name) of every metric of a run, those measured outside steps first."""
     found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
     return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
-
-
-def metric_rows(connection: Connection, run: int, name: str, phase: str | None = None) -> list[Row]:
-    """Return the valid rows of a run's metric, in the order in which they were written, phase by phase."""
-    from everstep.record import Row
-
-    known = metric_names(connection, run)
-    chosen = [one for one in known if name in (one[1], "/".join(one)) and phase in (None, one[0])]
-    if not chosen:
-        where = "" if phase is None else f" in phase {phase!r}"
-        names = {name for _, name in known} | {"/".join(one) for one in known}
-        raise ConfigError(f"the run has no metric {name!r}{where}; {nearest(name, names)}")
-    m = valid_metrics.c
-    columns = m.segment, m.epoch, m.step, m.phase, m.name, m.seq, m.value, m["count"], m.wall
-    rows = []
-    for one in chosen:
-        mine = select(*columns).where(m.run_id == run, m.phase == one[0], m.name == one[1])
-        for row in connection.execute(mine.order_by(m.segment, m.offset, m.row)):
-            rows.append(Row(*row)._replace(value=_number(row.value), wall=bool(row.wall)))
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -44,16 +45,12 @@ if TYPE_CHECKING:
 
 _ALIVE_SECONDS = 120.0
 """Seconds after its last sign of life for which a run still counts as running, if no lock decides that."""
-
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 """File name of a segment; `everstep.record.journal_format`, which makes the names, would import NumPy."""
-
 _MOST_PROBLEMS = 3
 """Most problems of a run that are listed."""
-
 _FOREVER = 1 << 62
 _BATCH = 50_000
-
 _Starts = dict[int, dict[str, Any]]
 """Number of a start -> its row in `segments`."""
 
@@ -92,12 +89,12 @@ def sync(
         paths = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
     total = Shipped(runs=len(paths))
     changed = [path for path in paths if is_run(path) and not _unchanged(path, known)]
-    for path in sorted(
-        changed, key=lambda path: os.stat(path).st_uid != os.geteuid()
-    ):  # own runs count first
+    changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # own runs count first
+    for path in changed:
         inside = any(folder in (path, *path.parents) for folder in folders)
         try:
-            if _is_planted(path):
+            link = os.lstat(path)
+            if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), os.stat(path).st_uid):
                 total.problems.append(
                     f"{path} is a link to {os.path.realpath(path)}, not made by you or that run's owner, and "
                     "is not read; if you want the run in the index, give the run itself to everstep sync"
@@ -137,10 +134,7 @@ def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
 
 
 def _gone(database: Database, noted: bool = False) -> list[dict[str, Any]]:
-    """Return the runs here whose directories do not exist any more, or have another run.
-
-    With `noted` those, too, of which the index says so.
-    """
+    """Return the runs here whose directories are gone or have another run; `noted`: known ones, too."""
     with database.read() as connection:
         rows = [row for row in run_rows(connection).values() if is_here(database, row["host"])]
     # Several runs of one path: one was made anew in the place of another.
@@ -191,28 +185,17 @@ def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
         return False
     if row["status"] == "running" and not _is_held(run_dir):
         return False
-    try:
+    with contextlib.suppress(RunDirError):  # shipping reports the fault
         same = bool(row["sizes"] == journal_sizes(run_dir))
-    except RunDirError:
-        return False  # shipping reports the fault
-    return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
+        return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
+    return False
 
 
 def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:
-    """Whether the index has this very run: it was shipped there by somebody who could read the run.
-
-    A row is not enough, since anybody who may write the index can write a row with the path of a run.  Name,
-    time and seed together are known only to those who can read the run.
-    """
+    """Whether the index has this very run: who cannot read a run does not know its time and seed."""
     there = facts_at(run_dir) or {"id": None}
     row = known.get(str(there["id"]), {})
     return bool(row) and (row["created"], row["seed"]) == (there.get("created"), _seed(there.get("seed")))
-
-
-def _is_planted(path: Path) -> bool:
-    """Whether a path is a link that another user made to something that is not that user's."""
-    link = os.lstat(path)
-    return stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), os.stat(path).st_uid)
 
 
 def _seed(seed: Any) -> int | None:
@@ -245,10 +228,9 @@ def _unreadable(error: OSError, path: Path) -> RunDirError:
 
 
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
-    """Ship the part of a run's journal that the index lacks.
+    """Ship the part of a run's journal that the index lacks; any number of processes may do so at once.
 
-    Any number of processes may do so at once: the place up to which a file was shipped is read and
-    written in the same transaction as its rows.  `alive`: the caller is the process that trains the run.
+    `alive`: the caller is the process that trains the run.
     """
     from everstep.record import Position, RunDir
     from everstep.record.journal_reader import chain_to
@@ -308,10 +290,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
 def _copied_from(
     database: Database, connection: Connection, run: RunDir, row: dict[str, Any], went_on: bool
 ) -> str:
-    """Note where a run is now; or say of which directory this one is a copy.
-
-    `went_on`: the journal here has all that the index has, and more.
-    """
+    """Note where a run is now, or say of which directory this is a copy; `went_on`: there is more here."""
     here, other = is_here(database, row["host"]), row["path"]
     if str(run.path) == other or (os.path.exists(other) and os.path.samefile(run.path, other)):
         return ""
@@ -393,7 +372,7 @@ def _note(start: dict[str, Any], event: Event) -> None:
         start["reason"] = f"the divergence at step {event.data['step']}"
     elif event.kind in _ENDS:
         start["said"] = _ENDS[event.kind] or event.data["status"]
-        start["reason"] = _text(event.data.get("reason"))
+        start["reason"] = None if (reason := event.data.get("reason")) is None else clean(str(reason))
 
 
 def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: list[StoredBlock]) -> int:
@@ -434,10 +413,6 @@ def _insert(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -
         connection.exec_driver_sql(str(insert(table).compile(connection)), rows)
 
 
-def _text(text: Any) -> str | None:
-    return None if text is None else clean(str(text))
-
-
 def _conclude(
     connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, held: bool
 ) -> list[str]:
@@ -451,20 +426,33 @@ def _conclude(
     known |= labels(run_dir).told()
     status = newest["said"]
     if status is None:
-        alive = held or _is_held(run_dir)
-        status = "running" if alive else _status_of_silent(run_dir, beat, recorded.get("lock", True))
+        locks = recorded.get("lock", True) and (run_dir / "lock").exists()
+        recent = beat is not None and time.time() - beat < _ALIVE_SECONDS
+        # Nobody holds it: killed, or failed before it could record anything; without a lock perhaps running.
+        ends = "failed" if locks and not (run_dir / "lock.json").exists() else "killed"
+        status = "running" if held or _is_held(run_dir) or (recent and not locks) else ends
     for start in starts.values():
         start["status"] = start["said"] or (status if start is newest else "killed")
+    problems = list[str]()
+    for number, start in starts.items():
+        problems += stored(start["problems"], list)
+        if start["parent"] is not None and start["parent"] not in starts:
+            problems.append(
+                f"segment-{number:04d}.evj continues segment-{start['parent']:04d}.evj, which is missing: "
+                "its metrics are not shown; restore the file from a copy"
+            )
+        if start["torn"] is not None and status != "running":  # a running start is still writing there
+            problems.append(start["torn"])
     values = {
         "status": status,
         "reason": newest["reason"],
         "started": newest["started"],
         "heartbeat": beat,
         "epoch": next((start["epoch"] for start in reversed(begun) if start["epoch"]), 0),
-        "host": _text(recorded.get("host")),
+        "host": None if (host := recorded.get("host")) is None else clean(str(host)),
         **_judged(connection, row["id"], run_dir, starts),
         "step": newest["step"],
-        "problems": json.dumps(problems := _problems(starts, status)),
+        "problems": json.dumps(problems),
     }
     if known != newest_facts(connection, [row["id"]]).get(row["id"], {}):
         connection.execute(delete(facts).where(facts.c.run == row["id"]))
@@ -523,29 +511,3 @@ def _is_held(run_dir: Path) -> bool:
         return is_held(run_dir)
     except OSError:
         return False
-
-
-def _status_of_silent(run_dir: Path, heartbeat: float | None, locked: bool) -> str:
-    """Return the status of a start that nobody holds and that did not record its end.
-
-    That is killed, or failed before it could record anything; without a lock (the lock's files may be those
-    of an earlier start) perhaps running.
-    """
-    recent = heartbeat is not None and time.time() - heartbeat < _ALIVE_SECONDS
-    if not (locked and (run_dir / "lock").exists()):
-        return "running" if recent else "killed"
-    return "killed" if (run_dir / "lock.json").exists() else "failed"
-
-
-def _problems(starts: _Starts, status: str) -> list[str]:
-    found = []
-    for number, start in starts.items():
-        found += stored(start["problems"], list)
-        if start["parent"] is not None and start["parent"] not in starts:
-            found.append(
-                f"segment-{number:04d}.evj continues segment-{start['parent']:04d}.evj, which is missing: "
-                "its metrics are not shown; restore the file from a copy"
-            )
-        if start["torn"] is not None and status != "running":  # a running start is still writing there
-            found.append(start["torn"])
-    return found

@@ -25,8 +25,8 @@ FILE_PATIENCE = 10.0
 class IndexWriter:
     """Writer that ships a run's journal every `SECONDS` and at its end.
 
-    The thread imports SQLAlchemy at the first shipping.  A failure gives one message, and the next shipping
-    tries again: the journal has it all.  Only the last shipping waits for another process that writes.
+    A failure gives one message, and the next shipping tries again: the journal has it all.  Only the last
+    shipping waits for another process that writes.
     """
 
     def __init__(

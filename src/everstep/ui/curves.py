@@ -137,13 +137,7 @@ def _points(places: NDArray[Any], most: int, *columns: NDArray[Any]) -> list[lis
 def _thinned(
     x: NDArray[Any], values: Floats, points: int, times: NDArray[Any] | None = None
 ) -> dict[str, Any]:
-    """Thin out a curve to at most `points` places along its axis.
-
-    Returns:
-        x, min, max and last: the axis and value of the last row at each place, the smallest and the largest
-        value of all rows there.  NaN counts as a value only where there is no other.  times: of the last
-        rows, if `times` are given.
-    """
+    """Thin out a curve to `points` places at most: the last row at each, least and largest value there."""
     order = np.argsort(x, kind="stable")
     x, values = x[order], values[order]
     first = np.arange(len(x))

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from everstep.index import query
 from everstep.index.database import Database
-from everstep.index.location import Location, is_run, runs_of
+from everstep.index.location import is_run, runs_of
 from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
 from everstep.index.run_queries import newest_facts, run_rows
 from everstep.index.shipping import is_here, sync
@@ -29,18 +29,17 @@ _MOST_PROBLEMS = 20
 
 
 class FollowedIndex:
-    """Index of runs, and their table in memory.  May be used by several threads.
-
-    Journals are shipped into the index as `everstep runs` ships them; where this user may not write it, into
-    an index of this process.  No run directory is written or locked.
+    """Index of runs, and their table in memory.  May be used by several threads; writes no run directory.
 
     Args:
-        place: the index, or None for an index of this process alone.
-        folder: the folder whose runs the index should have, or a run directory.
+        index: a folder of runs, a file, a URL, or a run directory; None for the default index.
     """
 
-    def __init__(self, place: Location | None, folder: Path) -> None:
-        self._folder, self._is_own = folder, place is None
+    def __init__(self, index: str | None) -> None:
+        place = query.index_place(index)
+        self._folder = runs_of(place)
+        self._is_own = isinstance(place, Path) and is_run(self._folder) and not place.exists()
+        """Whether a run directory is followed, by an index of this process alone."""
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self._trouble: list[str] = []
         """Why the newest look has failed."""
@@ -49,7 +48,7 @@ class FollowedIndex:
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
-        self.database, problems = (Database(None), []) if place is None else query.open_index(str(place))
+        self.database, problems = (Database(None), []) if self._is_own else query.open_index(str(place))
         self._note(problems)
         self._look()
 
@@ -106,11 +105,3 @@ class FollowedIndex:
             self.table = RunsTable(self.database)
             self.version, self._state = self.version + 1, state
         self._trouble = trouble
-
-
-def followed(index: str | None) -> FollowedIndex:
-    """Follow the index that a person names: a folder of runs, a file, a URL, or a run directory."""
-    place = query.index_place(index)
-    folder = runs_of(place)
-    alone = isinstance(place, Path) and is_run(folder) and not place.exists()
-    return FollowedIndex(None if alone else place, folder)

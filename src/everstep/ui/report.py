@@ -23,10 +23,6 @@ from everstep.views.find_run import Found
 
 BEGIN = b"<!doctype html>\n<!-- everstep report -->\n"
 """First bytes of each report."""
-
-POINTS = 1000
-"""Most points of a line, if a person chooses no other number."""
-
 _MOST_POINTS, _FEWEST_POINTS = 100_000, 10
 """Most points of all lines together, about 8 MB, and the points that a line has even so."""
 
@@ -48,35 +44,33 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", r
 _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 
 
-def report_data(names: Sequence[str], found: Sequence[Found], points: int = POINTS) -> dict[str, Any]:
+def report_data(names: Sequence[str], found: Sequence[Found], points: int = 1000) -> dict[str, Any]:
     """Return the answers of the page's addresses for some runs, as JSON; equal runs give equal data.
 
-    Args:
-        names: strings by which a person named the runs, titles where names are equal.
-        points: most points of a line, 10 or more; a point has the least, largest and last of its values.
+    `names`: as a person named the runs; `points`: most of a line, each with least, largest and last value.
     """
     runs = [one_run(run.database, run.facts) for run in found]
     for at, (run, title) in enumerate(zip(runs, titles_of(names, found), strict=True)):
         run |= {"id": str(at), "name": title, "heartbeat": None, "parent": None}
     pairs = {(each["stream"], name) for run in runs for each in run["streams"] for name in each["metrics"]}
     points = max(_FEWEST_POINTS, min(points, _MOST_POINTS // max(1, len(pairs) * len(runs))))
+
+    def series(stream: str, metric: str) -> list[dict[str, Any]]:
+        """Return a line for each run, with the time of each point."""
+        options = CurveOptions(stream, metric, points=points, superseded=True, timed=True)
+        lines = [curves(run.database, [run.facts], options)["series"][0] for run in found]
+        return [{**line, "run": str(at)} for at, line in enumerate(lines)]
+
     data = {
         "runs": runs,
         "settings": differing([plain({"config": run["facts"].get("config")}) for run in runs]),
         "streams": streams_of(pairs),
-        "series": {"/".join(pair): _series(found, *pair, points) for pair in sorted(pairs)},
+        "series": {"/".join(pair): series(*pair) for pair in sorted(pairs)},
         "summaries": [_summaries(run, one) for run, one in zip(found, runs, strict=True)],
         "logs": [last_lines(run.database, run.facts, _LOG_BYTES) for run in found],
     }
     plain_data: dict[str, Any] = with_leaves(data, _as_json)
     return plain_data
-
-
-def _series(found: Sequence[Found], stream: str, metric: str, points: int) -> list[dict[str, Any]]:
-    """Return a line for each run, with the time of each point."""
-    options = CurveOptions(stream, metric, points=points, superseded=True, timed=True)
-    lines = [curves(run.database, [run.facts], options)["series"][0] for run in found]
-    return [{**line, "run": str(at)} for at, line in enumerate(lines)]
 
 
 def _summaries(run: Found, shown: dict[str, Any]) -> dict[str, str]:

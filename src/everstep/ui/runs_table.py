@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
-from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words, why_none
-from everstep.index.run_facts import FACTS, TEXTS
+from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
 from everstep.index.run_queries import metric_names, newest_facts
 from everstep.record.trust import MARK
 
@@ -53,17 +52,15 @@ class RunsTable(RunColumns):
         where = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
         named = [*([] if is_json else (leaf.path for leaf in leaves(where))), options.sort]
         wanted = list(dict.fromkeys(options.columns or [*self._defaults(), *named]))
-        self.require(leaves(where), [options.sort, *options.columns])
+        found = self.find(where, [options.sort, *options.columns])
         columns = {name: self.first(name) for name in {options.sort, *wanted}}
-        by_name = sorted(self.find(where), key=lambda run: str(run["name"]))  # ties stay in this order
+        by_name = sorted(found, key=lambda run: str(run["name"]))  # ties stay in this order
         values = [{"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name]
         runs: list[Any] = [one["run"] for one in ordered(values, "value", options.descending)]
         return {
             "total": len(self.rows),
             "matched": len(runs),
             "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in wanted],
-            "notes": self.taken_for_metrics(named),
-            "why_none": "" if runs or is_json else why_none(where),
             "rows": [
                 heading(run) | {"values": {name: finite(columns[name].get(run["id"])) for name in wanted}}
                 for run in runs[options.offset : options.offset + options.limit]
@@ -84,11 +81,8 @@ class RunsTable(RunColumns):
 
     @cached_property
     def _differing(self) -> list[str]:
-        """The settings in which runs differ: those that most runs have, then those of most values.
-
-        A seed comes last, and a text that differs between all runs, such as a path: neither is tuned.
-        """
-        with self._database.read() as connection:
+        """Settings that differ: those that most runs have first, seeds and texts such as paths last."""
+        with self.database.read() as connection:
             trees = newest_facts(connection, names=["config"])
         columns: dict[str, list[Any]] = {}
         for tree in trees.values():
@@ -104,7 +98,7 @@ class RunsTable(RunColumns):
 
     def compared(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return some runs side by side: the settings in which they differ, and which metrics they have."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             trees = newest_facts(connection, [run["id"] for run in runs], names=["config"])
             streams = {pair for run in runs for pair in metric_names(connection, run["id"])}
         settings = [plain(trees.get(run["id"], {})) for run in runs]
@@ -159,8 +153,6 @@ def kind_of(name: str, values: Collection[Any]) -> str:
     """Return what a column holds: "status", "time", "number" or "text"."""
     if name == "status" or name in TIMES:
         return "status" if name == "status" else "time"
-    if name in FACTS:
-        return "text" if name in TEXTS else "number"
     there = [value for value in values if value is not None]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in there)
     return "number" if there and numbers else "text"

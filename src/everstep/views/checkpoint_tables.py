@@ -51,6 +51,7 @@ def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any
         "created": created,
         "metrics": meta.get("metrics", {}),
         "one_fingerprint": meta.get("one_fingerprint", True),
+        "options": meta.get("options", {}),
     }
 
 
@@ -59,9 +60,9 @@ def asked_for(checkpoints: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in checkpoints if one["pinned"] or not one["interim"]]
 
 
-def newest_digest(checkpoints: list[dict[str, Any]]) -> str | None:
-    """Return the digest of the newest whole checkpoint of a list, as `Ending.digest`; None without one."""
-    return next((one["digest"] for one in reversed(checkpoints) if one["whole"]), None)
+def newest_whole(checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the newest whole checkpoint of a list: its "digest", as `Ending.digest`; {} without one."""
+    return next((one for one in reversed(checkpoints) if one["whole"]), {})
 
 
 def best_weights(run_dir: Path) -> list[dict[str, Any]]:
@@ -83,13 +84,3 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
             weights |= {"step": body["step"], "epoch": body["epoch"]}
         found.append({**weights, "path": str(path)})
     return found
-
-
-def options_of(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return the options of a run's objects, by entry of its state, from its newest checkpoint."""
-    for name in reversed(Store(run_dir).names()):
-        with contextlib.suppress(CheckpointError):
-            meta = read_manifest(Store(run_dir).path(name))["meta"] or {}
-            options: dict[str, dict[str, str]] = meta.get("options", {})
-            return options
-    return {}

@@ -11,7 +11,7 @@ from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import newest_facts, summaries
 from everstep.record.trust import MARK
 from everstep.redaction import without_credentials
-from everstep.views.checkpoint_tables import asked_for, checkpoints_of, newest_digest, options_of
+from everstep.views.checkpoint_tables import asked_for, checkpoints_of, newest_whole
 from everstep.views.find_run import Found
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
@@ -22,10 +22,7 @@ SideBySide: TypeAlias = dict[str, dict[str, Any]]
 
 
 class Compared(NamedTuple):
-    """Runs side by side: their titles, facts (`config.optimizer.lr`), and last and best metrics.
-
-    `pandas.DataFrame(compared.metrics)` has a column for each metric and a row for each run.
-    """
+    """Runs side by side: titles, facts (`config.optimizer.lr`), last and best metrics."""
 
     runs: list[str]
     facts: SideBySide
@@ -66,7 +63,12 @@ def compare(given: Sequence[str], found: list[Found]) -> Compared:
     """Put runs side by side."""
     titles = titles_of(given, found)
     facts, metrics = zip(*map(_told, found), strict=True)
-    return Compared(titles, _side_by_side(titles, facts), _side_by_side(titles, metrics))
+
+    def side_by_side(each: Sequence[dict[str, Any]]) -> SideBySide:
+        names = dict.fromkeys(name for one in each for name in one)
+        return {name: {t: one.get(name) for t, one in zip(titles, each, strict=True)} for name in names}
+
+    return Compared(titles, side_by_side(facts), side_by_side(metrics))
 
 
 def titles_of(given: Sequence[str], found: Sequence[Found]) -> list[str]:
@@ -81,9 +83,9 @@ def _told(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
         recorded = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
         measured = summaries(connection, run.id)
     facts = {name: run.facts[name] for name in FACTS}
-    facts["digest"] = None if run.is_gone else newest_digest(asked_for(checkpoints_of(run.path)))
-    options = {} if run.is_gone else options_of(run.path)
-    facts = {**_flat({**recorded, **options}), **facts}
+    newest = {} if run.is_gone else newest_whole(asked_for(checkpoints_of(run.path)))
+    facts["digest"] = newest.get("digest")
+    facts = {**_flat({**recorded, **newest.get("options", {})}), **facts}
     metrics = {}
     for one in measured:
         for what in ("last", "best"):
@@ -101,8 +103,3 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[path] = value
     return found
-
-
-def _side_by_side(titles: list[str], each: Sequence[dict[str, Any]]) -> SideBySide:
-    names = dict.fromkeys(name for one in each for name in one)
-    return {name: {title: one.get(name) for title, one in zip(titles, each, strict=True)} for name in names}

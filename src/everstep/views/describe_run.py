@@ -20,7 +20,7 @@ from everstep.index.sql_tables import stored
 from everstep.labels import NAMES as LABELS
 from everstep.record import evaluations, failures
 from everstep.redaction import without_credentials
-from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_digest
+from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_whole
 from everstep.views.compare_runs import Compared
 from everstep.views.compare_runs import compare as side_by_side
 from everstep.views.find_run import Found, find_all
@@ -28,7 +28,6 @@ from everstep.views.find_run import Found, find_all
 _FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
 _STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
 _METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
-_CHECKPOINTS = ("name", "bytes", "created", "pinned", "next")
 
 
 def describe(connection: Connection, found: Found, *, steps: bool = True) -> dict[str, Any]:
@@ -49,14 +48,11 @@ def describe(connection: Connection, found: Found, *, steps: bool = True) -> dic
         "note": recorded.get("note", ""),
         "segments": starts(connection, found.id),
         "rollbacks": [
-            {
-                **one._asdict(),
-                "batches": [batch._asdict() for batch in one.batches],
-                "quarantined": len(one.batches),
-            }
+            one._asdict()
+            | {"batches": [each._asdict() for each in one.batches], "quarantined": len(one.batches)}
             for one in rollbacks(connection, found.id)
         ],
-        "digest": newest_digest(checkpoints),
+        "digest": newest_whole(checkpoints).get("digest"),
         "checkpoints": checkpoints,
         "best": best,
         "evaluations": [one._asdict() for one in evaluations(found.path)] if there else [],
@@ -78,7 +74,7 @@ class ShownRun:
         self.facts = facts
         self.starts = Documents(facts["segments"], _STARTS)
         self.metrics = Documents(facts["metrics"], _METRICS)
-        self.checkpoints = Documents(facts["checkpoints"], _CHECKPOINTS)
+        self.checkpoints = Documents(facts["checkpoints"], ("name", "bytes", "created", "pinned", "next"))
 
     def __repr__(self) -> str:
         facts, count = self.facts, len(self.starts)
@@ -102,10 +98,6 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
             name is enough.
         index: as in `everstep.query`.
 
-    Raises:
-        ConfigError: there is no such run; names the nearest.
-        RunDirError, JournalError, RunIndexError: the run cannot be read.
-
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
@@ -119,10 +111,6 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
     Args:
         runs, index: as in `everstep.runs.show`.
-
-    Raises:
-        ConfigError: fewer than two runs are given, or there is no such run.
-        RunDirError, JournalError, RunIndexError: a run cannot be read.
     """
     if len(runs) < 2:
         raise ConfigError(f"compare needs two runs or more, not {len(runs)}; give their directories or names")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from everstep.checkpoint import Store, find_checkpoint
 from everstep.compat.tfutils.params import Load, Place
@@ -48,11 +47,7 @@ def index_of(place: Place, section: str) -> str | None:
 
 
 def source(load: Load, save: Place | None) -> Path | None:
-    """Return the checkpoint, or the run, that `load_params` name; None if they name the run itself.
-
-    Args:
-        save: gives the parts of the place that `load` lacks, except the run's name.
-    """
+    """Return the checkpoint, or the run, that `load_params` name; None if they name the run that saves."""
     if load.from_ckpt is not None:
         return Path(load.from_ckpt)
     place, own = load, None
@@ -115,21 +110,18 @@ def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFro
             top, slash, _ = old.partition("/")  # a new name without an entry gets the old one's
             wanted.append(f"{top}/{new}" if slash and not new.startswith(f"{top}/") else new)
             rename[f"^{re.escape(old)}$"] = wanted[-1].replace("\\", r"\\")
-    elif load.to_restore is not None:
-        wanted = _matching(load.to_restore, known)
+    elif (choice := load.to_restore) is not None:
+        if isinstance(choice, str | re.Pattern):
+            wanted = [name for name in known if re.search(choice, name)]
+        else:
+            names: Iterable[str] = choice(list(known)) if callable(choice) else choice
+            wanted = [_complete(name, known) for name in names]
         if not wanted:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
     if wanted is not None:
         include, exclude = f"^(?:{'|'.join(map(re.escape, wanted))})$", None
     reset = () if load.restore_global_step else ("step",)
     return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
-
-
-def _matching(choice: Any, known: list[str]) -> list[str]:
-    if isinstance(choice, str | re.Pattern):
-        return [name for name in known if re.search(choice, name)]
-    names: Iterable[str] = choice(list(known)) if callable(choice) else choice
-    return [_complete(name, known) for name in names]
 
 
 def _complete(name: str, known: list[str]) -> str:

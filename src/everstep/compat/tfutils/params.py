@@ -237,8 +237,7 @@ _FREE = (
     "train_params.validate_first",
     "train_params.thres_loss",
 )
-"""Parameters that may change between two starts: they touch no step.  The threshold is a service's, which
-a resume compares by itself."""
+"""Parameters that may change between two starts: they touch no step; a resume compares services by itself."""
 _ORIGIN = ("source", "version")
 """Keys of a function's origin, beside its import path under `CALL`."""
 _FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "a": re.ASCII}
@@ -306,10 +305,6 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, An
     Args:
         trust: import the code that the run names, even if the run is not marked as this user's:
             docs/guide/trust.md.
-
-    Raises:
-        TrustError: the run does not count as this user's, and `trust` is not given.
-        ConfigError: `train_from_params` did not make the run, or a function is not found by its import path.
     """
     run_dir = to_read(run_dir)
     facts = RunJournal(run_dir).facts()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,8 +81,6 @@ def train_from_params(
         The `Ending`; for several models a list.  With `dont_run` the `Trainer` or `MultiRun`.
 
     Raises:
-        ConfigError: a key is unknown, missing or of another type; names its place, and the nearest key.
-        RestoreError: a checkpoint does not fit the model; lists missing, unexpected and reshaped names.
         HiLossError: the loss was above `thres_loss`; that step is not saved.
     """
     sections = {name: value for name, value in locals().items() if name.endswith("_params")}
@@ -98,17 +95,23 @@ def train_from_params(
             "save_params.host and port differ, but runs that train together share an index; give the same "
             "host and port"
         )
-    with _run_dirs(trees) as run_dirs:
+    saves = [tree.save_params for tree in trees]
+    with TemporaryDirectory(prefix="everstep-do_save-") as folder:
+        paths = [run_dir_of(s) if s.do_save else Path(folder, str(n)) for n, s in enumerate(saves)]
+        run_dirs = [
+            path.with_name(f"{path.name}_model_{number}") if paths.count(path) > 1 else path
+            for number, path in enumerate(paths)
+        ]
         records = _records(trees, skip_check)
         train = Data(data_params, "train_params.data_params", shuffle=True)
         trainers = []
         for tree, run_dir, record in zip(trees, run_dirs, records, strict=True):
             begin, step = _beginning(tree, run_dir)
-            data = {"train": train, **_validation_data(tree)}
+            data, streams = _validations(tree)
             trainers.append(
                 Trainer(
-                    ParamsTask(tree, data, step),
-                    {"train": train.data, **_validation_streams(data)},
+                    ParamsTask(tree, {"train": train, **data}, step),
+                    {"train": train.data, **streams},
                     run_dir,
                     services=_services(tree),
                     seed=tree.model_params.seed,
@@ -135,18 +138,6 @@ def _records(trees: list[Any], skip_check: bool) -> list[Configuration]:
     for folder in dict.fromkeys(folder for each in records for folder in each.code if not skip_check):
         note_uncommitted(folder)
     return records
-
-
-@contextmanager
-def _run_dirs(trees: list[TrainingTree]) -> Iterator[list[Path]]:
-    """Yield the run directory of each model; without `do_save`, a folder that is deleted after the block."""
-    with TemporaryDirectory(prefix="everstep-do_save-") as folder:
-        saves = [tree.save_params for tree in trees]
-        paths = [run_dir_of(s) if s.do_save else Path(folder, str(n)) for n, s in enumerate(saves)]
-        yield [
-            path.with_name(f"{path.name}_model_{number}") if paths.count(path) > 1 else path
-            for number, path in enumerate(paths)
-        ]
 
 
 def _beginning(tree: TrainingTree, run_dir: Path) -> tuple[InitFrom | None, int]:
@@ -219,21 +210,17 @@ class _PinInitial(BuiltIn):
             self._store.pin(name)
 
 
-def _validation_data(tree: Tree) -> dict[str, Data]:
-    return {
+def _validations(tree: Tree) -> tuple[dict[str, Data], dict[str, Stream]]:
+    """Make the data of the validations, and the streams, whose batches come with the name."""
+
+    def named(name: str, batches: Iterator[Any]) -> ValidationBatch:
+        return ValidationBatch(name, next(batches))
+
+    data = {
         name: Data(params.data_params, f"validation_params.{name}.data_params", shuffle=False)
         for name, params in tree.validation_params.items()
     }
-
-
-def _validation_streams(data: Mapping[str, Data]) -> dict[str, Stream]:
-    """Make the streams of the validations, whose batches come with the name."""
-    validations = {name: as_stream(each.data) for name, each in data.items() if name != "train"}
-    return {name: TrainInputs(stream, partial(_named, name)) for name, stream in validations.items()}
-
-
-def _named(name: str, batches: Iterator[Any]) -> ValidationBatch:
-    return ValidationBatch(name, next(batches))
+    return data, {n: TrainInputs(as_stream(each.data), partial(named, n)) for n, each in data.items()}
 
 
 @checked_keywords
@@ -274,8 +261,8 @@ def _test(tree: TreeOfTest, dont_run: bool, skip_check: bool) -> Any:
     if not tree.validation_params:
         raise ConfigError("validation_params name no validation; give at least one")
     (record,) = _records([tree], skip_check)
-    data, seed = _validation_data(tree), tree.model_params.seed
-    task, streams = ParamsTask(tree, data), _validation_streams(data)
+    (data, streams), seed = _validations(tree), tree.model_params.seed
+    task = ParamsTask(tree, data)
     with isolated():
         seed_all(seed)
         task.build()
@@ -317,7 +304,6 @@ def _home(loaded: Loaded, save: SaveOfTest | None, seed: int) -> tuple[Path, Cal
     frequency = save.save_intermediate_freq
 
     def keep(step: EvalStep) -> None:
-        """Keep the results of a batch in a file."""
         if frequency is None or step.number % frequency:
             return
         arrays = {name: as_array(value) for name, value in step.outputs.items()}

@@ -29,20 +29,15 @@ class ValidationBatch(NamedTuple):
 
 
 class Data:
-    """The data that `data_params` describe.
+    """The data that `data_params` describe; a dictionary of arrays is divided into batches.
 
-    A dictionary of arrays is divided into batches.  In training they are shuffled with a seed of their own,
-    so that models with different seeds can share the data.
-
-    Attributes:
-        data: the data, as the function returned it or as a stream.
-        names: names of a batch's parts, for a dictionary of arrays.
-        example: a batch to see the sizes by.
+    In training they are shuffled with a seed of their own: models with different seeds can share the data.
     """
 
     def __init__(self, params: Function, place: str, *, shuffle: bool) -> None:
         self.data: Any = params()
         self.names: tuple[str, ...] | None = None
+        """Names of a batch's parts, for a dictionary of arrays."""
         self.example: Mapping[str, Any] = Example(self.data)
         if not isinstance(self.data, Mapping):
             return

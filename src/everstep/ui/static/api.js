@@ -129,7 +129,7 @@ function carried(path, params) {
   const names = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ...best.map((name) => [`best ${name}`, "number"])];
   const values = (run) => ({ ...run, ...Object.fromEntries(bests(run).map((one) => [`best ${one.name}`, one.value])) });
   const rows = report.runs.map((run) => ({ ...run, values: values(run) }));
-  return { total: rows.length, matched: rows.length, columns: names.map(([name, kind]) => ({ name, kind })), notes: [], rows };
+  return { total: rows.length, matched: rows.length, columns: names.map(([name, kind]) => ({ name, kind })), rows };
 }
 
 /** A line over time: the data have both axes. */

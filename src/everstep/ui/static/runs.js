@@ -34,13 +34,13 @@ export function Runs({ query }) {
             <button class="main" disabled=${ids.length < 2 || ids.length > MOST} onClick=${() => compare(ids)}>Compare ${ids.length}</button>
             ${picked.size ? html`<button onClick=${() => setPicked(new Set())}>Clear</button>` : null}
           </div>`}
-      ${error && answer ? html`<p class="soft">Below is the list before this filter.</p>` : (answer?.notes ?? []).map((note) => html`<p key=${note} class="soft">${note}</p>`)}
+      ${error && answer ? html`<p class="soft">Below is the list before this filter.</p>` : null}
       ${!answer
         ? html`<${Empty}>${error ? "" : "Reading runs …"}<//>`
         : !answer.total
           ? html`<${Empty}>No runs yet. A training that uses everstep appears here by itself.<//>`
           : !answer.matched
-            ? html`<${Empty}>No run matches this filter. ${answer.why_none} <button onClick=${() => setQuery({ where: "" })}>Show all ${answer.total}</button><//>`
+            ? html`<${Empty}>No run matches this filter. <button onClick=${() => setQuery({ where: "" })}>Show all ${answer.total}</button><//>`
             : html`<${Table} answer=${answer} query=${query} picked=${picked} pick=${pick} />`}
       ${answer && rows.length < answer.matched ? html`<p><button onClick=${() => setLimit(limit + 5 * PAGE)}>Show more</button></p>` : null}
     </main>
