@@ -1,9 +1,7 @@
 """Output of a run: a live line in a terminal or a notebook, plain lines elsewhere, a log file of all lines.
 
-The live line is drawn below the printed lines, on the main thread.  No thread, no cursor hidden, no terminal
-mode changed: a run that is killed with SIGKILL leaves the terminal as it was.  `rich.live` cannot be used:
-its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as markup (a stray "[/x]"
-raises inside the training loop), wraps long lines, and swallows prompts.
+No thread, no cursor hidden, no terminal mode changed: a run that is killed with SIGKILL leaves the terminal
+as it was.  `rich.live` reads what users print as markup, wraps long lines, and swallows prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -26,13 +23,12 @@ from everstep import hazard
 from everstep.arguments import number
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
-from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats
 from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
-from everstep.services.best import Best
+from everstep.services.best import Best, matches, name_patterns
 
 Print = Callable[[str], None]
 Content = Callable[[], str]
@@ -45,8 +41,7 @@ class Console(Service):
 
     In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
     printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) the same is
-    printed now and then, with the means since the last time.  A terminal that goes away, a broken pipe or a
-    full disk costs output, never the run.
+    printed now and then.  A terminal that goes away, a broken pipe or a full disk never ends the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
@@ -107,13 +102,9 @@ class Console(Service):
         self.run(boundary)
 
     def print(self, text: str, shorten: bool = False) -> None:
-        """Print `text` and a newline above the live line, and append it to the log file.
+        """Print a line above the live line, and append it to the log file; from any thread, at any time.
 
-        May be called from any thread, also before `open` and after `close` (no log file then).
-
-        Args:
-            shorten: whether a terminal shows as much of the text as fits in a line; a file, a pipe, a sink
-                and the log have all of it.
+        `shorten`: a terminal shows as much as fits in a line; a file, a pipe, a sink and the log have all.
         """
         with self._lock:
             if self._log is not None:
@@ -222,8 +213,7 @@ class LogFile:
 class EpochLine(Service):
     """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
-    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
-    after them.  `printed` is called with the statistics on the line, `bests` are marked ` (*)`.
+    `printed` is called with the statistics on the line; new best values of `bests` are marked ` (*)`.
     """
 
     isolate = False
@@ -251,13 +241,6 @@ class EpochLine(Service):
         self.run(boundary)
 
 
-def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check names or patterns; return all of them, and those that are names."""
-    if isinstance(metrics, str):
-        raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
-
-
 class LogVariables(Service):
     """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
 
@@ -279,14 +262,13 @@ class LogVariables(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name or "log variables", every)
-        self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
+        self.metrics, self.watches = name_patterns("LogVariables", metrics)
         self.formatter = formatter
 
     def run(self, boundary: Boundary) -> None:
         every = all_stats(boundary.readings)
         boundary.readings.clear()
-        stats = {name: every[name] for name in every if any(fnmatchcase(name, p) for p in self.metrics)}
-        if stats:
+        if stats := {name: every[name] for name in every if matches(name, self.metrics)}:
             self._run.println(log_line("", stats, (), self.formatter), with_tag=True, shorten=True)
 
     def finish(self, boundary: Boundary) -> None:
@@ -294,11 +276,10 @@ class LogVariables(Service):
 
 
 class LiveLine:
-    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
+    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above it.
 
-    After drawing, the cursor stands at the start of the live line, so that any other output to the
-    terminal starts there.  A line that the user has begun and not ended is left alone.  `lock` is held
-    while anything is written; `content` returns the line to draw.
+    The cursor stands at its start, where other output to the terminal then begins.  A line that the user has
+    begun and not ended is left alone.  `lock` is held while anything is written.
     """
 
     def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:
@@ -379,10 +360,7 @@ class Above:
 
 
 class NotebookLine:
-    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
-
-    It stays with its last content, so that the saved notebook says where the run stood.
-    """
+    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it."""
 
     def __init__(self, content: Content) -> None:
         self.stream: TextIO = sys.stdout
@@ -437,7 +415,6 @@ def _cropped(text: str, columns: int) -> str:
 
 
 def _columns(stream: TextIO) -> int:
-    """Return the columns of a terminal; 80 where it does not tell."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

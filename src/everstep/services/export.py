@@ -136,15 +136,10 @@ class Export(Conditional):
 
     def run(self, boundary: Boundary) -> None:
         self._look(boundary)
-        step = self.met(boundary)
+        is_met = self.met(boundary, "exported")
         boundary.readings.clear()
-        if step == boundary.step and not self._run.tainted:
+        if is_met and not self._run.tainted:
             self._export(boundary)
-        elif step is not None and step != boundary.step:
-            self._run.println(
-                f"{self.name}: the best was measured at step {step}, and its weights were trained on until "
-                f"step {boundary.step}: they are not exported; measure after the last step"
-            )
 
     def finish(self, boundary: Boundary) -> None:
         self._look(boundary)
