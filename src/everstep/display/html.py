@@ -78,7 +78,6 @@ def _cells(row: Mapping[str, Any], aligned: Mapping[str, str]) -> str:
 
 
 def _picture(chart: Chart) -> str:
-    """Write a chart as a picture, with its data in words for who cannot see it."""
     data = base64.b64encode(drawn(chart).encode()).decode()
     return f'<img align="top" alt="{_escaped(chart.words())}" src="data:image/svg+xml;base64,{data}">'
 
@@ -186,8 +185,6 @@ def _thinned(points: Points, columns: int) -> Points:
 
 
 class _Axis(NamedTuple):
-    """Axis from the least to the largest value, at two places of the picture."""
-
     least: float
     most: float
     start: float

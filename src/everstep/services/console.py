@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -29,6 +28,7 @@ from everstep.metrics.formatting import counter, humanize_duration, log_line, lo
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best, matches, name_patterns
+from everstep.unattended import append_line
 
 Print = Callable[[str], None]
 Content = Callable[[], str]
@@ -67,8 +67,6 @@ class Console(Service):
         self._lock = threading.RLock()
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
-        self._samples: deque[tuple[float, int]] = deque(maxlen=20)
-        """Times and steps of the last calls of `run`, for the speed."""
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
         self._next_plain = 0.0
@@ -85,8 +83,6 @@ class Console(Service):
 
     def run(self, boundary: Boundary) -> None:
         now = self._run.clock()
-        if not self._samples or boundary.step > self._samples[-1][1]:
-            self._samples.append((now, boundary.step))
         if self._line is None and now < self._next_plain:
             return
         self._latest.update(all_stats(boundary.readings))
@@ -112,7 +108,6 @@ class Console(Service):
             self._emit(text, shorten)
 
     def mark_best(self, name: str, value: float) -> None:
-        """Mark the metric `name` as best, from now on, wherever its last value is this `value`."""
         self._best[name] = value
 
     def close(self) -> None:
@@ -120,9 +115,7 @@ class Console(Service):
             if self._line is not None:
                 self._guarded(self._line.close)
                 self._line = None
-            if self._log is not None:
-                self._log.close()
-                self._log = None
+            self._log = None
 
     def _emit(self, text: str, shorten: bool = False) -> None:
         line = self._line
@@ -158,22 +151,13 @@ class Console(Service):
         if (progress := run.get_progress()) is not None:
             done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
             parts.append(percent if self._line is None else f"{done:─<{_BAR}} {percent:>4}")
-        parts.append(self._speed())
+        if (rate := run.get_rate()) is not None:
+            value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
+            parts.append(f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}")
         if (eta := run.get_eta()) is not None:
             parts.append(f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}")
         best = [name for name, stats in self._latest.items() if self._best.get(name) == stats.last]
         return "  ".join(filter(None, [*parts, log_line("", self._latest, best)]))
-
-    def _speed(self) -> str:
-        """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
-        if len(self._samples) < 2:
-            return ""
-        (start, first), (end, last) = self._samples[0], self._samples[-1]
-        if end <= start:
-            return ""
-        rate = (last - first) / (end - start)
-        value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
-        return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 class LogFile:
@@ -183,31 +167,21 @@ class LogFile:
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
-        self._path, self._complain = path, complain
+        self._path, self._complain = path.absolute(), complain  # the program may change its directory
         self._complained = False
-        self._file: int | None = None
 
     def write(self, text: str) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
-        lines = "".join(f"{stamp} {line}\n" for line in text.split("\n"))
+        lines = "\n".join(f"{stamp} {line}" for line in text.split("\n"))
         try:
             hazard.reach("console.log")
-            if self._file is None:
-                require_no_link(self._path, self._path.parent.parent)
-                self._path.parent.mkdir(exist_ok=True)
-                # O_NONBLOCK: a pipe in the file's place keeps nobody waiting
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-                self._file = os.open(self._path, flags, 0o666)
-            os.write(self._file, lines.encode("utf-8", "backslashreplace"))
+            require_no_link(self._path, self._path.parent.parent)
+            self._path.parent.mkdir(exist_ok=True)
+            append_line(str(self._path), lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
             if not self._complained:
                 self._complained = True
                 self._complain(f"the log {self._path} cannot be written ({error}); lines are missing there")
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 class EpochLine(Service):
@@ -401,8 +375,6 @@ def live_line(lock: threading.RLock, content: Content) -> LiveLine | NotebookLin
 
 
 def _cropped(text: str, columns: int) -> str:
-    """Cut a line to the cells of a terminal, of which East Asian wide characters take two."""
-
     def cells() -> int:
         return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 

@@ -511,7 +511,7 @@ class Annealing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", integer("every", self.every))
         if not self.least <= self.initial <= self.most:  # also true for NaN
-            raise ConfigError(f"{self}: give an initial value between least and most")
+            raise ConfigError(f"{self}: give bounds between which the initial value lies")
 
     def __call__(self, number: int) -> float:
         """Return the value of a step, or of an epoch, by its number from 1; number 0 has the value of 1."""

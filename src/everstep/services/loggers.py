@@ -128,7 +128,6 @@ class WandB(Sink):
                 )  # fmt: skip
 
     def _count(self, environment: dict[str, str]) -> int | None:
-        """Ask W&B how many rows it has; None if it does not answer."""
         parts = (self._names["entity"], self._names["project"], self._id)
         command = [sys.executable, "-c", _COUNT, "/".join(filter(None, parts))]
         try:
@@ -142,7 +141,6 @@ class WandB(Sink):
         return int(answer.stdout.split()[-1])
 
     def _warn_of_changes(self) -> None:
-        """Tell which rows that W&B has are other ones now."""
         journal = RunJournal(self._run.run_dir)
         valid = dict(journal.comparable())
         rows = journal.comparable(valid=False)
@@ -215,7 +213,6 @@ class WandB(Sink):
             self._upload = None
 
     def _put_row(self, file: IO[bytes]) -> None:
-        """Write the row of the last step, of which no value will come."""
         if not self._row:
             return
         wall = {"_step": self._step, "_timestamp": self._now, "_runtime": self._now - self._began}
@@ -246,7 +243,6 @@ def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _count_rows(file: Path) -> int:
-    """Count the rows in a file of W&B's."""
     from wandb.proto import wandb_internal_pb2
 
     content, at, record, rows = file.read_bytes(), _HEAD, b"", 0

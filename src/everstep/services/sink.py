@@ -254,7 +254,6 @@ class RemoteSink(Service, ABC):
         self.run_dir, self.sent, self._ended = Path(), 0, False
         self.key, self.run_config = "", dict[str, Any]()
         self._thread: threading.Thread | None = None
-        self._is_late = False
         self._error: BaseException | None = None
         self._follower: Follower | None = None
         self._start, self._has = "", dict[str, int]()
@@ -303,8 +302,6 @@ class RemoteSink(Service, ABC):
         """Send what the service lacks, of this start what lies before `end` in its journal; None: nothing."""
         # a thread, so that the wait can end; it is waited for, as `send` may draw random numbers
         if self._thread is None or not self._thread.is_alive():
-            if self._is_late:
-                self._follower, self._is_late = None, False
             self._run.flush()
             self._error = None
             self._thread = threading.Thread(
@@ -313,7 +310,6 @@ class RemoteSink(Service, ABC):
             self._thread.start()
             self._thread.join(self.timeout)
         if self._thread.is_alive():
-            self._is_late = True
             raise TimeoutError(f"no answer in {self.timeout:g} s")
         if self._error is not None:
             raise self._error
@@ -346,7 +342,6 @@ class RemoteSink(Service, ABC):
         self._older, self._own = [], self._own[len(own) :]
 
     def _ask(self) -> None:
-        """Find what the service has, and what it lacks of the earlier starts."""
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
         self.key, self.run_config, _ = described(self.run_dir, min(valid))

@@ -175,7 +175,6 @@ class TensorBoard(Sink):
         _append(file, records)
 
     def _points(self, item: Item) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield the name, the step and the fields of each value of an item."""
         if isinstance(item, Event):
             if item.kind == _NOTE:
                 yield item.data["name"], item.data["step"], self._summary(item.data)
@@ -190,7 +189,6 @@ class TensorBoard(Sink):
                 yield name, step, {"simple_value": value}
 
     def _summary(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a summary's fields, from the journal's description of it."""
         if "text" in data:
             tensor = {"tensor_shape": {"dim": [{"size": 1}]}, "string_val": [_text(data["text"])]}
             plugin = {"plugin_data": {"plugin_name": "text"}}
@@ -227,7 +225,6 @@ def _on_host(array: Any) -> NDArray[Any]:
 
 
 def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert pixels to (height, width, channels) of uint8."""
     shape = pixels.shape
     if pixels.ndim == 2:
         pixels = pixels[..., None]

@@ -312,7 +312,6 @@ def _parts(make_stream: Any, share: Share | None, seed: int, position: Any = Non
 
 
 def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]:
-    """Yield the samples in each part of a batch; values without a length belong to no sample."""
     if isinstance(batch, Mapping):
         for key, part in batch.items():
             yield from _samples(part, f"{name}.{key}")
@@ -704,7 +703,6 @@ class _Program:
         assert not decides, f"the controller {service.name!r} returned no action, {reached}"
 
     def _count(self, service: Service, failing: bool) -> None:
-        """Count the calls of the service's methods, but for those from inside another of them."""
         inside = False
 
         def counted(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -803,7 +801,6 @@ def _in(path: str, *folders: str) -> bool:
 
 
 def _is_of(service: Service) -> Callable[[Any], bool]:
-    """Make the function that tells a service's own state and rows from those of the run without it."""
     phase = f"eval/{service.name}"
     # The metrics of the service also stand in the windows of all readers.
     own = ("services", "metrics/state/readers", array_name(("metrics", "state", "seqs", phase)))
