@@ -95,9 +95,8 @@ class Index(BuiltIn):
         run_dir, first = Path(run.run_dir).absolute(), run.step  # the program may change its directory
         index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
         if lacks_credential(index):
-            run.println(
-                "warning: there is no index, whose password is not recorded: set EVERSTEP_INDEX, or pass --index"
-            )
+            remedy = "set EVERSTEP_INDEX, or pass --index"
+            run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
         elif isinstance(index, str) and not has_library:
             run.println("warning: the index is a database, which needs pip install 'everstep[postgres]'")
         elif index is not None and has_library:
