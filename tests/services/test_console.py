@@ -133,9 +133,6 @@ def console() -> Iterator[Console]:
     made.close()
 
 
-# ------------------------------------------------------------------------------------- live line
-
-
 def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
     console.mark_best("valid_loss", 0.2)
@@ -277,9 +274,6 @@ def test_a_terminal_that_goes_away_ends_nothing(terminal: Terminal, run: Run, co
     assert re.fullmatch(STAMP + "one", second)
 
 
-# ----------------------------------------------------------------------------------- plain lines
-
-
 def test_where_no_live_line_is_drawn(terminal: Terminal, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CI": "true", "SLURM_JOB_ID": "7", "TERM": "dumb"}.items():
         with monkeypatch.context() as patch:
@@ -371,9 +365,6 @@ console.close()
     assert [line.split(" ", 1)[1] for line in log] == ["line 0", fails, "line 1", "line 2"]
 
 
-# -------------------------------------------------------------------------------------- log file
-
-
 def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a_full_disk(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,8 +386,6 @@ def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a
     assert out[1:] == ["four", "five", "six"] and re.sub(STAMP, "", run.log()[-1]) == "six"
     assert len(run.log()) == 4
 
-
-# ---------------------------------------------------------------------------- a program on a terminal
 
 PROGRAM = """
 import os, signal, sys

@@ -6,8 +6,6 @@ import copy
 import enum
 import inspect
 import math
-import numbers
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -141,8 +139,12 @@ class SetValue:
     def __post_init__(self) -> None:
         if (self.value is None) == (self.times is None):
             raise ConfigError(f"{self}: give one of value= and times=")
-        number = self.times if self.value is None else self.value
-        if not isinstance(number, numbers.Real) or not -sys.float_info.max <= number <= sys.float_info.max:
+        number: Any = self.times if self.value is None else self.value
+        try:
+            is_finite = math.isfinite(number)
+        except (TypeError, ValueError, OverflowError):
+            is_finite = False
+        if not is_finite:
             raise ConfigError(f"{self}: give a finite number")
 
     def applied(self, old: float) -> float:
