@@ -160,18 +160,16 @@ class Best(Service):
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
             self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
-        step = self._run.step
-        same = [place for place in self.places if place.step == step]
-        others = [place for place in self.places if place.step != step]
-        # two values of one step share a place, the better one
-        rivals = [place.value for place in same] + [place.value for place in others[self.keep - 1 :]]
-        if not all(better(value, rival, self.mode) for rival in [None, *rivals]):
+        if not math.isfinite(value):
             return
-        # behind equal values, so that the earlier one stays the best
-        rank = sum(not better(value, place.value, self.mode) for place in others)
-        others.insert(rank, Place(value, step, self._run.epoch))
-        self.places = others[: self.keep]
-        self._waiting = step
+        new, sign = Place(value, self._run.step, self._run.epoch), 1 if self.mode == "min" else -1
+        of_steps: dict[int, Place] = {}
+        # the sort is stable: of equal values the earlier stays the best; those of one step share a place
+        for place in sorted([*self.places, new], key=lambda place: sign * place.value):
+            of_steps.setdefault(place.step, place)
+        self.places = list(of_steps.values())[: self.keep]
+        if any(place is new for place in self.places):
+            self._waiting = new.step
 
     def look(self, boundary: Boundary) -> Place | None:
         """Find the place of the values since the last look; None if none of them is among the best."""
