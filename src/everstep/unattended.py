@@ -67,7 +67,9 @@ def seed_or_drilled(seed: S) -> S | int:
 
 def append_line(path: str, line: bytes, *, new: bool = True) -> None:
     """Append a line by a single write, which survives SIGKILL and which no second process can tear."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if new else 0), 0o666)
+    # O_NONBLOCK: a pipe in the file's place keeps nobody waiting
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | (os.O_CREAT if new else 0)
+    descriptor = os.open(path, flags, 0o666)
     try:
         os.write(descriptor, line + b"\n")
     finally:

@@ -23,6 +23,7 @@ from everstep.contracts.services import Boundary, Moment
 from everstep.metrics.collector import Collector, Reader
 from everstep.services.console import Console
 from everstep.testing import ManualClock, armed
+from everstep.timing import Estimator
 from waiting import left_open
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d "
@@ -53,6 +54,8 @@ class Run:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.clock = ManualClock()
+        self.estimator = Estimator(self.clock)
+        self.get_rate = self.estimator.rate
         self.step = self.epoch = 0
         self.max_step: int | None = 4000
         self.max_epoch: int | None = 10
@@ -69,6 +72,7 @@ class Run:
         self.step += steps
         self.epoch = 1 + (self.step - 1) // 400
         self.clock.advance(steps / 100)
+        self.estimator.update(self.step)
         for name, value in metrics.items():
             self.readings.add_outside(name, self.step, value)
         console.run(Boundary(Moment.AFTER_STEP, self.step, self.epoch, self.readings))
@@ -127,9 +131,6 @@ def console() -> Iterator[Console]:
     made = Console()
     yield made
     made.close()
-
-
-# ------------------------------------------------------------------------------------- live line
 
 
 def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
@@ -246,7 +247,7 @@ def test_it_never_wraps_and_a_log_line_is_cut_to_the_terminal_and_whole_in_the_l
     for line, full, room in ((cut, LOG_LINE, columns), (live, "Epoch 3/10  Step 1200/4000", columns - 1)):
         assert len(line) + 2 * line.count("重み") <= max(room, 0)
         assert full.startswith(line.removesuffix("…")) or line.startswith(full)
-    assert (cut == LOG_LINE) == (columns >= 89) and ("重み" in live) == (columns >= 89)
+    assert (cut == LOG_LINE) == (columns >= 89) and ("重み" in live) == (columns == 200)
 
 
 @pytest.mark.parametrize("terminal", [{"encoding": "ascii"}], indirect=True)
@@ -255,7 +256,7 @@ def test_a_terminal_without_unicode(terminal: Terminal, run: Run, console: Conso
     run.train(console, 500, 重み=1.0)
     console.print("loss: 0.5 (±0.1)")
     above, live = terminal.screen()
-    assert above == "loss: 0.5 (?0.1)" and live.endswith(f"{'?' * 20}  12%  ETA 35s  ??: 1")
+    assert above == "loss: 0.5 (?0.1)" and live.endswith(f"{'?' * 20}  12%  100 steps/s  ETA 35s  ??: 1")
 
 
 def test_a_terminal_that_goes_away_ends_nothing(terminal: Terminal, run: Run, console: Console) -> None:
@@ -271,9 +272,6 @@ def test_a_terminal_that_goes_away_ends_nothing(terminal: Terminal, run: Run, co
     first, second = run.log()
     assert re.fullmatch(STAMP + r"standard output fails \(.*\); lines go to this file only", first)
     assert re.fullmatch(STAMP + "one", second)
-
-
-# ----------------------------------------------------------------------------------- plain lines
 
 
 def test_where_no_live_line_is_drawn(terminal: Terminal, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +320,7 @@ def test_lines_can_go_elsewhere_and_need_no_open_console(
     console.print("hello")
     run.train(console, 200)
     console.close()
-    assert lines == ["hello", "Epoch 1/10  Step 200/4000  5%  ETA 38s"]
+    assert lines == ["hello", "Epoch 1/10  Step 200/4000  5%  100 steps/s  ETA 38s"]
     assert terminal.screen() == [""] and len(run.log()) == 2
 
 
@@ -367,9 +365,6 @@ console.close()
     assert [line.split(" ", 1)[1] for line in log] == ["line 0", fails, "line 1", "line 2"]
 
 
-# -------------------------------------------------------------------------------------- log file
-
-
 def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a_full_disk(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,8 +386,6 @@ def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a
     assert out[1:] == ["four", "five", "six"] and re.sub(STAMP, "", run.log()[-1]) == "six"
     assert len(run.log()) == 4
 
-
-# ---------------------------------------------------------------------------- a program on a terminal
 
 PROGRAM = """
 import os, signal, sys

@@ -140,9 +140,6 @@ def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) ->
     everstep.Supervisor(tmp_path, {}, services=[everstep.EarlyStop("loss", patience=1, every=either)])
 
 
-# ----------------------------------------------------------------------- the batch in a Supervisor
-
-
 def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
     """Several streams give their batches by name; a step without a batch is a step."""
 
@@ -180,9 +177,6 @@ def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
     assert [b for _, b in after] == [{"noise": 0, "real": "a"}, {"noise": 1}, {"noise": 2, "real": "b"}]
     assert seen("none", no_data) == ([(0, None), (1, None), (2, None)], [(1, None), (2, None), (3, None)])
     assert seen("some", every_other) == ([(0, 0), (1, None), (2, 1)], [(1, 0), (2, None), (3, 1)])
-
-
-# ------------------------------------------------------------------------------- what a step made
 
 
 class Looks(Service):

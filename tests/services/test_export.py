@@ -166,9 +166,6 @@ def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
     assert list(exported(tmp_path)) == [f"step-{step:08d}" for step in (6, 7, 8)]
 
 
-# ---------------------------------------------------------------------------------------- torch
-
-
 class Digits(everstep.torch.Task):
     """A linear model of two numbers, with dropout, a buffer that is no state, and an average."""
 

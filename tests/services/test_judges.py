@@ -123,8 +123,6 @@ def test_the_learning_rate_falls_and_rests_and_is_exact_over_resumes(tmp_path: P
         assert lowered(tmp_path / str(crash)) == whole
 
 
-# ------------------------------------------------------------------------------------- requirements
-
 PROGRAM = """
 import sys
 import everstep
@@ -171,8 +169,6 @@ def test_a_run_that_is_left_is_not_judged_and_what_came_after_the_last_look_coun
     assert advance(tmp_path / "late", [0.5, 0.5], Require("loss", 0.5, step=9)).ending.finished
 
 
-# --------------------------------------------------------------------------------------- loss bounds
-
 QUIET = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8]
 BROKEN: list[tuple[dict[str, Any], list[float], str]] = [
     ({"bound": 10}, [*QUIET, 50.0, 1.0], r"loss is 50 at step 7, above its bound 10;.*batch"),
@@ -212,9 +208,6 @@ def test_times_a_running_median_over_a_crash(tmp_path: Path) -> None:
     message = "loss is 6 at step 8, above 5 times 1, the median of the last 5"
     with pytest.raises(LossBoundError, match=message):
         advance(tmp_path, losses, LossBound(times=5, last=5))
-
-
-# --------------------------------------------------------------------------------- scheduled values
 
 
 def test_annealing_begins_with_the_initial_value_and_stays_between_its_bounds() -> None:
@@ -269,8 +262,6 @@ def test_another_schedule_is_another_run(tmp_path: Path) -> None:
         scheduled(tmp_path, changed)
     assert scheduled(tmp_path, changed, on_change="override")[1][-1] == 8 * 0.25**11
 
-
-# --------------------------------------------------------------------------------------- the settings
 
 EVERY_EPOCH = "Every(steps=None, epochs=1, seconds=None)"
 EARLY = {"metric": "loss", "mode": "min", "patience": 5, "min_delta": 0.0, "min_steps": 0}

@@ -81,9 +81,6 @@ def test_a_sink_is_told_its_run_the_config_and_how_each_start_ends(tmp_path: Pat
     assert RunJournal(run_dir).segments()[0].blocks[0].time == pytest.approx(failed.lines[0].time, abs=0.001)
 
 
-# --------------------------------------------------------------------- with the packages themselves
-
-
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Interpreter with the three packages, beside all that this one has."""
@@ -191,9 +188,6 @@ def test_going_back_to_an_older_checkpoint(python: str, name: str, tmp_path: Pat
     assert place.points() == (after if name == "wandb" else before | after)
 
 
-# ------------------------------------------------------------------------------------------- W&B
-
-
 @contextmanager
 def wandb_stand_in(python: str) -> Iterator[tuple[dict[str, str], Any]]:
     """What a client needs in its environment, and a function that returns the server's runs."""
@@ -270,9 +264,6 @@ def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
         (run,) = runs().values()
     assert uploaded(run) == expected(place.run_dir)
     assert run["complete"] and run["exitcode"] == 0
-
-
-# ---------------------------------------------------------------------------------------- MLflow
 
 
 @pytest.mark.campaign("machine")

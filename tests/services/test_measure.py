@@ -85,9 +85,6 @@ def test_values_computed_at_the_clean_end_are_in_the_record(tmp_path: Path) -> N
     assert failing.loop.ending.finished and "ZeroDivisionError" in failing.loop.ending.warnings[0]
 
 
-# -------------------------------------------------------------------------------- Throughput
-
-
 class Slow:
     """Four batches, each of which takes a second."""
 
@@ -136,8 +133,6 @@ def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
     shares = [found[name] for name in ("steps_per_second", "data_share", "step_share")]
     assert shares == [0.25, 0.25, 0.75]
 
-
-# ------------------------------------------------------------------------------------ System
 
 LINUX = {"cpu_share", "memory_share", "process_memory_gb"}
 ANYWHERE = {"process_cpus", "disk_free_gb"}
@@ -199,9 +194,6 @@ def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("everstep.services.measure._text", refuse)
     Tiny(tmp_path, max_epoch=1, services=[System(every=Every(steps=1))]).train()
     assert {name for name in recorded(tmp_path) if not name.startswith("gpu")} == ANYWHERE
-
-
-# ----------------------------------------------------------------------------------- Profile
 
 
 def profiled(run_dir: Path, service: Profile, crash: int = 0) -> list[str]:

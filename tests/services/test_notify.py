@@ -151,9 +151,6 @@ def test_only_what_was_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "told").exists()
 
 
-# ------------------------------------------------------------------------------------------ a URL
-
-
 class Server(http.server.ThreadingHTTPServer):
     status, got, over = 200, [("", b"")], threading.Event()
 

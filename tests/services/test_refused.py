@@ -44,7 +44,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: EarlyStop("a/b", patience=1, name="a/b"), "without '/'"),
     (lambda: OnBest("score"), "whether a smaller or a larger"),
     (lambda: Plateau("loss", then=A), "give SetValue"),
-    (lambda: Plateau("loss", then=LOWER, long=5, short=5), "give a long that is larger than short"),
+    (lambda: Plateau("loss", then=LOWER, long=5, short=5), "give a larger long="),
     (lambda: Plateau("loss", then=LOWER, cooldown=-1), "cooldown=-1"),
     (lambda: Require("loss", 0.5), "give step= or epoch="),
     (lambda: Require("loss", 0.5, step=1, epoch=1), "give step= or epoch="),
@@ -56,7 +56,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Annealing(1.0, 0.5, every=0), "every=0: give an integer, 1 or more"),
     (
         lambda: Annealing(1.0, 0.5, least=0.5, most=0.1),
-        r"initial=1\.0.*give bounds so that",
+        r"initial=1\.0.*give bounds between",
     ),
     (lambda: Annealing(1.0, 0.5, least=2.0), "give bounds"),
     (lambda: Annealing(1.0, 0.5, most=0.5), "give bounds"),

@@ -131,9 +131,6 @@ def test_final_values_come_last_also_where_a_file_is_made_anew(tmp_path: Path) -
     assert [line["phase"] for line in JSONLines.lines(items)][-2:] == ["epoch", "eval/final values"]
 
 
-# ------------------------------------------------------------------------------- going back, and on
-
-
 @pytest.mark.campaign("long")
 def test_going_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     tiny(tmp_path / "whole").train(tail=evaluated)
@@ -214,9 +211,6 @@ def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_pat
     tiny(tmp_path / "run").train(tail=evaluated)
     tiny(tmp_path / "whole").train(tail=evaluated)
     require_same_files(tmp_path / "whole", tmp_path / "run")
-
-
-# ------------------------------------------------------------------------- a service on the network
 
 
 def require_posted_once(run_dir: Path, server: Server) -> None:
@@ -302,9 +296,6 @@ def test_a_position_of_another_origin_is_named(tmp_path: Path) -> None:
     server.file.write_text('{"position": "step 7", "lines": []}')
     run = posted.posting(tmp_path / "run", server).train()
     assert "position() returned 'step 7'" in "".join(run.lines) and not server.read()["lines"]
-
-
-# ------------------------------------------------------------------------------------ the contents
 
 
 def test_values_and_names_of_every_kind(tmp_path: Path) -> None:

@@ -292,8 +292,6 @@ def test_a_metric_of_ones_own_is_collected_on_request() -> None:
     assert seen
 
 
-# -------------------------------------------------------------------------------------- sinks
-
 KEYS = ("step", "epoch", "phase")
 
 

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Moment(enum.Enum):
-    """Moments of a run at which services run.
-
-    BEFORE_STEP, AFTER_EVAL_STEP and the four data events (METRICS_COLLECTED and below) are announced at once,
-    in the middle of other work: services may look then, not act.
-    """
+    """Moments of a run at which services run."""
 
     ENTER_LOOP = "enter_loop"
     BEFORE_EPOCH = "before_epoch"
@@ -73,30 +69,24 @@ class Stage(enum.IntEnum):
 
 
 class EvalStep(NamedTuple):
-    """Batch of an evaluation, to look at.
+    """Batch of an evaluation, to look at: the argument of `Task.eval_step`, and the step's result.
 
-    Attributes:
-        stream: name of the stream that is evaluated.
-        number: number of the batch in this evaluation, from 1; an interrupted evaluation begins again at 1.
-        batch: the argument of `Task.eval_step`.
-        outputs: the step's result, with the logs of `Task.next_eval_inputs`.
+    `number` counts from 1, also where an interrupted evaluation begins again.
     """
 
     stream: str
     number: int
     batch: Any
     outputs: Mapping[str, Any]
+    """With the logs of `Task.next_eval_inputs`."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Action: end the loop's iterators; the tail runs.
+    """Action: end the loop's iterators, for a `reason` in words; the tail runs.
 
-    Attributes:
-        reason: why, in words.
-        failed: the state is bad and is not saved; the exit status is 1.
-        code: another exit status after the clean end; a restart of the run has the same status.
-        step: the step that is at fault, if `failed`; None: the last step.
+    `failed`: the state is bad and is not saved, the exit status is 1; `step` (None: the last) is at fault.
+    `code` is another exit status after a clean end, which a restart of the run has, too.
     """
 
     reason: str
@@ -120,17 +110,12 @@ class Save:
 
 @dataclass(frozen=True)
 class SaveBest:
-    """Action: keep this boundary's user state among the best by `metric`, apart from the checkpoints.
-
-    Attributes:
-        metric: the metric's name.
-        value: the metric's value here.
-        beside: names of the best weights kept before that stay.
-    """
+    """Action: keep this boundary's user state among the best by `metric`, apart from the checkpoints."""
 
     metric: str
     value: float
     beside: tuple[str, ...] = ()
+    """Names of the best weights kept before that stay."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +127,7 @@ class SetValue:
     Attributes:
         target: "optimizer.lr" is option "lr" of every group of state entry "optimizer"; "settings.beta"
             is a key of a dictionary; "beta" alone is the value of a `Slot`.
-        value: the new value.
-        times: factor for the value, in each group.
+        value, times: the new value, or a factor for the old one, in each group.
         least: limit below which `times` lowers no value.
     """
 
@@ -155,7 +139,12 @@ class SetValue:
     def __post_init__(self) -> None:
         if (self.value is None) == (self.times is None):
             raise ConfigError(f"{self}: give one of value= and times=")
-        if not _is_finite(self.times if self.value is None else self.value):
+        number: Any = self.times if self.value is None else self.value
+        try:
+            is_finite = math.isfinite(number)
+        except (TypeError, ValueError, OverflowError):
+            is_finite = False
+        if not is_finite:
             raise ConfigError(f"{self}: give a finite number")
 
     def applied(self, old: float) -> float:
@@ -169,24 +158,14 @@ class SetValue:
         return new
 
 
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 Action: TypeAlias = Stop | Interrupt | Save | SaveBest | SetValue
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a service.
+    """Result of a service: `metrics` to add to the record, and `actions` to take.
 
-    Attributes:
-        metrics: metrics to add to the record.
-        actions: actions for the supervisor to take.
-        wall: whether the metrics depend on the clock, and so do not count for exact equality.
+    `wall`: the metrics depend on the clock, and do not count for exact equality.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -204,12 +183,11 @@ class Boundary:
         epoch: the current epoch, from 1; 0 before the first.
         readings: this service's own metric window.
         stop: the reason of a stop that was already decided, else None.
-        payload: at BEFORE_STEP and AFTER_STEP, the step's batch (to look at; None without data, and
-            where a resume closes a boundary that an interruption had left in an evaluation; in a
-            `Supervisor` the newest batch that was drawn, with several streams a mapping by their names); at
-            AFTER_EVAL_STEP, an `EvalStep`; at AFTER_EVALUATION, the evaluation's metrics; at a data
-            event, the values that were collected, added or printed; at AFTER_CHECKPOINT, the checkpoint's
-            name; at EXIT_LOOP, the `Ending` (None in `Service.finish`, which comes before); else None.
+        payload: at BEFORE_STEP and AFTER_STEP, the step's batch (None without data, and where a resume
+            closes a boundary that was left in an evaluation; in a `Supervisor` the newest that was drawn,
+            of several streams by name); at AFTER_EVAL_STEP, an `EvalStep`; at AFTER_EVALUATION, the
+            evaluation's metrics; at the four last moments, the values that were collected, added or printed;
+            at AFTER_CHECKPOINT, the checkpoint's name; at EXIT_LOOP, the `Ending`; else None.
         outputs: at AFTER_STEP, values that the step returned or collected, by name, if a service looks at
             them (`Service.outputs`); to look at.
     """
@@ -232,33 +210,28 @@ Readings: TypeAlias = "Reader"
 class Service:
     """Work around steps.  Subclass it, override what you need.
 
-    Class attributes:
-        stage: the service's place in the order of a boundary.
-        moments: the moments at which the service runs; a moment without services costs nothing.
-        controller: True if the service's outcome may change training; observers must obey law 2.
-
     Attributes:
         name: unique in a run; the key of the service's state in the checkpoint.
         schedule: when the service is due at AFTER_STEP and AFTER_EPOCH; at other moments (AFTER_EVALUATION,
             say) it always runs.
-        watches: names of the metrics that the service needs; a metric without values is warned about.
-        sets: targets of the `SetValue`s that the service may return (others are errors); each must
-            exist when the loop opens.
-        outputs: names of values that steps return or collect, for the service to look at: in
-            `Boundary.outputs` at AFTER_STEP, in the `EvalStep` at AFTER_EVAL_STEP.  Numbers, or other values
-            for the service alone (arrays of each sample's values, say), which are then not metrics.
     """
 
     stage: Stage = Stage.REPORT
-    moments: frozenset[Moment] = frozenset({Moment.AFTER_STEP, Moment.AFTER_EPOCH})
+    """Place of the service in the order of a boundary."""
+    moments: frozenset[Moment] = SCHEDULED
+    """Moments at which the service runs; one without services costs nothing."""
     controller: bool = False
+    """Whether the service's outcome may change training; observers must obey law 2."""
     isolate: ClassVar[bool] = True
     """Whether global random state is put back after the service ran; built-in services draw none."""
     every_rank: ClassVar[bool] = False
     """Whether the service runs on all ranks although its stage is REPORT, which is the writer's."""
     watches: Sequence[str] = ()
+    """Metrics that the service needs; one without values is warned about."""
     sets: Sequence[str] = ()
+    """Targets of the `SetValue`s that the service may return; each must exist when the loop opens."""
     outputs: Sequence[str] = ()
+    """Values of steps to look at, in `Boundary.outputs` and `EvalStep`; arrays are then not metrics."""
     default_schedule: ClassVar[Schedule] = Never()
     """Schedule of a service that was given none."""
     window: Literal["saved", "unsaved", "none"] = "saved"

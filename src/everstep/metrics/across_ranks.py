@@ -23,14 +23,10 @@ class AcrossRanks:
         self._group = group
 
     def steps(self, values: Sequence[Value], weights: Mapping[int, float]) -> list[Value]:
-        """Return the means of values that were collected inside steps.
+        """Return the means of values that were collected inside steps, weighted by step (else by 1).
 
         The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
         has none takes no part.
-
-        Args:
-            values: this rank's values, in the order of collection.
-            weights: weight of this rank's part of the batch, by step; 1.0 where a step is missing.
         """
         mine = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
         parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}

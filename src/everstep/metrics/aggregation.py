@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from everstep.errors import ConfigError, nearest
 from everstep.metrics.statistics import Window
@@ -32,7 +32,6 @@ _COMPRESS_AT = 4096
 
 
 def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Check a user's request: metric to names of statistics."""
     if not isinstance(stats, Mapping):
         raise ConfigError(
             f'stats={stats!r}: give metrics and their statistics, as in {{"loss": ["std", "q90"]}}'
@@ -114,28 +113,22 @@ class Sample:
     """Values for quantiles: all values up to `KEPT`, then a uniform sample that only the values decide."""
 
     def __init__(self) -> None:
-        self._values: NDArray[np.float64] = np.empty(1024)
-        self._count = 0
+        self._values, self._count = array("d"), 0
         self._draw = np.random.Generator(np.random.PCG64(0))
 
     def add(self, values: Sequence[float]) -> None:
-        new = np.asarray(values, np.float64)
-        room = min(len(new), max(KEPT - self._count, 0))
-        if self._count + room > len(self._values):
-            grown = min(max(2 * len(self._values), self._count + room), KEPT)
-            self._values = np.concatenate([self._values, np.empty(grown - len(self._values))])
-        self._values[self._count : self._count + room] = new[:room]
-        if room < len(new):  # Vitter's algorithm R: value number n stays with probability KEPT / n
-            numbers = np.arange(self._count + room, self._count + len(new))
+        room = max(KEPT - self._count, 0)
+        self._values.extend(values[:room])
+        if rest := values[room:]:  # Vitter's algorithm R: value number n stays with probability KEPT / n
+            numbers = np.arange(self._count + room, self._count + len(values))
             places = self._draw.integers(0, numbers + 1)
-            for place in np.flatnonzero(places < KEPT):
-                self._values[places[place]] = new[room + place]
-        self._count += len(new)
+            for at in np.flatnonzero(places < KEPT).tolist():
+                self._values[places[at]] = rest[at]
+        self._count += len(values)
 
     def quantile(self, q: float) -> float:
-        values = self._values[: min(self._count, KEPT)]
         with np.errstate(invalid="ignore"):  # between infinities
-            return float(np.quantile(values, q)) if len(values) else math.nan
+            return float(np.quantile(self._values, q)) if self._values else math.nan
 
 
 class Aggregate:
@@ -162,7 +155,6 @@ class Aggregate:
 
     @property
     def mean_and_weight(self) -> tuple[float, float]:
-        """The mean, and the sum of the weights in it."""
         return self._all.mean.value, self._all.mean.weights.value
 
     def read(self, metric: str) -> dict[str, float]:

@@ -22,8 +22,6 @@ from everstep.metrics.statistics import Stats, Window
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
 """Phase -> name -> (step, number of rows at that step)."""
-
-
 _PROGRAM = ("head", "step", "tail", "epoch")
 """Phases in which the program collects."""
 
@@ -53,22 +51,16 @@ _CONVERT: dict[type, Convert] = {float: float, int: _whole, bool: _whole}
 def _converter(kind: type, name: str, value: Any) -> Convert:
     backend = backends.of(value)
     if backend is None:
+        several = (
+            f"; of several values their mean: with loop.metric_collector({name!r}) as mean: "
+            "mean.collect(value, weight=...) for each"
+        )
         raise MetricError(
-            f"metric {name!r} is {value!r}, a {kind.__name__}: collect one real number "
-            f"(float, int, or an array or tensor with one element){_of_several(name, value)}"
+            f"metric {name!r} is {value!r}, a {kind.__name__}: collect one real number (float, int, or an "
+            f"array or tensor with one element){several if isinstance(value, list | tuple) else ''}"
         )
     _CONVERT[kind] = backend.scalar
     return backend.scalar
-
-
-def _of_several(name: str, value: Any) -> str:
-    """Return the remedy for a list of values, maybe with weights, as other libraries take them."""
-    if not isinstance(value, list | tuple):
-        return ""
-    return (
-        f"; of several values their mean: with loop.metric_collector({name!r}) as mean: "
-        "mean.collect(value, weight=...) for each"
-    )
 
 
 def to_scalar(name: str, value: Any) -> Any:
@@ -81,7 +73,6 @@ def to_scalar(name: str, value: Any) -> Any:
 
 
 def is_scalar(name: str, value: Any) -> bool:
-    """Whether a value is one real number."""
     try:
         to_scalar(name, value)
     except MetricError:
@@ -182,41 +173,33 @@ class Reader:
 
 
 def all_stats(readings: Reader) -> dict[str, Stats]:
-    """Return the statistics of each metric in a window."""
     return {name: stats for name in readings.names() if (stats := readings.stats(name)) is not None}
 
 
 class Collector:
-    """Collector of all metric values of a run.
-
-    Attributes:
-        pending: (step, name, value) of values collected inside steps and not read yet.
-        step_times: seconds of each step, not read yet; the loop appends.
-        emit: takes finished rows; set when the journal is open.
-        open_rows: metrics that were read in the middle of a step: name -> (step, sum, count of values); the
-            row follows when the step is over.
-        open_step: the step whose body is running, 0 outside; set by the loop.  Rows of this step wait for
-            its end.
-        epoch: returns the epoch of a row.
-        across: reduces the values over ranks; None where there is one rank.
-        weights: weight of this rank's part of a step's batch, for steps in `pending`; 1.0 where missing.
-        alone: whether a service runs that only this rank of several runs.
-    """
+    """Collector of all metric values of a run."""
 
     def __init__(self, epoch: Callable[[], int]) -> None:
         self.pending: list[tuple[int, str, Any]] = []
+        """(step, name, value) of values collected inside steps and not read yet."""
         self.step_times: list[float] = []
+        """Seconds of each step, not read yet; the loop appends."""
         self.emit: Callable[[Block], None] = lambda block: None
+        """Takes finished rows; set when the journal is open."""
         self.open_step = 0
+        """Step whose body is running, 0 outside; set by the loop.  Its rows wait for its end."""
+        self.open_rows: dict[str, tuple[int, float, int]] = {}
+        """Metrics that were read in the middle of a step: name -> (step, sum, count of values)."""
         self.epoch = epoch
         self.across: AcrossRanks | None = None
         self.weights: dict[int, float] = {}
+        """Weight of this rank's part of a step's batch, for steps in `pending`; 1.0 where missing."""
         self.alone = False
+        """Whether a service runs that only this rank of several runs."""
         self._readers: dict[str, Reader] = {}
         self._epoch = Reader(outside=False)
         self._ended: set[str] = set()
         """Names of the epoch whose steps have ended, until the next epoch begins."""
-        self.open_rows: dict[str, tuple[int, float, int]] = {}
         self._seqs: Ordinals = {}
         self._wall_seqs: Ordinals = {}
         self._unclaimed: dict[str, Any] = {}
@@ -234,7 +217,6 @@ class Collector:
         self.pending += values
 
     def watch(self, name: str, seen: Callable[[float], None]) -> None:
-        """Call `seen` with each value of `name` collected outside steps."""
         self._watchers.setdefault(name, []).append(seen)
 
     def reader(self, name: str, reader: Reader, *, saved: bool = True) -> Reader:
@@ -251,12 +233,8 @@ class Collector:
     def outside(self, phase: str, step: int, name: str, value: Any, *, wall: bool = False) -> None:
         """Take a value collected outside steps: the value is read at once, and gets a row of its own.
 
-        The ordinal `seq` tells apart rows of the same phase, name, epoch and step.
-
-        Args:
-            wall: whether the value depends on the clock although its name does not end in time or timer.
-                It is recorded, but no window of the state holds it, and no service decides by it.  So is a
-                value of a service that runs on this rank alone.
+        `wall`: the value depends on the clock; as that of a service which runs on this rank alone, it is
+        recorded, but no window of the state holds it, and no service decides by it.
         """
         self.read()  # first: windows take values in the order of collection
         number = value if type(value) is float else resolve([value])[0]
@@ -280,16 +258,17 @@ class Collector:
         return dict(self.across.values(dict(zip(values, resolve(list(values.values())), strict=True))))
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
-        """Refuse a second writer of a name at the same moment: best values and early stops would mix the two.
-
-        The program may collect a name as often as it likes: its values fold.
-        """
-        for ordinals in (self._seqs, self._wall_seqs):
-            for phase, names in ordinals.items():
-                if names.get(name, (-1, 0))[0] == step and _writer(phase) != _writer(writer):
-                    raise _second_writer(name, step, phase, writer)
+        """Refuse a second writer of a name at the same moment: a best value would mix the two."""
+        tables = [*self._seqs.items(), *self._wall_seqs.items()]
+        phases = [phase for phase, ordinals in tables if ordinals.get(name, (-1, 0))[0] == step]
         if writer not in _PROGRAM and name in self._in_steps():
-            raise _second_writer(name, step, "step", writer)
+            phases.append("step")
+        for phase in phases:
+            if _writer(phase) != _writer(writer):
+                raise MetricError(
+                    f"metric {name!r} is written at step {step} by {_writer(phase)} and by "
+                    f"{_writer(writer)}; give one of the two another name, or leave one out"
+                )
 
     def note_epoch_time(self, seconds: float) -> None:
         """Add the duration of an epoch to the windows that take values outside steps, without a row."""
@@ -297,7 +276,6 @@ class Collector:
             reader.add_outside("epoch_time", 0, seconds)
 
     def begin_epoch(self) -> None:
-        """Start ordinals outside steps at 0 again."""
         self._seqs.clear()
         self._wall_seqs.clear()
         self._ended.clear()
@@ -311,11 +289,8 @@ class Collector:
         return self._ended.union(self._epoch.names())
 
     def read(self) -> None:
-        """Read all pending values into windows and rows; of several ranks, every rank calls this.
-
-        While a service runs on this rank alone nothing is read, as the values of the others are missing.
-        """
-        if self.alone:
+        """Read all pending values into windows and rows; of several ranks, every rank calls this."""
+        if self.alone:  # the values of the other ranks are missing
             return
         if self.step_times or self.pending:
             seconds, columns = self.step_times[:], self._taken()
@@ -389,7 +364,6 @@ class Collector:
         counts: list[int],
         seq: int = 0,
     ) -> None:
-        """Hand finished rows of one metric on."""
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def abandon_step(self) -> None:
@@ -433,12 +407,4 @@ class Collector:
 
 
 def _writer(phase: str) -> str:
-    """Name the writer of a phase's rows."""
     return "the program" if phase in _PROGRAM else f"service {phase.removeprefix('eval/')!r}"
-
-
-def _second_writer(name: str, step: int, first: str, second: str) -> MetricError:
-    return MetricError(
-        f"metric {name!r} is written at step {step} by {_writer(first)} and by {_writer(second)}; give one "
-        "of the two another name, or leave one out"
-    )

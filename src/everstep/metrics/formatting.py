@@ -41,13 +41,13 @@ class MetricFormatter:
         """Format a metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized, rates the last."""
         if re.search(r"(^|[_/ .])(lr|learning_rate)$", name):
             return f"{name.replace('_', ' ')}: {stats.last:.3g}"
-        show = humanize_duration if is_wall(name) else _number
+        show = humanize_duration if is_wall(name) else "{:.6g}".format
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
 
     def sort(self, names: Iterable[str]) -> list[str]:
-        """Sort as `loss_first`."""
-        return sorted(names, key=loss_first)
+        """Sort "loss" before other losses ("valid_loss"), then other metrics; times are last."""
+        return sorted(names, key=lambda n: (is_wall(n), n != "loss", not n.endswith("loss"), n))
 
 
 class TimesFirst(MetricFormatter):
@@ -58,26 +58,8 @@ class TimesFirst(MetricFormatter):
         return sorted(names, key=lambda name: (not is_wall(name), name))
 
 
-def loss_first(name: str) -> tuple[bool, bool, bool, str]:
-    """Key that sorts "loss" before other losses ("valid_loss"), then other metrics; times are last."""
-    return is_wall(name), name != "loss", not name.endswith("loss"), name
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def log_tag(
-    epoch: int,
-    max_epoch: int | None,
-    step: int,
-    max_step: int | None,
-    eta: float | None,
-) -> str:
-    """Format the run's progress, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]".
-
-    The epoch is left out in a run of one epoch; a limit or the ETA (seconds) is left out if it is None.
-    """
+def log_tag(epoch: int, max_epoch: int | None, step: int, max_step: int | None, eta: float | None) -> str:
+    """Format the run's progress, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]", without what is None."""
     parts = [] if max_epoch == 1 else [counter("Epoch", epoch, max_epoch)]
     parts.append(counter("Step", step, max_step))
     if eta is not None:
@@ -96,7 +78,6 @@ def log_line(
     formatter: MetricFormatter | None = None,
     eta: float | None = None,
 ) -> str:
-    """Format the log line: `tag`, then every metric, then the ETA."""
     formatter = formatter or MetricFormatter()
     items = [formatter.format(name, stats[name], name in best) for name in formatter.sort(stats)]
     if eta is not None:
@@ -107,18 +88,15 @@ def log_line(
 def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequence[str] = ()) -> str:
     """Format the parameters with shape and size, in the order given; headings count trained parameters.
 
-    Args:
-        groups: name prefixes that end at a "." or "/" of the name ("encoder", "model.head"); each group gets
-            a table of its own.  The first group that fits takes the parameter; the others go to "Other
-            Parameters".  Empty: one table.
+    `groups` are prefixes of names that end at a "." or "/" ("encoder", "model.head"), of which each has a
+    table; the first that fits takes the parameter.
     """
-    sizes = [f"{math.prod(shape):,}" for _, shape, _ in parameters]
-    columns = [[name for name, *_ in parameters], [str(tuple(shape)) for _, shape, _ in parameters], sizes]
-    wide, wider, widest = (max(map(len, column), default=0) for column in columns)
+    cells = {name: (name, str(tuple(shape)), f"{math.prod(shape):,}") for name, shape, _ in parameters}
+    wide, wider, widest = (max(map(len, column)) for column in zip(*cells.values(), ("",) * 3, strict=True))
 
-    def line(name: str, shape: tuple[int, ...], trainable: bool) -> str:
-        frozen = "" if trainable else "  frozen"
-        return f"{name:<{wide}}  {tuple(shape)!s:<{wider}}  {math.prod(shape):>{widest},}{frozen}"
+    def line(name: str, trainable: bool) -> str:
+        name, shown, size = cells[name]
+        return f"{name:<{wide}}  {shown:<{wider}}  {size:>{widest}}{'' if trainable else '  frozen'}"
 
     def count(rows: Iterable[Parameter], trained: bool = True) -> int:
         return sum(math.prod(shape) for _, shape, trainable in rows if trainable == trained)
@@ -138,9 +116,9 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
     if left or not tables:
         tables.append(("Other Parameters" if groups else title, left))
     blocks = [heading(title, parameters, "=")] if groups else []
-    blocks += [
-        "\n".join([heading(text, rows, "-"), *(line(*each) for each in rows)]) for text, rows in tables
-    ]
+    for text, rows in tables:
+        lines = (line(name, trainable) for name, _, trainable in rows)
+        blocks.append("\n".join([heading(text, rows, "-"), *lines]))
     return "\n\n".join([*blocks, f"trainable: {count(parameters):,}; frozen: {count(parameters, False):,}"])
 
 
@@ -150,9 +128,6 @@ def _within(name: str, group: str) -> bool:
 
 
 def environment_table(facts: Mapping[str, str]) -> str:
-    """Format facts about the machine and the packages, one per line, in the order given."""
-    title = "Execution Environment"
-    width = max(map(len, facts), default=0)
-    return "\n".join(
-        [title, "-" * len(title), *(f"{name:<{width}}  {value}" for name, value in facts.items())]
-    )
+    title, width = "Execution Environment", max(map(len, facts), default=0)
+    lines = (f"{name:<{width}}  {value}" for name, value in facts.items())
+    return "\n".join([title, "-" * len(title), *lines])

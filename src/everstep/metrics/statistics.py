@@ -19,17 +19,14 @@ from everstep.errors import MetricError
 
 
 class Stats(NamedTuple):
-    """Statistics of the values of one window.  NaN and infinities are not ignored.
+    """Statistics of the values of one window; NaN and infinities are not ignored.
 
     Attributes:
-        count: number of values, including values of weight 0.
-        weight: sum of the weights.
-        mean: weighted mean; infinite if values are, all with one sign; NaN if any value is NaN, if there
-            are infinities of both signs, or if all weights are 0.
+        count, weight: number of values, also of those of weight 0, and the sum of the weights.
+        mean: weighted mean; NaN if all weights are 0.
         std: weighted population standard deviation, sqrt(sum w (x - mean)^2 / sum w); NaN where the
             mean is not finite.
-        min: smallest value, whatever its weight; NaN if any value is NaN.
-        max: largest value, whatever its weight; NaN if any value is NaN.
+        min, max: smallest and largest value, whatever its weight; NaN if any value is NaN.
         last: the value added last.
     """
 

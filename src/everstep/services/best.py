@@ -1,10 +1,11 @@
-"""Best value of a metric, and the weights that reached it."""
+"""Metrics by name, which of two values is better, the best so far, and the weights that reached it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
 from everstep.arguments import integer
@@ -15,6 +16,17 @@ from everstep.errors import ConfigError
 from everstep.schedule import Every, Schedule
 
 Mode = Literal["min", "max"]
+
+
+def name_patterns(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Check names or patterns of metrics; return all of them, and those that are names."""
+    if isinstance(metrics, str):
+        raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def direction(
@@ -63,17 +75,16 @@ class Best(Service):
 
     A value collected outside steps (an evaluation) is compared at once, and counts for the weights
     of the boundary that follows.  A metric collected only inside steps is judged by its mean at the
-    service's boundary.  NaN and infinities are never best; if values are equal, the earlier one is best.
+    service's boundary.  NaN and infinities are never best; of equal values the earlier one is.
 
     Args:
         metric: name of the metric.
         mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy, and says so.
         save: whether to keep the weights on disk.
         keep: number of best weights to keep, 1 or more; `everstep.runs.best` and `loop.best` are the first.
-        restore_at_end: after a clean end, when the last state is committed, load the best weights
-            into the live objects (the checkpoints keep the last state).  If these weights are lost, load the
-            next best that are kept, or none, with a warning.  A list of entries of the state: load only
-            these.
+        restore_at_end: after a clean end, load the best weights into the live objects (the checkpoints keep
+            the last state); if they are lost, the next best that are kept, with a warning.  A list of
+            entries of the state: load only these.
         every: when the steps' mean is judged; default each epoch.
 
     Attributes:
@@ -102,13 +113,12 @@ class Best(Service):
         self.restore_at_end = restore_at_end is not False
         self.part: tuple[str, ...] | None = None
         if not isinstance(restore_at_end, bool):
-            names = restore_at_end if isinstance(restore_at_end, list | tuple) else ()
-            if not names or not all(isinstance(name, str) for name in names):
+            self.part = tuple(restore_at_end) if isinstance(restore_at_end, list | tuple) else ()
+            if not self.part or not all(isinstance(name, str) for name in self.part):
                 raise ConfigError(
                     f"restore_at_end={restore_at_end!r}: give True, or a list of entries of the state, as in "
                     'restore_at_end=["model"]'
                 )
-            self.part = tuple(names)
         self.places: list[Place] = []
         self._is_new = False
         """Whether a new best value came outside steps since the last printed line."""
@@ -150,18 +160,16 @@ class Best(Service):
             self._inferred = False
             word = "smaller" if self.mode == "min" else "larger"
             self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
-        step = self._run.step
-        same = [place for place in self.places if place.step == step]
-        others = [place for place in self.places if place.step != step]
-        # two values of one step share a place, the better one
-        rivals = [place.value for place in same] + [place.value for place in others[self.keep - 1 :]]
-        if not all(better(value, rival, self.mode) for rival in [None, *rivals]):
+        if not math.isfinite(value):
             return
-        # behind equal values, so that the earlier one stays the best
-        rank = sum(not better(value, place.value, self.mode) for place in others)
-        others.insert(rank, Place(value, step, self._run.epoch))
-        self.places = others[: self.keep]
-        self._waiting = step
+        new, sign = Place(value, self._run.step, self._run.epoch), 1 if self.mode == "min" else -1
+        of_steps: dict[int, Place] = {}
+        # the sort is stable: of equal values the earlier stays the best; those of one step share a place
+        for place in sorted([*self.places, new], key=lambda place: sign * place.value):
+            of_steps.setdefault(place.step, place)
+        self.places = list(of_steps.values())[: self.keep]
+        if any(place is new for place in self.places):
+            self._waiting = new.step
 
     def look(self, boundary: Boundary) -> Place | None:
         """Find the place of the values since the last look; None if none of them is among the best."""
@@ -171,19 +179,22 @@ class Best(Service):
         step, self._waiting = self._waiting, None
         return next((place for place in self.places if place.step == step), None)
 
+    def has_weights(self, place: Place, boundary: Boundary, done: str) -> bool:
+        """Whether the weights are those of the best value; else say that they are not `done`."""
+        if place.step == boundary.step:
+            return True
+        self._run.println(
+            f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
+            f"were trained on until step {boundary.step}: they are not {done}; measure after the last step"
+        )
+        return False
+
     def run(self, boundary: Boundary) -> Outcome | None:
         place = self.look(boundary)
         boundary.readings.clear()
-        if place is None or not self.save:
+        if place is None or not self.save or not self.has_weights(place, boundary, "kept"):
             return None
-        # weights are trained on after a measurement: they are those of the value at its own step only
-        if place.step == boundary.step:
-            return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))
-        self._run.println(
-            f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
-            f"were trained on until step {boundary.step}: they are not kept; measure after the last step"
-        )
-        return None
+        return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))
 
     def keep_as(self, name: str, step: int) -> None:
         """Note that the weights of the value at `step` are kept under this name."""

@@ -28,11 +28,11 @@ class Checkpoints(BuiltIn):
         keep_last: number of the newest checkpoints that stay (1 or more), None for all.
         keep_every: a schedule of steps or epochs whose checkpoints stay for ever.
         keep_best: (metric, "min" or "max", number): the checkpoints that stay, by the metric's value at the
-            checkpoint's own step: a value from outside steps, or the mean of an epoch's steps; in a loop
-            without epochs, the step's value.  A checkpoint whose step has no value does not count.
-        mirror: a folder elsewhere, as a path or "file://...", or a URL such as "s3://BUCKET/RUN", to which
-            what is committed is uploaded in the background; None for no mirror.  A start with an empty run
-            directory continues from there.  S3 and other stores need the extra `mirror`.
+            checkpoint's own step: from outside steps, or the mean of an epoch's steps; in a loop without
+            epochs, the step's value.
+        mirror: a folder elsewhere, as a path or "file://...", or a URL such as "s3://BUCKET/RUN" (which needs
+            the extra `mirror`), to which what is committed is uploaded in the background; None for none.  A
+            start with an empty run directory continues from there.
         mirror_wait: seconds that the end of a start waits for the last upload (more than 0).
         copy: False for a state of which no second copy fits in memory: it is written from the live arrays
             while training waits, and the state that a resume from an epoch's tail needs is kept on disk.
@@ -65,10 +65,7 @@ class Checkpoints(BuiltIn):
 
 
 class JournalFlush(BuiltIn):
-    """Hand the rows that were read at boundaries to the operating system; a commit makes them durable.
-
-    They wait for some seconds, since blocks of many rows take less space and are read faster.
-    """
+    """Hand the rows that were read at boundaries to the operating system, in blocks of many rows."""
 
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=10)
 
@@ -80,15 +77,11 @@ class JournalFlush(BuiltIn):
 
 
 class Index(BuiltIn):
-    """Ship the journal to the index, on a separate thread.
-
-    Every run has this service.  Without SQLAlchemy, or with EVERSTEP_INDEX=off, there is no index;
-    `everstep sync` makes one from the journals at any time.
+    """Ship the journal to the index, on a separate thread; every run has this service.
 
     Args:
         at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
-            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded: to resume a run
-            from its recorded settings, name the index again.
+            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded.
     """
 
     moments = frozenset()
@@ -102,10 +95,8 @@ class Index(BuiltIn):
         run_dir, first = Path(run.run_dir).absolute(), run.step  # the program may change its directory
         index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
         if lacks_credential(index):
-            run.println(
-                "warning: there is no index, as the run has recorded it without the password: set "
-                "EVERSTEP_INDEX, or pass --index"
-            )
+            remedy = "set EVERSTEP_INDEX, or pass --index"
+            run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
         elif isinstance(index, str) and not has_library:
             run.println("warning: the index is a database, which needs pip install 'everstep[postgres]'")
         elif index is not None and has_library:

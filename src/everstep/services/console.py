@@ -1,9 +1,7 @@
 """Output of a run: a live line in a terminal or a notebook, plain lines elsewhere, a log file of all lines.
 
-The live line is drawn below the printed lines, on the main thread.  No thread, no cursor hidden, no terminal
-mode changed: a run that is killed with SIGKILL leaves the terminal as it was.  `rich.live` cannot be used:
-its stand-in for `sys.stdout` reads the user's `print(..., end="", flush=True)` as markup (a stray "[/x]"
-raises inside the training loop), wraps long lines, and swallows prompts.
+No thread, no cursor hidden, no terminal mode changed: a run that is killed with SIGKILL leaves the terminal
+as it was.  `rich.live` reads what users print as markup, wraps long lines, and swallows prompts.
 """
 
 from __future__ import annotations
@@ -13,11 +11,9 @@ import os
 import sys
 import threading
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -26,13 +22,13 @@ from everstep import hazard
 from everstep.arguments import number
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
-from everstep.errors import ConfigError
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats
 from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
-from everstep.services.best import Best
+from everstep.services.best import Best, matches, name_patterns
+from everstep.unattended import append_line
 
 Print = Callable[[str], None]
 Content = Callable[[], str]
@@ -45,8 +41,7 @@ class Console(Service):
 
     In a terminal or a notebook a live line shows epoch, step, a bar, speed, ETA and the latest metrics;
     printed lines, also the user's own, scroll past it.  Elsewhere (a file, a pipe, CI, SLURM) the same is
-    printed now and then, with the means since the last time.  A terminal that goes away, a broken pipe or a
-    full disk costs output, never the run.
+    printed now and then.  A terminal that goes away, a broken pipe or a full disk never ends the run.
 
     Args:
         every: how often the live line is redrawn and its metrics are read; default each second.
@@ -72,8 +67,6 @@ class Console(Service):
         self._lock = threading.RLock()
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
-        self._samples: deque[tuple[float, int]] = deque(maxlen=20)
-        """Times and steps of the last calls of `run`, for the speed."""
         self._latest: dict[str, Stats] = {}
         self._best: dict[str, float] = {}
         self._next_plain = 0.0
@@ -90,8 +83,6 @@ class Console(Service):
 
     def run(self, boundary: Boundary) -> None:
         now = self._run.clock()
-        if not self._samples or boundary.step > self._samples[-1][1]:
-            self._samples.append((now, boundary.step))
         if self._line is None and now < self._next_plain:
             return
         self._latest.update(all_stats(boundary.readings))
@@ -107,13 +98,9 @@ class Console(Service):
         self.run(boundary)
 
     def print(self, text: str, shorten: bool = False) -> None:
-        """Print `text` and a newline above the live line, and append it to the log file.
+        """Print a line above the live line, and append it to the log file; from any thread, at any time.
 
-        May be called from any thread, also before `open` and after `close` (no log file then).
-
-        Args:
-            shorten: whether a terminal shows as much of the text as fits in a line; a file, a pipe, a sink
-                and the log have all of it.
+        `shorten`: a terminal shows as much as fits in a line; a file, a pipe, a sink and the log have all.
         """
         with self._lock:
             if self._log is not None:
@@ -121,7 +108,6 @@ class Console(Service):
             self._emit(text, shorten)
 
     def mark_best(self, name: str, value: float) -> None:
-        """Mark the metric `name` as best, from now on, wherever its last value is this `value`."""
         self._best[name] = value
 
     def close(self) -> None:
@@ -129,9 +115,7 @@ class Console(Service):
             if self._line is not None:
                 self._guarded(self._line.close)
                 self._line = None
-            if self._log is not None:
-                self._log.close()
-                self._log = None
+            self._log = None
 
     def _emit(self, text: str, shorten: bool = False) -> None:
         line = self._line
@@ -167,22 +151,13 @@ class Console(Service):
         if (progress := run.get_progress()) is not None:
             done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
             parts.append(percent if self._line is None else f"{done:─<{_BAR}} {percent:>4}")
-        parts.append(self._speed())
+        if (rate := run.get_rate()) is not None:
+            value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
+            parts.append(f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}")
         if (eta := run.get_eta()) is not None:
             parts.append(f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}")
         best = [name for name, stats in self._latest.items() if self._best.get(name) == stats.last]
         return "  ".join(filter(None, [*parts, log_line("", self._latest, best)]))
-
-    def _speed(self) -> str:
-        """Format the speed, as "98.3 steps/s" or "12.5 s/step"; empty while unknown."""
-        if len(self._samples) < 2:
-            return ""
-        (start, first), (end, last) = self._samples[0], self._samples[-1]
-        if end <= start:
-            return ""
-        rate = (last - first) / (end - start)
-        value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
-        return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 class LogFile:
@@ -192,38 +167,27 @@ class LogFile:
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
-        self._path, self._complain = path, complain
+        self._path, self._complain = path.absolute(), complain  # the program may change its directory
         self._complained = False
-        self._file: int | None = None
 
     def write(self, text: str) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
-        lines = "".join(f"{stamp} {line}\n" for line in text.split("\n"))
+        lines = "\n".join(f"{stamp} {line}" for line in text.split("\n"))
         try:
             hazard.reach("console.log")
-            if self._file is None:
-                require_no_link(self._path, self._path.parent.parent)
-                self._path.parent.mkdir(exist_ok=True)
-                # O_NONBLOCK: a pipe in the file's place keeps nobody waiting
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-                self._file = os.open(self._path, flags, 0o666)
-            os.write(self._file, lines.encode("utf-8", "backslashreplace"))
+            require_no_link(self._path, self._path.parent.parent)
+            self._path.parent.mkdir(exist_ok=True)
+            append_line(str(self._path), lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
             if not self._complained:
                 self._complained = True
                 self._complain(f"the log {self._path} cannot be written ({error}); lines are missing there")
 
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
 
 class EpochLine(Service):
     """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
-    `TrainLoop.print_logs` is called in the epoch's tail, before the services evaluate; this service runs
-    after them.  `printed` is called with the statistics on the line, `bests` are marked ` (*)`.
+    `printed` is called with the statistics on the line; new best values of `bests` are marked ` (*)`.
     """
 
     isolate = False
@@ -251,13 +215,6 @@ class EpochLine(Service):
         self.run(boundary)
 
 
-def chosen_metrics(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check names or patterns; return all of them, and those that are names."""
-    if isinstance(metrics, str):
-        raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
-
-
 class LogVariables(Service):
     """Print a line with the metrics collected since the last line; at the end, with the remaining metrics.
 
@@ -279,14 +236,13 @@ class LogVariables(Service):
         name: str | None = None,
     ) -> None:
         super().__init__(name or "log variables", every)
-        self.metrics, self.watches = chosen_metrics("LogVariables", metrics)
+        self.metrics, self.watches = name_patterns("LogVariables", metrics)
         self.formatter = formatter
 
     def run(self, boundary: Boundary) -> None:
         every = all_stats(boundary.readings)
         boundary.readings.clear()
-        stats = {name: every[name] for name in every if any(fnmatchcase(name, p) for p in self.metrics)}
-        if stats:
+        if stats := {name: every[name] for name in every if matches(name, self.metrics)}:
             self._run.println(log_line("", stats, (), self.formatter), with_tag=True, shorten=True)
 
     def finish(self, boundary: Boundary) -> None:
@@ -294,11 +250,10 @@ class LogVariables(Service):
 
 
 class LiveLine:
-    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above them.
+    """Last line of the terminal.  While open, `sys.stdout` and `sys.stderr` write above it.
 
-    After drawing, the cursor stands at the start of the live line, so that any other output to the
-    terminal starts there.  A line that the user has begun and not ended is left alone.  `lock` is held
-    while anything is written; `content` returns the line to draw.
+    The cursor stands at its start, where other output to the terminal then begins.  A line that the user has
+    begun and not ended is left alone.  `lock` is held while anything is written.
     """
 
     def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:
@@ -379,10 +334,7 @@ class Above:
 
 
 class NotebookLine:
-    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it.
-
-    It stays with its last content, so that the saved notebook says where the run stood.
-    """
+    """Live line of a notebook's cell: one output, replaced at each redraw, with printed lines below it."""
 
     def __init__(self, content: Content) -> None:
         self.stream: TextIO = sys.stdout
@@ -423,8 +375,6 @@ def live_line(lock: threading.RLock, content: Content) -> LiveLine | NotebookLin
 
 
 def _cropped(text: str, columns: int) -> str:
-    """Cut a line to the cells of a terminal, of which East Asian wide characters take two."""
-
     def cells() -> int:
         return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
@@ -437,7 +387,6 @@ def _cropped(text: str, columns: int) -> str:
 
 
 def _columns(stream: TextIO) -> int:
-    """Return the columns of a terminal; 80 where it does not tell."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

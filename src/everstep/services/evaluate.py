@@ -30,7 +30,7 @@ class Evaluate(BuiltIn):
         stats: metric -> statistics besides the mean, as in `{"loss": ["std", "q90"]}`, recorded as
             "valid/loss/q90": mean, sum, std, var, min, max, median, a percentile q0 to q100; nanmean and
             so on, which leave NaN out; nancount, nanfraction.  A metric named here may be an array of
-            each sample's values; a quantile over samples needs such an array.
+            each sample's values, which a quantile over samples needs.
         online_agg_func: (current, new, step) -> current, for each batch's outputs, step from 0 and current
             None at first; default: append to a list.  Replaces, with `agg_func`, the task's `eval_begin`,
             `eval_reduce` and `eval_end`.
@@ -38,8 +38,6 @@ class Evaluate(BuiltIn):
         evaluator: function from this service to metrics, in any loop, as in `lambda service:
             {"valid/loss": evaluate(model)}`; `evaluate_all` leaves it out.  Default: the Trainer's.
         name: name of the service; default the stream's name.
-
-    A stream has one `Evaluate`; `Trainer.evaluate` and `run_evaluation` use its statistics and functions.
     """
 
     stage = Stage.EVALUATE
@@ -85,12 +83,11 @@ class Evaluate(BuiltIn):
     def due(self, when: Instant) -> bool:
         if when.step == self.left_out_at:
             return False
-        return super().due(when) or (when.at_epoch_end and self._is_end_left(when))
-
-    def _is_end_left(self, when: Instant) -> bool:
-        """Whether the run ends here, and its last step was not evaluated."""
-        last_step = when._replace(at_epoch_end=False)
-        return self.ends is not None and self.ends() and not super().due(last_step)
+        if super().due(when):
+            return True
+        # where the run ends, and its last step was not evaluated
+        is_end = when.at_epoch_end and self.ends is not None and self.ends()
+        return is_end and not super().due(when._replace(at_epoch_end=False))
 
     def run(self, boundary: Boundary) -> Outcome | None:
         # a baseline comes before step 1 only, also where a resume enters an epoch again

@@ -82,7 +82,7 @@ class Export(Conditional):
 
     `model.safetensors` has the arrays by the names of the model's own `state_dict`; `model.pt2` is for
     `torch.export.load`.  Beside it, `export.json` has run, step, epoch, entry, the last metrics and the
-    name of a checkpoint.  An export is there whole or not at all; parameters with NaN are not exported.
+    name of a checkpoint.  Parameters with NaN are not exported.
 
     Args:
         when: a schedule, `OnBest(metric)`, a function of the boundary, or None: at the end of training.
@@ -136,15 +136,10 @@ class Export(Conditional):
 
     def run(self, boundary: Boundary) -> None:
         self._look(boundary)
-        step = self.met(boundary)
+        is_met = self.met(boundary, "exported")
         boundary.readings.clear()
-        if step == boundary.step and not self._run.tainted:
+        if is_met and not self._run.tainted:
             self._export(boundary)
-        elif step is not None and step != boundary.step:
-            self._run.println(
-                f"{self.name}: the best was measured at step {step}, and its weights were trained on until "
-                f"step {boundary.step}: they are not exported; measure after the last step"
-            )
 
     def finish(self, boundary: Boundary) -> None:
         self._look(boundary)
@@ -152,7 +147,6 @@ class Export(Conditional):
             self._export(boundary)
 
     def _look(self, boundary: Boundary) -> None:
-        """Take in the newest value of each metric."""
         for name in boundary.readings.names():
             stats = boundary.readings.stats(name)
             if stats is not None and not is_wall(name):
@@ -206,15 +200,12 @@ class Export(Conditional):
 def _description(
     arrays: Mapping[str, HostArray], metrics: Mapping[str, float], **facts: Any
 ) -> dict[str, Any]:
-    """Describe an export, for its `export.json`."""
     shown = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
     weights = Encoded({name: {"$array": name} for name in arrays}, dict(arrays))
     return {**facts, "metrics": shown, "digest": digest(weights)}
 
 
 def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -> None:
-    """Make an export, whole or not at all; replace an existing export."""
-
     def write(folder: Path) -> int:
         contents(folder)
         files.write_new(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
@@ -225,7 +216,6 @@ def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -
 
 
 def _about(folder: Path) -> Any:
-    """Read an export's description; None if the description is missing or damaged."""
     try:
         return json.loads((folder / ABOUT).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -255,17 +245,15 @@ def export(
         everstep.export("runs/digits/best/valid_loss", "digits-weights", max_shard_size="5GB")
 
     Names are those of the model's own `state_dict`; of an average of weights, the averaged model is written.
-    "safetensors" writes `model.safetensors`, or, where that is larger than `max_shard_size`, shards and
-    `model.safetensors.index.json`, as Hugging Face does.  "torch.distributed.checkpoint" writes a folder for
-    `torch.distributed.checkpoint.load`.  Only the bytes of this entry are read.
 
     Args:
         source: a run directory (its newest whole checkpoint), the folder of a checkpoint, or
             `RUN/best/METRIC` (the best weights).
         folder: folder to write, whole or not at all; an earlier export there is replaced.
         entry: name of the state's entry.
-        format: "safetensors" or "torch.distributed.checkpoint".
-        max_shard_size: most bytes of arrays in a file, as in 500_000_000, "5GB" or "2GiB"; None for one file.
+        format: "safetensors", or "torch.distributed.checkpoint", a folder for the `load` of that module.
+        max_shard_size: most bytes of arrays in a file, as in 500_000_000, "5GB" or "2GiB"; a larger model
+            becomes shards and an index, as Hugging Face has them.  None for one file.
 
     Raises:
         NoCheckpointError, CheckpointError: there is no checkpoint, or it is damaged.
@@ -312,7 +300,6 @@ def export(
 
 
 def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
-    """Return the arrays of an entry by name, as the service `Export` names the arrays of a live object."""
     structure: Any = checkpoint.structure
     entries = children(structure["user"]) or {}
     if entry not in entries:
@@ -341,7 +328,7 @@ class Dump(BuiltIn):
     One file for each evaluation in the loop, one line for each example, in the order of the stream.
     Variables are results of `eval_step` and logs of `next_eval_inputs`: arrays, tensors or lists, whose first
     axis is the examples of the batch.  NaN is null, infinities are "inf" and "-inf"; in a table (csv) a list
-    is JSON.  A file is there whole or not at all, and before the checkpoint after its evaluation.
+    is JSON.
 
     Args:
         variables: names of the variables to write, in this order.
@@ -420,7 +407,6 @@ class Dump(BuiltIn):
                 self._file.write(_json(dict(zip(columns, example, strict=True))) + "\n")
 
     def _column(self, name: str, step: EvalStep) -> list[Any]:
-        """Return the values of a variable, one for each example of the batch."""
         if name not in step.outputs:
             raise ConfigError(
                 f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
@@ -454,7 +440,6 @@ class Dump(BuiltIn):
 
 
 def _plain(value: Any) -> Any:
-    """Convert arrays and tensors, also inside lists, to lists of plain values."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):

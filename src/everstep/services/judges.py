@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from fnmatch import fnmatchcase
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -43,7 +41,7 @@ from everstep.errors import (
 )
 from everstep.metrics import Stats
 from everstep.schedule import At, Every, Instant, Schedule
-from everstep.services.best import Best, better, direction, latest, reaches
+from everstep.services.best import Best, better, direction, latest, matches, name_patterns, reaches
 
 NOT_MET = 4
 """Exit status of a run that does not meet a requirement."""
@@ -53,17 +51,16 @@ Policy = Literal["raise", "stop"]
 
 @dataclass(eq=False, repr=False)
 class Judge(Service):
-    """Service whose outcome may change training; each kind is a dataclass, whose fields are its settings.
-
-    `title` is the default name, with settings in braces; `memory` names the attributes that are its state.
-    """
+    """Service whose outcome may change training; each kind is a dataclass, whose fields are its settings."""
 
     stage = Stage.DECIDE
     controller = True
     isolate = False
     default_schedule = Every(epochs=1)
     title: ClassVar[str]
+    """Default name, with settings in braces."""
     memory: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are the state; a list is replaced, never changed."""
     _: KW_ONLY
     every: Schedule | None = None
     name: str = ""
@@ -86,35 +83,31 @@ class Judge(Service):
         return None
 
     def _integers(self, **least: int) -> None:
-        """Require that these settings are integers, of so much or more, or None where that is the default."""
+        """Require that settings are integers, of so much or more, or None where that is the default."""
         for name, lowest in least.items():
             none = "for none" if getattr(type(self), name) is None else ""
             setattr(self, name, integer(name, getattr(self, name), lowest, none=none))
 
     def _settings(self) -> dict[str, Any]:
         # those that are not None, so that a setting added later changes no run
-        names = [field.name for field in fields(self) if field.name not in ("every", "name")] + ["every"]
-        values = {name: self.schedule if name == "every" else getattr(self, name) for name in names}
+        names = [field.name for field in fields(self) if field.name not in ("every", "name")]
+        values = {name: getattr(self, name) for name in names} | {"every": self.schedule}
         return {name: value for name, value in values.items() if value is not None}
 
     def config(self) -> Json:
-        return {
-            name: repr(value) if isinstance(value, Schedule | SetValue | Stop) else value
-            for name, value in self._settings().items()
-        }
+        simple = (str, int, float)
+        return {n: v if isinstance(v, simple) else repr(v) for n, v in self._settings().items()}
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._settings().items())
         return f"{type(self).__name__}(name={self.name!r}{options})"
 
     def state_dict(self) -> Any:
-        values = {name: getattr(self, name) for name in self.memory}
-        return {k: list(v) if isinstance(v, deque) else v for k, v in values.items()} or None
+        return {name: getattr(self, name) for name in self.memory} or None
 
     def load_state_dict(self, state: Any) -> None:
         for name in self.memory:
-            old = getattr(self, name)
-            setattr(self, name, deque(state[name], old.maxlen) if isinstance(old, deque) else state[name])
+            setattr(self, name, state[name])
 
 
 @checked_init
@@ -122,8 +115,7 @@ class Judge(Service):
 class EarlyStop(Judge):
     """Stop the run after a while without a better value, or at a value that is good enough.
 
-    At its own boundaries the service judges each value that was collected outside steps, or else the mean
-    of those inside.
+    Values that were collected outside steps are judged one by one, others by their mean.
 
     Args:
         metric: name of the metric.
@@ -131,7 +123,7 @@ class EarlyStop(Judge):
         patience: stop after n evaluations in a row without improvement, 1 or more.
         patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
         threshold: stop at the first value that reaches the threshold.
-        baseline: only a better value than the baseline counts as an improvement.
+        baseline: the value to improve on at first.
         min_delta: an improvement must be larger than this, 0 or more.
         min_steps: no stop before this step, 0 or more.
         every: when to judge; default `Every(epochs=1)`.
@@ -152,10 +144,8 @@ class EarlyStop(Judge):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is None and self.patience_steps is None and self.threshold is None:
-            raise ConfigError(
-                f"EarlyStop({self.metric!r}) has no reason to stop: give patience=, patience_steps= or "
-                "threshold="
-            )
+            remedy = "give patience=, patience_steps= or threshold="
+            raise ConfigError(f"EarlyStop({self.metric!r}) has no reason to stop: {remedy}")
         self._integers(patience=1, patience_steps=1, min_steps=0)
         self.min_delta = number("min_delta", self.min_delta, zero=True)
         self.best, self.waited = self.baseline, 0
@@ -219,12 +209,10 @@ class Plateau(Judge):
             raise ConfigError(f"Plateau(then={self.then!r}): give SetValue(...) or Stop(...)")
         self._integers(long=1, short=1, cooldown=0)
         if self.short >= self.long:
-            raise ConfigError(
-                f"Plateau(long={self.long}, short={self.short}): give a long that is larger than short"
-            )
+            raise ConfigError(f"Plateau(long={self.long}, short={self.short}): give a larger long=")
         self.sets = (self.then.target,) if isinstance(self.then, SetValue) else ()
         self.cooldown = self.long if self.cooldown is None else self.cooldown
-        self.values: deque[float] = deque(maxlen=self.long)
+        self.values: list[float] = []
         self.resting = 0
 
     def judge(self, values: Sequence[float], boundary: Boundary) -> Outcome | None:
@@ -235,13 +223,12 @@ class Plateau(Judge):
         return Outcome(actions=(self.then,))
 
     def _is_plateau(self, value: float) -> bool:
-        self.values.append(value)
+        self.values = [*self.values, value][-self.long :]
         if self.resting:
             self.resting -= 1
             return False
-        values = list(self.values)
-        short, long = (math.fsum(values[-n:]) / n for n in (self.short, self.long))
-        if len(values) < self.long or better(short, long, self.mode):
+        short, long = (math.fsum(self.values[-n:]) / n for n in (self.short, self.long))
+        if len(self.values) < self.long or better(short, long, self.mode):
             return False
         self.resting = self.cooldown or 0
         return True
@@ -304,6 +291,12 @@ class Require(Judge):
         return Outcome(actions=(Stop(f"{unmet} by {by}, {best}", code=NOT_MET),)) if late else None
 
 
+_BAD_STEP = (
+    "nothing after the last checkpoint is saved. Lower the learning rate or look at that step's batch; the "
+    "run resumes from the last good checkpoint"
+)
+
+
 def _failed(policy: Policy, error: type[BadStepError], message: str, step: int | None) -> Outcome:
     """End the run without saving its state, by the policy."""
     if policy == "raise":
@@ -322,15 +315,13 @@ def _checked(policy: Policy) -> Policy:
 class LossBound(Judge):
     """End the run at a loss that is too large (or NaN), before its state is saved.
 
-    The service judges the largest single value since its last look, never a mean.  By default it looks, and
-    so waits for the device, after every step.
+    The largest single value since the last look is judged, never a mean.  Each look waits for the device.
 
     Args:
         metric: name of the metric.
         bound: the largest value allowed.
-        times: the largest value allowed, as a multiple of the median of the last `last` looks (of their
-            means, where a look has several values); judged after `last` looks; more than 1.
-        last: number of looks for the median, 1 or more.
+        times: the largest value allowed, as a multiple of the median of the last looks' means; more than 1.
+        last: number of looks for the median, before which nothing is judged by it, 1 or more.
         policy: as in `NaNGuard`; the error is a `LossBoundError`.
         every: when to look; default `Every(steps=1)`.  A save between two looks is not judged.
     """
@@ -353,11 +344,9 @@ class LossBound(Judge):
         self.policy = _checked(self.policy)
         self.times = number("times", self.times, none="for an absolute bound")
         if self.times is not None and self.times <= 1:
-            raise ConfigError(
-                f"LossBound(times={self.times!r}): give more than 1; the median itself exceeds less"
-            )
+            raise ConfigError(f"LossBound(times={self.times!r}): give more than 1")
         self._integers(last=1)
-        self.looks: deque[float] = deque(maxlen=self.last)
+        self.looks: list[float] = []
         """Means of the last looks."""
 
     def run(self, boundary: Boundary) -> Outcome | None:
@@ -367,26 +356,22 @@ class LossBound(Judge):
             return None
         broken = self._broken(stats)
         if self.times is not None:  # after the judgement: a value is not part of its own median
-            self.looks.append(stats.mean)
+            self.looks = [*self.looks, stats.mean][-self.last :]
         if broken is None:
             return None
-        how = f"above {broken}" if math.isfinite(stats.max) else "which is not finite"
-        message = (
-            f"{self.metric} is {stats.max:.6g} at step {boundary.step}, {how}; nothing after the "
-            "last checkpoint is saved. Lower the learning rate or look at that step's batch"
-        )
+        message = f"{self.metric} is {stats.max:.6g} at step {boundary.step}, {broken}; {_BAD_STEP}"
         return _failed(self.policy, LossBoundError, message, boundary.step)
 
     def _broken(self, stats: Stats) -> str | None:
-        """Describe the bound that the largest value exceeds; None if it exceeds none."""
-        if self.bound is not None and not stats.max <= self.bound:
-            return f"its bound {self.bound:g}"
-        if self.times is None:
-            return None
-        if not math.isfinite(stats.max):
-            return "any bound"  # also while there is no median yet: a NaN would spoil it
-        if len(self.looks) == self.last and not stats.max <= self.times * (middle := np.median(self.looks)):
-            return f"{self.times:g} times {middle:.6g}, the median of the last {self.last}"
+        """Say what is wrong with the largest value; None if it is within bounds."""
+        if not math.isfinite(stats.max):  # also while there is no median yet: a NaN would spoil it
+            return "which is not finite"
+        if self.bound is not None and stats.max > self.bound:
+            return f"above its bound {self.bound:g}"
+        if self.times is not None and len(self.looks) >= self.last:
+            middle = np.median(self.looks[-self.last :])
+            if stats.max > self.times * middle:
+                return f"above {self.times:g} times {middle:.6g}, the median of the last {self.last}"
         return None
 
 
@@ -394,14 +379,13 @@ class NaNGuard(Service):
     """Watch losses, parameters and optimizer moments for NaN and infinities.
 
     The guard costs nothing per step.  Metrics are checked when they are read, at the latest before every
-    save, and are named with the exact step.  Parameters and moments are checked in the background, on the
-    very bytes that would be committed.
+    save; parameters and moments in the background, on the very bytes that would be committed.
 
     Args:
-        policy: "raise" a `NonFiniteError`, or "stop": the loop ends as written, exit status 1.
-            In both cases the state is not saved and the last good checkpoint stays.
-        metrics: names or patterns of the metrics that must be finite.  Default: losses, and the norm of the
-            gradients; if your own gradient scaler lets the norm overflow, name the other metrics.
+        policy: "raise" a `NonFiniteError`, or "stop": the loop ends as written, exit status 1.  The state is
+            not saved in either case.
+        metrics: names or patterns of the metrics that must be finite; name others than the default if your
+            own gradient scaler lets the norm of the gradients overflow.
         parameters: whether parameters and optimizer moments must be finite.
     """
 
@@ -419,9 +403,7 @@ class NaNGuard(Service):
         parameters: bool = True,
     ) -> None:
         super().__init__("nan_guard")
-        if isinstance(metrics, str):
-            raise ConfigError(f"NaNGuard(metrics={metrics!r}): give a list of names, [{metrics!r}]")
-        self.policy, self.metrics = _checked(policy), tuple(metrics)
+        self.policy, (self.metrics, _) = _checked(policy), name_patterns("NaNGuard", metrics)
         self.guards_state = parameters
 
     def due(self, when: Instant) -> bool:
@@ -429,18 +411,13 @@ class NaNGuard(Service):
 
     def run(self, boundary: Boundary) -> Outcome | None:
         readings = boundary.readings
-        guarded = [n for n in readings.names() if any(fnmatchcase(n, p) for p in self.metrics)]
+        guarded = [name for name in readings.names() if matches(name, self.metrics)]
         bad = [(*first, name) for name in guarded if (first := readings.nonfinite(name)) is not None]
         readings.clear()
         if not bad:
             return None
         step, value, name = min(bad)
-        return self.bad_state(
-            f"metric {name!r} is {value} at step {step}; nothing after the last checkpoint is saved. "
-            "Lower the learning rate or look at that step's batch; the run resumes from the last good "
-            "checkpoint",
-            step,
-        )
+        return self.bad_state(f"metric {name!r} is {value} at step {step}; {_BAD_STEP}", step)
 
     def bad_state(self, message: str, step: int | None) -> Outcome:
         return _failed(self.policy, NonFiniteError, message, step)
@@ -491,13 +468,13 @@ class StopAfter(BuiltIn):
         self._run, self._ends = run, self.schedule.next_time()
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        action: Stop | Interrupt | None = self._late(self._now)
         at_epoch_end = boundary.moment is Moment.AFTER_EPOCH
-        if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
-            action = Stop(f"stop after {self.epochs} epochs")
         if self.steps is not None and boundary.step >= self.steps:
-            action = Stop(f"stop after {self.steps} steps")
-        return None if action is None else Outcome(actions=(action,))
+            return Outcome(actions=(Stop(f"stop after {self.steps} steps"),))
+        if self.epochs is not None and at_epoch_end and boundary.epoch >= self.epochs:
+            return Outcome(actions=(Stop(f"stop after {self.epochs} epochs"),))
+        late = self._late(self._now)
+        return None if late is None else Outcome(actions=(late,))
 
     def overtime(self) -> Interrupt | None:
         return None if self._ends is None else self._late(self._run.clock())
@@ -534,10 +511,7 @@ class Annealing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", integer("every", self.every))
         if not self.least <= self.initial <= self.most:  # also true for NaN
-            raise ConfigError(
-                f"Annealing: initial={self.initial!r}, least={self.least!r}, most={self.most!r}: "
-                "give bounds so that the initial value lies between them"
-            )
+            raise ConfigError(f"{self}: give bounds between which the initial value lies")
 
     def __call__(self, number: int) -> float:
         """Return the value of a step, or of an epoch, by its number from 1; number 0 has the value of 1."""
@@ -552,8 +526,7 @@ class Scheduled(Judge):
 
         Scheduled("optimizer.lr", lambda step: 0.1 * min(1, step / 1000))
 
-    Each change is a row of the record.  A scheduler of the state that computes the same learning rate
-    would undo the change: take one of the two.
+    Each change is a row of the record.
 
     Args:
         target: the number to set, as in `SetValue`.
@@ -613,39 +586,40 @@ class Conditional(Service):
     default_schedule = Every(epochs=1)
 
     def __init__(self, condition: Condition, every: Schedule | None, name: str | None = None) -> None:
-        known = isinstance(condition, Schedule | OnBest)
-        if not (known or callable(condition)):
+        self._best: Best | None = None
+        self._described: Json = repr(condition)
+        text = repr(condition)
+        if isinstance(condition, Schedule):
+            if every is not None:
+                raise ConfigError(f"every={every!r} beside the schedule {condition!r}: leave out every=")
+            every = condition
+        elif isinstance(condition, OnBest):
+            if isinstance(every, Schedule) and every.wall:
+                raise ConfigError(f"every={every!r} with {condition!r}: give a schedule of steps or epochs")
+            self._best = Best(condition.metric, condition.mode, save=False)
+            self.watches = (condition.metric,)
+        elif callable(condition):
+            self._described = described(condition, "condition")
+            text = getattr(condition, "__name__", "a function")  # the same in every process
+        else:
             raise ConfigError(
                 f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
                 'OnBest("valid_loss"), or a function of the boundary'
             )
-        if isinstance(condition, Schedule) and every is not None:
-            raise ConfigError(f"every={every!r} beside the schedule {condition!r}: leave out every=")
-        if isinstance(condition, OnBest) and isinstance(every, Schedule) and every.wall:
-            raise ConfigError(f"every={every!r} with {condition!r}: give a schedule of steps or epochs")
         self._condition = condition
-        self._described: Json = repr(condition) if known else described(condition, "condition")
-        if name is None:  # the same in every process
-            text = str(getattr(condition, "__name__", self._described if known else "a function"))
-            name = "when " + re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
-        super().__init__(name, condition if isinstance(condition, Schedule) else every)
-        self._best: Best | None = None
-        if isinstance(condition, OnBest):
-            self._best = Best(condition.metric, condition.mode, save=False)
-            self.watches = (condition.metric,)
+        short = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
+        super().__init__(f"when {short}" if name is None else name, every)
 
     def open(self, run: RunView) -> None:
         if self._best is not None:
             self._best.open(run)
 
-    def met(self, boundary: Boundary) -> int | None:
-        """Return the step whose state meets the condition, else None; called where the service is due."""
-        if self._best is not None:
-            place = self._best.look(boundary)
-            return None if place is None else place.step
-        if callable(self._condition) and not self._condition(boundary):
-            return None
-        return boundary.step
+    def met(self, boundary: Boundary, done: str = "") -> bool:
+        """Whether the condition holds, where the service is due; if weights are `done`, whether here."""
+        if self._best is None:
+            return not callable(self._condition) or bool(self._condition(boundary))
+        place = self._best.look(boundary)
+        return place is not None and (not done or self._best.has_weights(place, boundary, done))
 
     def state_dict(self) -> Any:
         return None if self._best is None else self._best.state_dict()
@@ -665,10 +639,9 @@ class When(Conditional):
         When(OnBest("valid_loss"), Save())
         When(Every(epochs=5), [SetValue("optimizer.lr", times=0.5), tell])
 
-    With OnBest the service acts once per best value, over restarts, too.  A function gets the boundary and
-    returns nothing; steps that are executed again after a kill call it again.  With a decision (`Stop`,
-    `Interrupt`, `SetValue`) the service is a controller of stage DECIDE; else it runs before this boundary's
-    checkpoint.
+    A function gets the boundary and returns nothing; steps that are executed again after a kill call it
+    again.  With a decision (`Stop`, `Interrupt`, `SetValue`) the service is a controller of stage DECIDE;
+    else it runs before this boundary's checkpoint.
 
     Args:
         condition: a schedule, `OnBest(metric)`, or a function of the boundary.
@@ -704,9 +677,8 @@ class When(Conditional):
         return {"condition": self._described, "actions": actions, "every": repr(self.schedule)}
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        holds = self.met(boundary) is not None
-        # also where the condition does not hold: each window reaches from one boundary to the next
-        boundary.readings.clear()
+        holds = self.met(boundary)
+        boundary.readings.clear()  # in any case: each window reaches from one boundary to the next
         if not holds:
             return None
         for action in self.actions:

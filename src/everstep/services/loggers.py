@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from everstep.arguments import number
+from everstep.display.cells import flat
 from everstep.errors import ConfigError
 from everstep.record import Item, RunJournal
 from everstep.schedule import Schedule
@@ -62,10 +63,9 @@ except (ValueError, wandb.errors.CommError) as error:
 class WandB(Sink):
     """Write the record as one run of W&B: to a file that `wandb sync` uploads, or to the server at once.
 
-    Each start makes the file anew, so that nothing is in it twice.  W&B appends what is uploaded later, and
-    changes no row: the file leaves out the rows that were uploaded, and a warning tells where they have other
-    values now, after a resume from an older checkpoint.  W&B has one row for each step, with the last of
-    several values of a metric.  Names as in `TensorBoard`.  Needs `everstep[wandb]`.
+    Each start makes the file anew, without the rows that were uploaded: W&B changes none of those, and a
+    warning tells where they have other values now.  W&B has one row for each step, with the last of several
+    values of a metric.  Names as in `TensorBoard`.  Needs `everstep[wandb]`.
 
     Args:
         project, entity, group, tags: as for `wandb.init`.
@@ -128,21 +128,19 @@ class WandB(Sink):
                 )  # fmt: skip
 
     def _count(self, environment: dict[str, str]) -> int | None:
-        """Ask W&B how many rows it has; None if it does not answer."""
         parts = (self._names["entity"], self._names["project"], self._id)
         command = [sys.executable, "-c", _COUNT, "/".join(filter(None, parts))]
         try:
             answer = subprocess.run(
                 command, capture_output=True, text=True, timeout=self.timeout, env=environment, check=True
             )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            why = (str(error.stderr or "").strip().splitlines() or [str(error)])[-1]
+        except subprocess.SubprocessError as error:
+            why = [str(error), *str(getattr(error, "stderr", None) or "").strip().splitlines()][-1]
             self._run.println(f"warning: W&B does not answer ({why}); the next start uploads the rest")
             return None
         return int(answer.stdout.split()[-1])
 
     def _warn_of_changes(self) -> None:
-        """Tell which rows that W&B has are other ones now."""
         journal = RunJournal(self._run.run_dir)
         valid = dict(journal.comparable())
         rows = journal.comparable(valid=False)
@@ -215,7 +213,6 @@ class WandB(Sink):
             self._upload = None
 
     def _put_row(self, file: IO[bytes]) -> None:
-        """Write the row of the last step, of which no value will come."""
         if not self._row:
             return
         wall = {"_step": self._step, "_timestamp": self._now, "_runtime": self._now - self._began}
@@ -246,7 +243,6 @@ def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _count_rows(file: Path) -> int:
-    """Count the rows in a file of W&B's."""
     from wandb.proto import wandb_internal_pb2
 
     content, at, record, rows = file.read_bytes(), _HEAD, b"", 0
@@ -268,14 +264,12 @@ def _count_rows(file: Path) -> int:
 class MLflow(RemoteSink):
     """Send the record to MLflow, as one run: metrics, the config as params, and how the run has ended.
 
-    A point has the time at which the journal took it, so MLflow itself drops a point that is sent again.
     Where a run goes back to an older checkpoint, values that are other than the first time stand beside
-    those: MLflow deletes no points.  Params keep their first value.  Names are as in `TensorBoard`, "_" in
-    place of characters that MLflow refuses.  Needs `everstep[mlflow]`.
+    those.  Params keep their first value.  Names are as in `TensorBoard`, "_" in place of characters that
+    MLflow refuses.  Needs `everstep[mlflow]`.
 
     Args:
-        tracking_uri: as for `mlflow.set_tracking_uri`: a server's URL, or "sqlite:///mlflow.db"; None: as
-            MLflow is set up.
+        tracking_uri: as for `mlflow.set_tracking_uri`; None: as MLflow is set up.
         experiment: the experiment, made if it is missing; None: $MLFLOW_EXPERIMENT_NAME, or "Default".
         run_name: the name that is shown; None: the name of the run's directory.
         tags: tags of a new run.
@@ -314,8 +308,9 @@ class MLflow(RemoteSink):
         elif run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._run_id, tags = run.info.run_id, run.data.tags
-        config = {_REFUSED.sub("_", key): text[:6000] for key, text in _flat(self.run_config)}
-        params = [Param(key, value) for key, value in config.items() if key not in run.data.params]
+        config = {_REFUSED.sub("_", key): value for key, value in flat(self.run_config)}
+        texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in config.items()}
+        params = [Param(key, text[:6000]) for key, text in texts.items() if key not in run.data.params]
         for at in range(0, len(params), 100):
             self._client.log_batch(self._run_id, params=params[at : at + 100], synchronous=True)
         self._is_partly_sent = tags.get("everstep.sending") != tags.get("everstep.sent")
@@ -334,9 +329,8 @@ class MLflow(RemoteSink):
             there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
             known, missing = Counter(map(_point, there)), []
             for metric in metrics:
-                if known[_point(metric)]:
-                    known[_point(metric)] -= 1
-                else:
+                known[_point(metric)] -= 1
+                if known[_point(metric)] < 0:
                     missing.append(metric)
             metrics = missing
         tags = [RunTag(key, position[7000 * at :][:7000]) for at, key in enumerate(_POSITION)]
@@ -359,20 +353,10 @@ def _point(metric: Any) -> tuple[str, int, float | str]:
     return metric.key, metric.step, "nan" if math.isnan(metric.value) else float(value)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield the values of a nested configuration: "model.width" and its text."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
-
-
 class Trackio(RemoteSink):
     """Write the record to Trackio's database, as one run with the run's config.
 
-    Where a run goes back to an older checkpoint, values that are other than the first time stand beside
-    those.  Names are as in `TensorBoard`.  Needs `everstep[trackio]`.
+    Names, and what a run does that goes back, are as in `MLflow`.  Needs `everstep[trackio]`.
 
     Args:
         project: the project; its database is in $TRACKIO_DIR.

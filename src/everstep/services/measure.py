@@ -43,9 +43,9 @@ class FinalValues(Service):
 class Throughput(BuiltIn):
     """Record the speed since the last look, and the shares of the time, and print them in a line.
 
-    Metrics: steps_per_second and, with `samples`, samples_per_second; data_share (waiting for batches),
-    step_share (the program's lines), evaluation_share (`evaluation()` blocks) and services_share (all that
-    runs at boundaries), which add up to 1.  Each look waits for the device first.
+    Metrics: steps_per_second, samples_per_second, and the shares data_share (waiting for batches),
+    step_share (the program's lines), evaluation_share and services_share (all that runs at boundaries).
+    Each look waits for the device first.
 
     Args:
         samples: number of samples in a step, 1 or more; None if the number is not known.
@@ -72,16 +72,15 @@ class Throughput(BuiltIn):
         if steps == 0 or total <= 0:
             return None
         self._step, self._spent = boundary.step, spent
-        speeds = {"steps_per_second": steps / total}
+        speeds = {"steps": steps / total}
         if self.samples is not None:
-            speeds["samples_per_second"] = self.samples * steps / total
+            speeds["samples"] = self.samples * steps / total
         shares = {name: seconds / total for name, seconds in parts.items()}
-        speed = ", ".join(
-            f"{value:.4g} {name.replace('_per_second', '/s')}" for name, value in speeds.items()
-        )
+        speed = ", ".join(f"{value:.4g} {name}/s" for name, value in speeds.items())
         where = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         self._run.println(f"{speed}: {where}", with_tag=True)
-        return Outcome(speeds | {f"{name}_share": share for name, share in shares.items()}, wall=True)
+        metrics = {f"{name}_per_second": value for name, value in speeds.items()}
+        return Outcome(metrics | {f"{name}_share": share for name, share in shares.items()}, wall=True)
 
     def finish(self, boundary: Boundary) -> Outcome | None:
         spent = self._run.spent()
@@ -94,8 +93,7 @@ class Throughput(BuiltIn):
 class Profile(BuiltIn):
     """Record a few steps with torch.profiler, again and again, as Chrome traces (for ui.perfetto.dev).
 
-    The traces lie in `logs/profile/` of the run, named by the step after which they begin.  A window that
-    the run's end cuts short is dropped.
+    The traces lie in `logs/profile/` of the run, named by the step after which they begin.
 
     Args:
         every: when a window begins (steps, epochs or seconds); default `Every(steps=1000)`.
@@ -153,19 +151,9 @@ class Profile(BuiltIn):
 class System(BuiltIn):
     """Record the load of the machine: how busy processor and GPUs are, and how full memory and disk.
 
-    Metrics, which depend on the clock and are no part of any comparison; shares are from 0 to 1:
-
-    | metric | what |
-    |---|---|
-    | cpu_share | busy part of all processors of the machine since the last look (Linux) |
-    | process_cpus | processors that this process kept busy since the last look |
-    | memory_share | part of the machine's memory that is in use (Linux) |
-    | process_memory_gb | memory of this process (Linux) |
-    | gpu_memory_share | used part of the memory of this process's GPU |
-    | gpu_share | busy part of that GPU, where the package nvidia-ml-py is installed |
-    | disk_free_gb | free space of the disk with the run directory |
-
-    A figure that the system does not give is left out.  Several ranks: the machine of rank 0.
+    Metrics, with shares from 0 to 1: cpu_share, memory_share (of the machine; Linux), process_cpus (busy
+    processors), process_memory_gb (Linux), gpu_memory_share, gpu_share (of this process's GPU; the latter
+    needs nvidia-ml-py), disk_free_gb (of the run directory's disk).  Several ranks: the machine of rank 0.
 
     Args:
         every: when to look; default `Every(seconds=30)`.
@@ -197,8 +185,7 @@ class System(BuiltIn):
 
 
 def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()
+    return Path(path).read_text()
 
 
 _UNREADABLE = (OSError, ValueError, IndexError, KeyError)

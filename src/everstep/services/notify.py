@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import tempfile
@@ -32,10 +33,8 @@ _AGAIN = ("diverged", "finished")
 """Events that a resume meets again: the same step is compared again, a finished run is opened again."""
 _NOTE = "notified"
 """Kind of the journal's event that a message was sent."""
-_LAST_WORDS = 3.0
-"""Seconds that a process which ends itself waits for a message."""
-_LONGEST = 2000
-"""Most characters of a reason."""
+_LAST_WORDS, _LONGEST = 3.0, 2000
+"""Seconds that a process which ends itself waits for a message, and most characters of a reason."""
 
 
 class Target(NamedTuple):
@@ -46,14 +45,12 @@ class Target(NamedTuple):
     timeout: float
 
     def __str__(self) -> str:
-        """Name of the receiver for messages and records, without what may be a secret of it."""
         if self.command:
             return self.command[0]
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}/{HIDDEN}"  # a webhook has its secret in the path
 
     def send(self, facts: Mapping[str, Any]) -> str | None:
-        """Send facts as JSON, and wait; return what went wrong, None if nothing did."""
         body = json.dumps(facts).encode()
         return self._post(body) if self.url else self._call(body + b"\n")
 
@@ -126,16 +123,15 @@ class Notify(BuiltIn):
     | stuck | the run's `HangWatch` finds that nothing moves for long |
     | finished | the run came to its end |
 
-    A message is sent by a thread, and never holds the training up; the end of a start waits for it,
-    `timeout` seconds at most.  A message that cannot be sent is a warning, once.  A resume does not send it
-    again; a process that is killed just before sends nothing.  Not told: an error before the run is open.
+    A message is sent by a thread; the end of a start waits for it, `timeout` seconds at most.  A message that
+    cannot be sent is a warning, once.  A resume does not send it again; a process that is killed just before
+    sends nothing.
 
     Args:
         command: a command and its arguments.
         url: an address with http or https.  The record and the warnings name its host only.
         on: the events to tell.
         timeout: seconds that one message may take.
-        name: name of the service; needed if there are two.
     """
 
     moments = frozenset()
@@ -155,10 +151,16 @@ class Notify(BuiltIn):
             if event not in EVENTS:
                 raise ConfigError(f"on={event!r}: there is no such event; {nearest(str(event), EVENTS)}")
         if bool(command) == (url is not None):
+            raise ConfigError('Notify: give one of command=["PROGRAM", "ARGUMENT"] and url="https://..."')
+        if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
             raise ConfigError(
-                'Notify: give one of command=["PROGRAM", "ARGUMENT", ...] and url="https://..."'
+                f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
             )
-        self.target = Target(_words(command), _address(url), number("timeout", timeout, of="seconds"))
+        if url is not None and not re.fullmatch(r"https?://[^/\s]\S*", url):
+            raise ConfigError(
+                "url: give an address with http or https, as in https://hooks.example.org/T0/B0"
+            )
+        self.target = Target(tuple(command), url or "", number("timeout", timeout, of="seconds"))
         self._is_open = False
         self._threads: list[threading.Thread] = []
         self._one_by_one = threading.Lock()
@@ -182,7 +184,6 @@ class Notify(BuiltIn):
             thread.join(self.target.timeout + 1.0)
 
     def _heard(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Take an event of the journal, in the thread that adds it."""
         if kind == "hang":
             self._begin("stuck", str(data["what"]), data)
         elif kind == DIVERGED:
@@ -220,21 +221,3 @@ class Notify(BuiltIn):
             self._run.println(
                 f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
             )
-
-
-def _words(command: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
-        raise ConfigError(f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]')
-    return tuple(command)
-
-
-def _address(url: str | None) -> str:
-    if url is None:
-        return ""
-    try:
-        parts = urlsplit(url)
-    except (ValueError, AttributeError, TypeError):
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \n\r\t"):
-        raise ConfigError("url: give an address with http or https, as in https://hooks.example.org/T0/B0")
-    return url

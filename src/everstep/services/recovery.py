@@ -33,8 +33,7 @@ class Recovery(BuiltIn):
     raised in the loop.  The loop is then left through `RolledBack`, exit status 3.  The next start (a
     `Trainer` and `everstep.recovering` start again by themselves) resumes before the failed step, and passes
     over the quarantined batches: those of the failed step, and if that step or an earlier one fails again
-    after the k-th rollback, those of the last k + 1 steps that read data.  The failure stands if the tries
-    are used up, if there is no checkpoint or no batch to blame, or if the data can be read only once.
+    after the k-th rollback, those of the last k + 1 steps that read data.
 
     Args:
         max_rollbacks: limit of rollbacks, 1 or more: in all, or in a row (`reset_after`).
@@ -52,7 +51,6 @@ class Recovery(BuiltIn):
         self._drawn: deque[Drawn] = deque()
 
     def drew(self, step: int, stream: str, pass_index: int, batch_index: int) -> None:
-        """Note a batch that was handed out for `step`."""
         self._drawn.append(Drawn(step, stream, pass_index, batch_index))
 
     def used(self, before: Iterable[Rollback], step: int) -> int:
@@ -90,7 +88,6 @@ class Recovery(BuiltIn):
 
 
 def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
-    """List the batches of the last `count` steps that read data; `drawn` is in the order of steps."""
     batches = list(drawn)
     steps = sorted({each.step for each in batches})[-count:]
     return [each for each in batches if each.step in steps]
@@ -104,7 +101,7 @@ class Retry(BuiltIn):
     After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
     and the run resumes from its newest checkpoint; a `Trainer` and `everstep.recovering` do so by themselves.
     A save is tried again where it failed.  A try counts until the run has passed the furthest step that
-    failed.  After the last try, or where the data can be read only once, the error stands.
+    failed.  After the last try the error stands.
 
     Args:
         errors: classes of errors that go away by themselves.
@@ -141,15 +138,12 @@ class HangWatch(BuiltIn):
     """Notice when nothing moves: no step, batch, evaluation or save has ended for a long time.
 
     The stacks of all threads (on every rank) then go into a page in `failures/`, an event "hang" into the
-    journal, and a warning to the screen: once for each hang.  A thread looks once a second, and counts its
-    looks, so that a process that is stopped (SIGSTOP) does not hang; C code that keeps Python's lock stops
-    this thread, too.  Every run with `default_services` has one.
+    journal, and a warning to the screen: once for each hang.  Every run with `default_services` has one.
 
     Args:
         after: seconds without a move; None: half an hour, on several ranks 9 minutes.  Longer than the
             longest step, the longest part of your own code between steps and the longest save.
-        then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved, and is to be
-            started again from the newest checkpoint.
+        then: "warn", or "stop": the process also ends, with exit status 1 and nothing saved.
     """
 
     stage = Stage.GUARD

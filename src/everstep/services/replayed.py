@@ -33,30 +33,26 @@ _COMPARED = ("progress", "user", "gradients", "streams", "rng")
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a process does that replays the run with id `run` in `run_dir`, of which it opens a copy.
-
-    Attributes:
-        last: the last step that is executed; before the next one the program is left.
-        out: file for what is found, as JSON lines.
-        states: names of the checkpoints of the run with which the state is compared.
-        shown: step whose batch is shown; 0: none.
-        in_process: whether `ReplayLeft` leaves the program; else the process ends.
-    """
+    """What a process does that replays the run with id `run` in `run_dir`, of which it opens a copy."""
 
     run: str
     run_dir: str
     last: int
+    """The last step that is executed; before the next one the program is left."""
     out: str
+    """File for what is found, as JSON lines."""
     states: list[str] = field(default_factory=list)
+    """Names of the checkpoints of the run with which the state is compared."""
     shown: int = 0
+    """Step whose batch is shown; 0: none."""
     in_process: bool = False
+    """Whether `ReplayLeft` leaves the program; else the process ends."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 
 
 def plan_of_process() -> ReplayPlan | None:
-    """Return the plan of this process; None if it replays nothing."""
     path = os.environ.get(VARIABLE)
     return ReplayPlan(**json.loads(Path(path).read_bytes())) if path else None
 
@@ -71,10 +67,7 @@ class ReplayLeft(BaseException):
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """A step that is about to happen again, with its batch and the live objects of the state by name.
-
-    `epoch` is 0 in a loop without epochs, `random` as `everstep.state.capture` returns it.
-    """
+    """A step that is about to happen again, with its batch and the live objects of the state by name."""
 
     step: int
     epoch: int
@@ -86,8 +79,7 @@ class ReplayedStep:
 class Replayed(BuiltIn):
     """Follows the plan of this process in the run that is replayed.
 
-    `tree` encodes the whole state as a checkpoint of a kind ("step" or "epoch") has it; `comparison` returns
-    that of the steps with their earlier executions.
+    `tree` encodes the whole state as a checkpoint has it, `comparison` is that with earlier executions.
     """
 
     moments = frozenset({Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.AFTER_EPOCH, Moment.EXIT_LOOP})
@@ -109,9 +101,8 @@ class Replayed(BuiltIn):
             root = Path(os.environ.get(ROOT, "/")).resolve()
             shown = f"/{run_dir.relative_to(root)}" if run_dir.is_relative_to(root) else str(run_dir)
             raise UsageError(
-                f"the program opens a run in {shown}, and {self.plan.run} is to be replayed: give "
-                "the arguments with which it opens that run: everstep replay RUN --step N -- SCRIPT ARGS; "
-                "if the run has moved, say under which path the program opens it: --opened-as PATH"
+                f"the program opens a run in {shown}, and {self.plan.run} is to be replayed: give the "
+                "arguments with which it opens that run, after --; if the run has moved: --opened-as PATH"
             )
 
     def open(self, run: RunView) -> None:

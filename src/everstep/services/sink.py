@@ -16,7 +16,6 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
@@ -30,7 +29,7 @@ from everstep.durable import require_no_link
 from everstep.errors import ConfigError
 from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
 from everstep.schedule import Every, Schedule
-from everstep.services.console import chosen_metrics
+from everstep.services.best import matches, name_patterns
 
 Parts: TypeAlias = Sequence[tuple[int, list[Item]]]
 """Valid part of each start of the run, this one's last: its number, and its rows and events."""
@@ -96,12 +95,8 @@ def _column(name: str) -> str:
 
 
 def require_package(service: str, package: str) -> None:
-    """Refuse a service whose package, which an extra of the same name installs, is not there."""
     if find_spec(package) is None:
-        raise ConfigError(
-            f"{service}() needs the package {package}, which is not installed: "
-            f"pip install 'everstep[{package}]'"
-        )
+        raise ConfigError(f"{service}() needs the package {package}: pip install 'everstep[{package}]'")
 
 
 def finite(value: Any) -> Any:
@@ -115,9 +110,6 @@ def finite(value: Any) -> Any:
 
 class Sink(Service, ABC):
     """Follow the journal and write its content to a file.  Subclass it, and give `write`.
-
-    At each start the file is made anew from the whole journal, beside the old file, and takes its place
-    when it is whole; then new rows are added.  For a service on the network there is `RemoteSink`.
 
     Args:
         path: the file or folder, in `logs/` of the run directory.
@@ -149,8 +141,6 @@ class Sink(Service, ABC):
 
     lines = staticmethod(lines)
     """Lines of a journal's items: a dictionary for each step, tail or epoch, with its metrics by name."""
-
-    # ------------------------------------------------------------------------- what a subclass gives
 
     @abstractmethod
     def write(self, file: IO[Any], items: Iterable[Item]) -> None:
@@ -187,8 +177,6 @@ class Sink(Service, ABC):
         self._add(items)
         hazard.reach("sink.rename")
         os.replace(beside, path)
-
-    # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
         self._run, self._follower = run, None
@@ -243,9 +231,8 @@ class RemoteSink(Service, ABC):
 
     The service stores a position with the values, in one transaction, and tells it when it is asked, so a
     kill or a lost answer repeats nothing.  Values are sent when a checkpoint that covers them is committed,
-    and at the end: no resume makes them again.  After an outage, which is a warning, the next checkpoint or
-    the next start sends what is missing.  Where a run goes back to an older checkpoint, only values that are
-    other than the first time are sent; a run that starts over sends everything.
+    and at the end.  Where a run goes back to an older checkpoint, only values that are other than the first
+    time are sent; a run that starts over sends everything.
 
     Args:
         timeout: seconds that a step, or the end, waits for an answer, more than 0; None: until it comes.
@@ -267,7 +254,6 @@ class RemoteSink(Service, ABC):
         self.run_dir, self.sent, self._ended = Path(), 0, False
         self.key, self.run_config = "", dict[str, Any]()
         self._thread: threading.Thread | None = None
-        self._is_late = False
         self._error: BaseException | None = None
         self._follower: Follower | None = None
         self._start, self._has = "", dict[str, int]()
@@ -276,8 +262,6 @@ class RemoteSink(Service, ABC):
         """What is to be sent, of earlier starts and of this one."""
         self._had = set[tuple[Any, ...]]()
         """Values that were sent and are superseded."""
-
-    # ------------------------------------------------------------------------- what a subclass gives
 
     @abstractmethod
     def position(self) -> str:
@@ -289,8 +273,6 @@ class RemoteSink(Service, ABC):
 
     def end(self, status: str) -> None:
         """Tell the service that this start has "finished", "stopped" or "failed", if it was asked before."""
-
-    # ------------------------------------------------------------------------------ as a service
 
     def open(self, run: RunView) -> None:
         self._run, self.run_dir, self._ended, self._follower = run, Path(run.run_dir), False, None
@@ -317,13 +299,9 @@ class RemoteSink(Service, ABC):
             )
 
     def _send_until(self, end: int | None, is_last: bool = False) -> None:
-        """Send what the service lacks, of this start what lies before `end` in its journal; None: nothing.
-
-        A thread does it, so that the wait can end; it is waited for, as `send` may draw random numbers.
-        """
+        """Send what the service lacks, of this start what lies before `end` in its journal; None: nothing."""
+        # a thread, so that the wait can end; it is waited for, as `send` may draw random numbers
         if self._thread is None or not self._thread.is_alive():
-            if self._is_late:
-                self._follower, self._is_late = None, False
             self._run.flush()
             self._error = None
             self._thread = threading.Thread(
@@ -332,7 +310,6 @@ class RemoteSink(Service, ABC):
             self._thread.start()
             self._thread.join(self.timeout)
         if self._thread.is_alive():
-            self._is_late = True
             raise TimeoutError(f"no answer in {self.timeout:g} s")
         if self._error is not None:
             raise self._error
@@ -365,7 +342,6 @@ class RemoteSink(Service, ABC):
         self._older, self._own = [], self._own[len(own) :]
 
     def _ask(self) -> None:
-        """Find what the service has, and what it lacks of the earlier starts."""
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
         self.key, self.run_config, _ = described(self.run_dir, min(valid))
@@ -432,8 +408,7 @@ class JSONLines(Sink):
 
     A line has "step", "epoch" and "phase" ("head", "step", "tail", "epoch" for the means over the
     epoch's steps, "eval/SERVICE"), and the metrics collected there by name.  NaN is null, infinities
-    are "inf" and "-inf"; a metric called "step", "epoch" or "phase" is "metric/step" ...  Each value is there
-    once, however often the run was killed.
+    are "inf" and "-inf"; a metric called "step", "epoch" or "phase" is "metric/step" ...
 
     Args:
         path: the file, in `logs/` of the run directory.
@@ -479,7 +454,7 @@ class CSV(Sink):
         name: str | None = None,
     ) -> None:
         super().__init__(path, every=every, name=name)
-        self.metrics, self.watches = chosen_metrics("CSV", metrics)
+        self.metrics, self.watches = name_patterns("CSV", metrics)
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ConfigError(f"CSV(delimiter={delimiter!r}): give one character, as ',' or a tab")
         self._delimiter = delimiter
@@ -495,7 +470,7 @@ class CSV(Sink):
         names = [
             (block.epoch, min(block.steps), ORDER.get(block.phase, OTHER), _column(block.name))
             for block in blocks
-            if any(fnmatchcase(block.name, pattern) for pattern in self.metrics)
+            if matches(block.name, self.metrics)
         ]
         new = dict.fromkeys(name for *_, name in sorted(names) if name not in self._columns)
         self._columns += new

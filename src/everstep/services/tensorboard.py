@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +22,7 @@ from everstep.durable import require_no_link, write_whole
 from everstep.errors import MetricError
 from everstep.record import Event, Item
 from everstep.schedule import Schedule
+from everstep.services.best import matches
 from everstep.services.sink import Parts, Sink, require_package
 
 _NOTE = "summary"
@@ -54,8 +54,8 @@ class TensorBoard(Sink):
         loop.add_summary({"samples": Image(pixels), "weights": Histogram(w), "text": "Once upon ..."})
 
     Metrics collected in steps and outside them have their own names as tags; means over an epoch's
-    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start; a start
-    makes those of earlier ones anew if their points are not the valid ones.  Needs `everstep[tensorboard]`.
+    steps are "epoch/NAME", metrics of a service "eval/SERVICE/NAME".  There is a file for each start.  Needs
+    `everstep[tensorboard]`.
 
     Args:
         path: the folder, in `logs/` of the run directory.
@@ -175,13 +175,12 @@ class TensorBoard(Sink):
         _append(file, records)
 
     def _points(self, item: Item) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield the name, the step and the fields of each value of an item."""
         if isinstance(item, Event):
             if item.kind == _NOTE:
                 yield item.data["name"], item.data["step"], self._summary(item.data)
             return
         block = item.block
-        if any(fnmatchcase(block.name, pattern) for pattern in self._skip):
+        if matches(block.name, self._skip):
             return
         name = block.name if block.phase in _BARE else f"{block.phase}/{block.name}"
         thin = self._throttle.get(block.name, self._throttle.get("*", 1))
@@ -190,7 +189,6 @@ class TensorBoard(Sink):
                 yield name, step, {"simple_value": value}
 
     def _summary(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a summary's fields, from the journal's description of it."""
         if "text" in data:
             tensor = {"tensor_shape": {"dim": [{"size": 1}]}, "string_val": [_text(data["text"])]}
             plugin = {"plugin_data": {"plugin_name": "text"}}
@@ -213,7 +211,6 @@ def _append(file: IO[bytes], records: Iterable[Any]) -> None:
 
 
 def _on_host(array: Any) -> NDArray[Any]:
-    """Copy an array or tensor to a NumPy array."""
     backend = backends.of(array)
     if backend is None:
         raise MetricError(f"{array!r} is not an array; give a NumPy array or a tensor")
@@ -228,7 +225,6 @@ def _on_host(array: Any) -> NDArray[Any]:
 
 
 def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert pixels to (height, width, channels) of uint8."""
     shape = pixels.shape
     if pixels.ndim == 2:
         pixels = pixels[..., None]
@@ -261,5 +257,4 @@ def _histogram(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _text(text: str) -> bytes:
-    """Encode a string as UTF-8, whatever it holds: a bad character must not stop the other records."""
-    return text.encode(errors="replace")
+    return text.encode(errors="replace")  # a bad character must not stop the other records

@@ -54,15 +54,8 @@ class Witness(Service):
         {"run": DIRECTORY, "rank": 0, "pid": 4711, "time": SECONDS, "at": PLACE, "epoch": 1, "step": 7,
          "parts": {"weights/w": DIGEST}}
 
-    | place | when | parts |
-    |---|---|---|
-    | enter | the run is open; after a resume, its state restored | state |
-    | before | step `step` is about to begin | samples, state |
-    | step | the step is complete | samples (`Supervisor`), random state, state |
-    | epoch | the epoch is closed, after its tail | random state, state |
-    | exit | the `with` block was left | none |
-
-    Parts are named KIND/NAME: samples/STREAM, random/SOURCE, and the user's entries by `_kind`.
+    Places are "enter" (the state is restored), "before" a step, "step" (it is complete), "epoch" (after its
+    tail) and "exit".  Parts are named KIND/NAME: samples/STREAM, random/SOURCE, entries by `_kind`.
     """
 
     moments = frozenset(_PLACES)
@@ -78,7 +71,6 @@ class Witness(Service):
         self._about = {"run": os.path.abspath(run.run_dir), "rank": run.rank, "pid": os.getpid()}
 
     def watching(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the same batches, and note each as handed out in the open step."""
         for batch in batches:
             key = f"samples/{name}"
             self._samples[key] = _digest([self._samples.get(key), _digest(batch)])
@@ -102,7 +94,6 @@ class Witness(Service):
 
 
 def _digest(tree: Any) -> str:
-    """Digest all leaves of a tree; a tree that cannot be encoded counts by its type alone."""
     try:
         return digest(encode(tree), skip=())
     except StateError:
@@ -139,11 +130,11 @@ class DrillLimit(BuiltIn):
 
     def run(self, boundary: Boundary) -> Outcome | None:
         why = f"the drill ends at step {boundary.step}"
+        at_start = boundary.moment is Moment.ENTER_LOOP
         if boundary.step >= self._steps:
-            if boundary.moment is Moment.ENTER_LOOP:  # an earlier start has saved there: no step is left
+            if at_start:  # an earlier start has saved there: no step is left
                 raise Interrupted(exit_status(0), why)
             return Outcome(actions=(Interrupt(why, 0),))
-        is_save = self._save_every is not None and boundary.step % self._save_every == 0
-        if is_save and boundary.moment is Moment.AFTER_STEP:
-            return Outcome(actions=(Save(),))
-        return None
+        if self._save_every is None or at_start or boundary.step % self._save_every:
+            return None
+        return Outcome(actions=(Save(),))

@@ -178,6 +178,10 @@ class Door:
         """The part of the run that is done, 0 to 1; None if it is unbounded."""
         return self._engine.loop.get_progress()
 
+    def get_rate(self) -> float | None:
+        """Steps per second of training over the recent time; None before the first step."""
+        return self._engine.estimator.rate()
+
     def get_eta(self) -> float | None:
         """Seconds to the end by the recent rate, evaluation included; None if unknown."""
         return self._engine.estimator.eta(self._engine.progress.step, self.get_progress())

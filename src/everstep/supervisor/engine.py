@@ -127,13 +127,11 @@ class Engine:
         self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
         if not self.ranks.writer:
             self.board.leave_reports_out()
-            stack.callback(self.voice.close)
             self.voice.speak_to(opening.run_dir.logs / f"rank-{self.ranks.group.rank:05d}.log")
         if (replayed := self.board.find(Replayed)) is not None:
             replayed.require(opening.run_dir.id, opening.run_dir.path)
             # a message, an export or a row of TensorBoard would be the run's second
             self.board.leave_reports_out()
-            stack.callback(self.voice.close)
             self.voice.speak_to(opening.run_dir.logs / "replay.log")
         # before anything is restored: from here on a signal only asks for a save
         self.signals.install()

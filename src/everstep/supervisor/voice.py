@@ -23,10 +23,6 @@ class Voice:
         self.console, self._file = None, LogFile(path, lambda problem: None)
         self.release()
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
     def say(self, message: str, shorten: bool = False) -> None:
         """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
         message = redacted(message)

@@ -56,8 +56,6 @@ from everstep.supervisor import Ending
 from everstep.supervisor.board import require_service
 from everstep.testing.tools import ManualClock, nothing_left
 
-# ------------------------------------------------------------------------------------------- streams
-
 _PASSES = 3
 _BEFORE, _AFTER = 128, 2
 """Most batches that `try_stream` draws before a position, and the number that it compares after it."""
@@ -80,13 +78,12 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
     """Check a stream against the laws that concern data.
 
     1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
-       random state, gives the rest of the pass and the following passes bit for bit, while the step
-       between the batches draws from the global random state.
+       random state, gives the rest of the pass and the following passes bit for bit.
     2. Asking for positions changes nothing.
     3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
     4. Neither a thread nor a process is left after `close`.
-    5. The parts of several ranks, for a stream that can be split: equally many batches and the same
-       positions on all ranks as on one process; without padding they are the batch; their weights are right.
+    5. The parts of several ranks, of a stream that can be split, are the batch (without padding); their
+       positions and weights are right.
 
     Args:
         make_stream: makes the stream as a new process would make it; called many times.
@@ -203,16 +200,10 @@ def _read(
     begin: int = 0,
     strict: bool = True,
 ) -> tuple[list[list[Any]], list[_Place]]:
-    """Read passes as a training loop does, the first of them from a place.
+    """Read at most `most` batches of each pass, from a place or from pass `begin`, as a training loop does.
 
-    Args:
-        most: most batches of each pass, before and after the place; then the pass is left.
-        ask: numbers of batches after which the cursor is asked for its position.
-        begin: the first pass, without a place.
-        strict: whether positions, ends and what is left are checked, too.
-
-    Returns:
-        For each pass the batches, each with numbers drawn from the global generators after it; the places.
+    Return the batches of each pass, each with numbers drawn from the global generators after it, and the
+    places after the numbers of batches in `ask`.  `strict`: positions, ends and what is left are checked.
     """
     passes, places, before = [], list[_Place](), set(threading.enumerate())
     for pass_index in range(begin if at is None else at.pass_index, len(most)):
@@ -269,19 +260,14 @@ def _require_equal(expected: list[list[Any]], passes: list[list[Any]], law: str,
             assert one[1] == other[1], f"{where}: the global random state after {here}"
 
 
-# ------------------------------------------------------------------------- parts of several ranks
-
-
 class _Part(NamedTuple):
-    """A rank's part of a batch, or a whole batch: its samples by parts of the batch, made comparable.
-
-    `shared` is the position without what is each rank's own.
-    """
+    """A rank's part of a batch, or a whole batch: its samples by parts of the batch, made comparable."""
 
     samples: dict[str, list[Any]]
     weight: float
     position: Any
     shared: Any
+    """The position without what is each rank's own."""
 
 
 def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
@@ -326,7 +312,6 @@ def _parts(make_stream: Any, share: Share | None, seed: int, position: Any = Non
 
 
 def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]:
-    """Yield the samples in each part of a batch; values without a length belong to no sample."""
     if isinstance(batch, Mapping):
         for key, part in batch.items():
             yield from _samples(part, f"{name}.{key}")
@@ -336,8 +321,6 @@ def _samples(batch: Any, name: str = "batch") -> Iterator[tuple[str, list[Any]]]
     elif hasattr(batch, "__len__") and getattr(batch, "shape", 1) != ():
         yield name, [fingerprint(sample) for sample in batch]
 
-
-# ------------------------------------------------------------------------------------------- objects
 
 Change: TypeAlias = Callable[[Any], Any]
 """What training does to an object; its result is compared."""
@@ -372,10 +355,9 @@ def _described(verdict: Verdict) -> str:
 def check(obj: Any, change: Change | None = None) -> Checked:
     """Try whether an object comes back from what it saves; copies are tried, and the object stays as it is.
 
-    Data (from which a loop can take batches; no dictionary, array or module) is read: batches, a position,
-    two more batches; a second copy, opened at that position, must give the same two.  Any other object is
-    state: a copy is changed and saved; another copy, which is given what was saved, must do the same as the
-    first copy from then on.
+    Data, from which a loop can take batches, is read: a copy that is opened at a position must give the same
+    two batches.  Any other object is state: a copy is changed and saved; another copy, which is given what
+    was saved, must do the same as the first copy from then on.
 
     Args:
         obj: the object as a program makes it, not yet used.
@@ -482,8 +464,6 @@ def _require_same(
     assert not different, f"{broken}: {', '.join(map(str, different[:5]))}"
 
 
-# --------------------------------------------------------------------------------- services and sinks
-
 _EPOCHS, _STEPS, _SECONDS, _STARTS = 3, 2, 100.0, 20
 """Epochs, steps in an epoch, seconds of a step by the clock of the check; most starts of a run."""
 _VALUES = (1.0, 0.5, 0.75)
@@ -507,8 +487,8 @@ def check_service(
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
     The loop has 3 epochs of 2 steps of 100 seconds each.  It collects "loss" in each step, and "valid_loss"
-    and "valid_accuracy" after each epoch, and draws random numbers in each step.  The change of each step
-    is multiplied by the numbers "settings.rate" and "optimizer.lr" of the state, which a service may set.
+    and "valid_accuracy" after each epoch.  Each step depends on the numbers "settings.rate" and
+    "optimizer.lr" of the state, which a service may set.
 
     1. Name, stage, moments and schedule of the service are valid; unknown keywords are refused.
     2. An observer changes nothing: state and metric rows are those of the run without the service.
@@ -516,8 +496,8 @@ def check_service(
        two in turn) and is started again ends with the same state and rows to the bit.
     4. A service that raises is closed all the same; in stage REPORT alone the training continues.
     5. The service is closed once for each time that it was opened, and leaves no thread, file or handler.
-    6. The runs try the service: the metrics that it watches have values; a state changes, or an action is
-       returned, by each service that has a state, and by each controller of stage DECIDE.
+    6. The runs try the service: the metrics that it watches have values; the state changes, or a controller
+       of stage DECIDE acts.
 
     Args:
         make_service: makes the service as a new process would make it; called many times.
@@ -533,11 +513,9 @@ def check_sink(
     *,
     takes: Callable[[Row], bool] = lambda row: True,
 ) -> None:
-    """Check a sink as `check_service` does, and compare what it holds with the journal after each run.
+    """Check a sink as `check_service` does; after each run it must hold each valid row once, and no other.
 
-    After each run the sink must hold each valid row once, and no other.  Further runs of a `RemoteSink` end,
-    as by a kill, at each line of its file that two sends run: the server that stands for the service may be
-    in that file, too.
+    Further runs of a `RemoteSink` end, as by a kill, at each line of its file that two sends run.
 
     Args:
         make_sink: makes the sink as a new process would make it; called many times.
@@ -551,9 +529,8 @@ def check_sink(
         expected, found = _counted(rows), _counted(read(run_dir))
         assert found == expected, (
             f"{where}, the sink lacks {[*(expected - found)][:5]} and should not have "
-            f"{[*(found - expected)][:5]} (step, name, value); write each row as it is and once, those of "
-            "earlier starts too, and none that a resume has superseded (a service on the network stores its "
-            "rows and their position in one transaction)"
+            f"{[*(found - expected)][:5]} (step, name, value); write each valid row once (a service on the "
+            "network stores its rows and their position in one transaction)"
         )
 
     _check_in_runs(make_sink, (), {}, inspect)
@@ -669,13 +646,7 @@ class _Final(NamedTuple):
 
 
 class _Program:
-    """Runs of a small training program, each in a directory of its own.
-
-    Attributes:
-        calls: how often the service's methods were called, and actions returned, in all runs.
-        states: different states of the service in all runs.
-        lines_to_kill: lines of a `RemoteSink` until its process is killed, in `killed_in`; 0: it is not.
-    """
+    """Runs of a small training program, each in a directory of its own."""
 
     def __init__(
         self,
@@ -688,18 +659,15 @@ class _Program:
         collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
         self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
+        """How often the service's methods were called, and actions returned."""
         self.states: list[Any] = []
+        """Different states of the service."""
         self.lines_to_kill, self.killed_in = 0, ""
+        """Lines of a `RemoteSink` until its process is killed, if that is not 0, and where it was."""
         self._runs = 0
 
     def run(self, how: str = "", place: str = "", *, without: bool = False, failing: bool = False) -> _Final:
-        """Run the program until it ends as written.
-
-        Args:
-            how: "interrupted" or "crashed", the first time that it is at `place`.
-            without: leave out the service.
-            failing: let the service raise whenever it runs.
-        """
+        """Run the program until it ends as written; it is "interrupted" or "crashed" at `place` once."""
         self._runs += 1
         run_dir = self._folder / str(self._runs)
         for _ in range(_STARTS):
@@ -735,7 +703,6 @@ class _Program:
         assert not decides, f"the controller {service.name!r} returned no action, {reached}"
 
     def _count(self, service: Service, failing: bool) -> None:
-        """Count the calls of the service's methods, but for those from inside another of them."""
         inside = False
 
         def counted(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -765,10 +732,7 @@ class _Program:
             setattr(service, method, counted(method, getattr(service, method)))
 
     def _killing(self, sink: RemoteSink) -> Any:
-        """Make the trace function that kills the process in a line of the sink's file.
-
-        Of a line that runs often two times count.
-        """
+        """Make the trace function that kills the process in a line of the sink's file."""
         file, times = type(sink).send.__code__.co_filename, Counter[tuple[str, int]]()
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -776,7 +740,7 @@ class _Program:
                 return None
             if event == "line":
                 function, line = frame.f_code.co_name, frame.f_lineno
-                times[function, line] += 1
+                times[function, line] += 1  # of a line that runs often two times count
                 self.lines_to_kill -= times[function, line] <= 2
                 if not self.lines_to_kill:
                     self.killed_in = f"{function}, line {line} of {Path(file).name}"
@@ -837,7 +801,6 @@ def _in(path: str, *folders: str) -> bool:
 
 
 def _is_of(service: Service) -> Callable[[Any], bool]:
-    """Make the function that tells a service's own state and rows from those of the run without it."""
     phase = f"eval/{service.name}"
     # The metrics of the service also stand in the windows of all readers.
     own = ("services", "metrics/state/readers", array_name(("metrics", "state", "seqs", phase)))

@@ -30,9 +30,7 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Let some seconds pass."""
         if seconds < 0:
-            raise ConfigError(
-                f"advance({seconds!r}): a monotonic clock does not go back; set .now to test that"
-            )
+            raise ConfigError(f"advance({seconds!r}): a monotonic clock does not go back; set .now for that")
         self.now += seconds
 
 
