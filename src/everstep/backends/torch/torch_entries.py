@@ -35,6 +35,8 @@ _BUFFERS = "_buffers"
 """Key of the buffers that the state_dict leaves out: training may change those, too."""
 _FLAGS = "_flags"
 """Key of the names of submodules in evaluation mode and of frozen parameters."""
+_LOADERS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+"""Methods of modules that load a state_dict."""
 _ATTRIBUTES = "_attributes"
 """Key of the plain attributes of submodules that training has changed."""
 
@@ -65,6 +67,16 @@ class ModuleEntry(Entry):
                 )
         self._look()
         self._made = self._flags()
+
+    @property
+    def may_refuse(self) -> bool:  # type: ignore[override]
+        """Whether its classes, or hooks, have a part in loading."""
+        return any(
+            inner._load_state_dict_pre_hooks
+            or inner._load_state_dict_post_hooks
+            or any(not getattr(type(inner), name).__module__.startswith("torch.") for name in _LOADERS)
+            for inner in self.module.modules()
+        )
 
     def options(self) -> dict[str, str]:
         policy = precision(self.module) if self._sharded else ""
@@ -346,6 +358,8 @@ class ScalerEntry(_OwnStateEntry):
 
 class TensorEntry(Entry):
     """Entry of a tensor or parameter; restored in place."""
+
+    may_refuse = False
 
     def __init__(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
