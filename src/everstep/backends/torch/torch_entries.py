@@ -24,7 +24,7 @@ from everstep.backends.torch.model_wrappers import (
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
-from everstep.contracts.state import BESIDE, Entry, Mismatch
+from everstep.contracts.state import BESIDE, Entry, Mismatch, Stateful
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -43,7 +43,14 @@ _ATTRIBUTES = "_attributes"
 
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
-    return next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    made = next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    return ScheduleEntry(value) if made is None and _is_schedule(value) else made
+
+
+def _is_schedule(value: Any) -> bool:
+    """Whether an object steps an optimizer, or its rate, and has a state: as timm's schedulers do."""
+    holds = any(isinstance(each, torch.optim.Optimizer) for each in getattr(value, "__dict__", {}).values())
+    return holds and isinstance(value, Stateful) and hasattr(value, "step")
 
 
 class ModuleEntry(Entry):
@@ -232,6 +239,19 @@ class SchedulerEntry(_OptionsEntry):
     def use_options(self, names: Collection[str]) -> None:
         if names:
             given_values.replay_schedule(self.obj)
+
+
+class ScheduleEntry(_OptionsEntry):
+    """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        yield from _tensors(self.save(), ())
+
+    def in_schedule(self, option: str) -> bool:
+        return True
+
+    def use_options(self, names: Collection[str]) -> None:
+        given_values.use_settings(self.obj, names)
 
 
 class OptimizerEntry(_OptionsEntry):
@@ -454,6 +474,14 @@ def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}
+
+
+def _tensors(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _tensors(value, (*path, key))
 
 
 def _shape(value: Any) -> str:
