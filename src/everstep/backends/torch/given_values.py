@@ -162,7 +162,7 @@ class _Given:
 _OWN = {
     Module: frozenset(vars(Module())),
     Optimizer: frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"},
-    Task: frozenset({"batch_weight"}),
+    Task: frozenset({"batch_weight", "epoch"}),
 }
 """Attributes of every such object, which are saved in other places or belong to no step."""
 _GENERATOR = "everstep: state of a generator"
