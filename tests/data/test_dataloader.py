@@ -311,8 +311,8 @@ class MoreThanItSays(Onward):
 
 
 SAMPLES = {
-    "more than 65,536 samples": (Onward(None), {"batch_size": 64}),
-    "more than the 3 entries of": (MoreThanItSays(8), {"batch_size": None}),
+    "more than 65,536 ": (Onward(None), {"batch_size": 64}),
+    "more than 3 ": (MoreThanItSays(8), {"batch_size": None}),
 }
 
 

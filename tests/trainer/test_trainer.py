@@ -243,7 +243,6 @@ def test_a_task_has_the_number_of_its_epoch_also_after_a_resume(tmp_path: Path) 
     again = Curriculum()
     trainer(tmp_path / "run", again, services=services).run_training()
     assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-    assert [row[-1] for row in rows(tmp_path / "run", "epoch") if row[3] == "valid/epoch"] == [1, 2]
     assert again.epoch == 2
 
 

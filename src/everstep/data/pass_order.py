@@ -70,7 +70,7 @@ class PassOrder:
                 else:
                     self.entries = drawn
             if self.entries is None:
-                self._kept.warn_of_rest(most, length is None)
+                self._kept.warn_of_rest(most)
                 yield from itertools.chain(drawn, source)
                 return
         yield from self.entries[self.first :]
@@ -240,24 +240,18 @@ class KeptBySamplers:
             stacklevel=2,
         )
 
-    def warn_of_rest(self, most: int, is_unknown: bool) -> None:
+    def warn_of_rest(self, most: int) -> None:
         """Warn once of samplers that yield more than is drawn at the start of a pass."""
-        if ("", "") in self._named:
-            return
-        self._named.add(("", ""))
-        which = " and ".join(type(sampler).__name__ for sampler in self._samplers.values())
-        yields = (
-            f"says no length, and yields more than {most:,} samples"
-            if is_unknown
-            else (f"yields more than the {most:,} entries of its length")
-        )
-        warnings.warn(
-            f"the sampler {which} {yields}: a resume there runs it again, and gives another order unless "
-            "that follows from set_epoch(epoch) and a generator of its own alone; give it the __len__ of a "
-            "pass that ends",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if ("", "") not in self._named:
+            self._named.add(("", ""))
+            which = " and ".join(type(sampler).__name__ for sampler in self._samplers.values())
+            warnings.warn(
+                f"the sampler {which} yields more than {most:,} (its __len__, or samples without one): a "
+                "resume there runs it again, and gives another order unless that follows from "
+                "set_epoch(epoch) and a generator of its own alone; give it the __len__ of a pass that ends",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def save(self) -> dict[str, Any]:
         """Return what the samplers keep now, by their places, in a copy."""

@@ -66,25 +66,20 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
 
 def _require_whole(file: Path | BinaryIO, size: int, where: str) -> None:
     """Refuse an archive that would grow when it is read, or a file in it that has another checksum."""
-    damaged = None
+    fault = ""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-            grows = any(each.compress_type != zipfile.ZIP_STORED for each in members)
-            grows = grows or sum(each.file_size for each in members) > size
+            stored = all(each.compress_type == zipfile.ZIP_STORED for each in members)
+            if not stored or sum(each.file_size for each in members) > size:
+                fault = "is an archive with compressed files, which torch.save does not write"
             # all are 0 after torch.serialization.set_crc32_options(False)
-            if not grows and any(each.CRC for each in members):
-                damaged = archive.testzip()
+            elif any(each.CRC for each in members) and (damaged := archive.testzip()):
+                fault = f"is damaged: the checksum of {damaged!r:.200} in it does not fit"
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise CheckpointError(f"{where} is damaged: {error}; give another copy of it") from error
-    if grows:
-        raise CheckpointError(
-            f"{where} is an archive with compressed files, which torch.save does not write; give another copy"
-        )
-    if damaged is not None:
-        raise CheckpointError(
-            f"{where} is damaged: the checksum of {damaged!r:.200} in it does not fit; give another copy"
-        )
+        fault = f"is damaged: {error}"
+    if fault:
+        raise CheckpointError(f"{where} {fault}; give another copy of it")
 
 
 def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
