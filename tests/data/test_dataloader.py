@@ -142,6 +142,22 @@ class Endless(Counting):
     __len__ = None
 
 
+class Forgetful(Counting):
+    """Counts its passes, and says nothing of its length, nor of its state."""
+
+    __len__ = state_dict = load_state_dict = None
+
+
+class Empty(Counting):
+    """Has a state, and passes without a sample."""
+
+    def __len__(self):
+        return 0
+
+    def __iter__(self):
+        return iter(())
+
+
 class Unsized(Sampler):
     """Says nothing of its length; its first draw decides the pass."""
 
@@ -170,6 +186,7 @@ MAKERS = {
     "its own list from the second pass on": lambda loader: loader(data, batch_size=3, sampler=Later()),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
     "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
+    "no length, and a count": lambda loader: loader(data, batch_size=3, sampler=Forgetful()),
     "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
     "keys": lambda loader: loader(data, batch_size=3, sampler=dict.fromkeys(range(8)).keys()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),
@@ -276,6 +293,50 @@ def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named_once(what):
     with pytest.warns(RuntimeWarning, match=re.escape(f"Hidden changes its attribute '{what}")) as warned:
         [list(stream.open("train", pass_index, seed=0)) for pass_index in range(2)]
     assert len(warned) == 1
+
+
+class Onward(Unsized):
+    """Has no end; or has one, and yields more than it says."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return (at % 8 for at in (itertools.count() if self.samples is None else range(self.samples)))
+
+
+class MoreThanItSays(Onward):
+    def __len__(self):
+        return 3
+
+
+SAMPLES = {
+    "more than 65,536 ": (Onward(None), {"batch_size": 64}),
+    "more than 3 ": (MoreThanItSays(8), {"batch_size": None}),
+}
+
+
+@pytest.mark.parametrize("what", SAMPLES)
+def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(what):
+    sampler, options = SAMPLES[what]
+    stream = as_stream(DataLoader(range(8), sampler=sampler, **options))
+    draw = lambda at: [*itertools.islice(stream.open("train", at, seed=0), 5)]  # noqa: E731
+    with pytest.warns(RuntimeWarning, match=f"sampler {type(sampler).__name__} .*{what}") as warned:
+        assert [len(draw(at)) for at in range(2)] == [5, 5]
+    assert len(warned) == 1
+
+
+def test_single_samples_are_counted_for_a_sampler_without_a_length(recwarn):
+    """A pass of 65,536 samples is drawn ahead, whatever the batch size, and is all there."""
+    stream = as_stream(DataLoader(range(8), 4096, sampler=Onward(1 << 16)))
+    cursor = stream.open("train", 0, seed=0)
+    next(cursor)
+    assert len(cursor.position()["order"]["indices"]) == 1 << 16 and not recwarn.list
+
+
+def test_a_stateful_sampler_of_no_length_is_refused_and_one_of_length_0_is_not():
+    assert "a state_dict and no length" in as_stream(DataLoader(data, 3, sampler=Endless())).unsaveable
+    assert as_stream(DataLoader(data, 3, sampler=Empty())).unsaveable is None
 
 
 def test_a_sampler_of_which_a_part_is_lost_is_found_by_check():

@@ -56,6 +56,30 @@ def test_a_file_that_was_cut_off(tmp_path: Path, name: str) -> None:
     everstep.load(given, {"model": net(2)})
 
 
+@pytest.mark.parametrize("name", ["torch.save", "torch.distributed.checkpoint"])
+def test_a_flipped_bit_in_an_array_is_found_and_changes_nothing(tmp_path: Path, name: str) -> None:
+    """Of the last array: those before it are read, and loaded, before."""
+    model = net(1)
+    model[1].running_var += torch.arange(3.0) * 1.1
+    given = FLAT[name](model, tmp_path)
+    (path,) = [given] if given.is_file() else given.glob("*.distcp")
+    raw, array = bytearray(path.read_bytes()), model[1].running_var.numpy().tobytes()
+    raw[raw.index(array)] ^= 1
+    path.write_bytes(raw)
+    refused(given, rf"{path.name}.* is damaged: the checksum of '\w+/data/\d' in it does not fit")
+
+
+def test_a_file_that_was_saved_without_checksums_is_loaded(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        given = as_torch(net(1), tmp_path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    model = net(2)
+    everstep.load(given, {"model": model})
+    assert same(model, net(1))
+
+
 @pytest.mark.parametrize("make", ["fifo", "folder", "missing"])
 def test_what_is_not_a_regular_file(tmp_path: Path, make: str) -> None:
     given = as_shards(net(1), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch.utils.data import DataLoader
 
 import everstep
 from everstep.errors import DivergenceError, Interrupted
-from everstep.record import trail_path
+from everstep.record import WARNED, RunJournal, trail_path
 from everstep.record.step_comparison import accept
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
+NOT_VERIFIED = "resume not verified: no step was executed again; 1 last batch digest equal"
 BREAK = everstep.services.Interrupt("a break", 3)
 
 
@@ -129,13 +131,12 @@ def stop_at(at: int) -> Any:
     return lambda loop, step: loop.call_soon(BREAK) if step == at else None
 
 
-def test_after_a_clean_stop_the_last_batch_is_verified(tmp_path: Path) -> None:
+def test_after_a_clean_stop_only_the_last_batch_is_compared(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         start(tmp_path).train(inside=stop_at(4))
     tiny = start(tmp_path).train()
-    said = "resume verified: 1 last batch digest equal; no step was executed again, so none was compared"
-    assert said in tiny.lines
-    assert events(tmp_path, "verified") == [{"report": said, "steps": 0}]
+    assert NOT_VERIFIED in tiny.lines
+    assert events(tmp_path, "verified") == [{"report": NOT_VERIFIED, "steps": 0}]
 
 
 class Noise(torch.utils.data.Dataset[Any]):
@@ -217,11 +218,10 @@ def stopped(
 
 
 @pytest.mark.parametrize("kind", CLEAN)
-def test_data_that_gives_the_same_batches_is_verified_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
+def test_data_that_gives_the_same_batches_is_said_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
     with pytest.raises(Interrupted):
         stopped(tmp_path, CLEAN[kind], 0, stop=6)
-    said = "resume verified: 1 last batch digest equal; no step was executed again, so none was compared"
-    assert said in stopped(tmp_path, CLEAN[kind], 1)
+    assert NOT_VERIFIED in stopped(tmp_path, CLEAN[kind], 1)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -237,7 +237,39 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
 
 
-def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_later(tmp_path: Path) -> None:
+class Moments(Noise):
+    def __getitem__(self, at: int) -> Any:
+        return {"x": at, "id": str(uuid.uuid4())}
+
+
+class Counts(Noise):
+    calls = 0
+
+    def __getitem__(self, at: int) -> Any:
+        self.calls += 1
+        return at, (np.float64(at), self.calls)
+
+
+LOADERS: dict[str, Any] = {
+    "a loader": lambda data: DataLoader(data, 2, shuffle=True),
+    "everstep's loader": lambda data: everstep.data.loader(data, 2, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("data", "part"), [(Moments, r"batch\['id'\]"), (Counts, r"batch\[1\]\[1\]")])
+def test_a_part_of_the_batch_that_is_another_each_time_is_named(
+    tmp_path: Path, kind: str, data: Any, part: str
+) -> None:
+    saves = everstep.Checkpoints(everstep.Every(steps=2))
+    with pytest.raises(Boom):
+        stopped(tmp_path, LOADERS[kind](data()), boom=4, services=[saves])
+    said = rf"step 3 batch of train was .* differs in {part}: a value of the moment .* leave it out"
+    with pytest.raises(DivergenceError, match=said):
+        stopped(tmp_path, LOADERS[kind](data()), services=[saves])
+
+
+def test_a_last_batch_that_differs_warns_once_and_is_said_at_each_start(tmp_path: Path) -> None:
     """The batch that is drawn again is one of a dataset of which a line of the loop sets a part."""
 
     class Levels(Noise):
@@ -246,15 +278,54 @@ def test_a_last_batch_that_differs_only_warns_where_the_program_sets_its_data_la
         def __getitem__(self, at: int) -> Any:
             return (*super().__getitem__(at), self.level)
 
-    for max_step in (4, 6):
-        data = Levels()
-        with quiet(tmp_path, seed=1, max_step=max_step) as sv:
+    warnings, lines = list[int](), list[str]()
+    for max_step in (4, 6, 9):
+        data, console = Levels(), everstep.services.Console(sink=lines.append)
+        with everstep.Supervisor(tmp_path, seed=1, max_step=max_step, services=[console]) as sv:
             batches = sv.stream(DataLoader(data, 2))
             while not sv.should_stop():
                 data.level = sv.step // 2
                 next(batches)
                 sv.advance()
-    assert sv.ending.finished and any("resume differs: step 4 batch" in each for each in sv.ending.warnings)
+        warnings.append(len(sv.ending.warnings))
+    assert warnings == [0, 1, 0]
+    (warning,) = (event.data["message"] for event in RunJournal(tmp_path).events(WARNED, valid=False))
+    assert warning.startswith(
+        "stream 'train': the last batch before the resume, drawn again before the lines"
+    )
+    said = [line for line in lines if line.startswith("resume differs: step ")]
+    assert [line[:22] for line in said] == ["resume differs: step 4", "resume differs: step 6"]
+    assert [mark["step"] for mark in events(tmp_path, "diverged")] == [4, 6]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_object_that_steps_change_and_no_state_has(tmp_path: Path, clean: bool) -> None:
+    """An environment in a variable: a kill shows it, and a clean stop does not, and verifies nothing."""
+    lines: list[str] = []
+
+    def train(stop: int = 0) -> None:
+        services = [
+            everstep.Checkpoints(everstep.Every(steps=2)),
+            everstep.services.Console(sink=lines.append),
+        ]
+        pole = [0.0]  # a new episode in each process
+        with everstep.TrainLoop(tmp_path, max_epoch=1, seed=1, services=services) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps([np.full(2, at) for at in range(6)]):
+                    pole[0] += 1.0
+                    loop.collect_metrics(reward=pole[0])
+                    if step == stop and clean:
+                        loop.call_soon(BREAK)
+                    elif step == stop:
+                        raise Boom
+
+    with pytest.raises(Interrupted if clean else Boom):
+        train(stop=4)
+    lines.clear()
+    train()
+    assert any("resume differs: step 3 reward was 3.0 and is 1.0 now" in each for each in lines) != clean
+    assert (NOT_VERIFIED in lines) == clean
+    assert not any("resume verified" in each for each in lines)
 
 
 def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:

@@ -81,6 +81,35 @@ def annealing(steps: int) -> Make:
     return lambda o: schedulers.CosineAnnealingLR(o, steps)
 
 
+class Linear:
+    """A schedule as timm's are: not torch's, and its state has its settings."""
+
+    def __init__(self, optimizer: Any, t_initial: int, factor: float = 1.0) -> None:
+        self.optimizer, self.t_initial, self.factor, self.t = optimizer, t_initial, factor, 0
+        self.base = optimizer.param_groups[0]["lr"]
+
+    def step(self) -> None:
+        self.t += 1
+        self.optimizer.param_groups[0]["lr"] = self.base * self.factor * max(0, 1 - self.t / self.t_initial)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Counted(Linear):
+    """The same, but its state has only its place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"t": self.t}
+
+
+def linear(t_initial: int, kind: type = Linear, **settings: float) -> Make:
+    return lambda o: kind(o, t_initial, **settings)
+
+
 HALF: Make = lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.5)  # noqa: E731
 LESS: Make = lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.6)  # noqa: E731
 
@@ -135,7 +164,23 @@ def test_a_chosen_learning_rate_is_used_from_there_on(tmp_path: Path) -> None:
     assert straight.rates == [0.01] * EPOCH
 
 
-@pytest.mark.parametrize(("make", "said"), [(annealing, "T_max"), (cosine, "num_training_steps")])
+@pytest.mark.parametrize("kind", [Linear, Counted])
+def test_a_setting_of_a_schedule_of_others_must_be_chosen_and_is_used_from_there_on(
+    tmp_path: Path, kind: type
+) -> None:
+    before, now = linear(10, kind), linear(10, kind, factor=0.5)
+    Program(adam(0.1), before).train(tmp_path / "run", 2)
+    with pytest.raises(ConfigError, match=r"'schedule': factor: stored 1\.0, given 0\.5"):
+        Program(adam(0.1), now).train(tmp_path / "run", 4)
+    again = Program(adam(0.1), now).train(tmp_path / "run", 4, on_change="override")
+    assert again.rates[-1] == pytest.approx(0.1 * 0.5 * 0.7)
+    same = Program(adam(0.1), now).train(tmp_path / "run", 5)
+    assert not same.says("given") and same.rates[-1] == pytest.approx(0.1 * 0.5 * 0.6)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"), [(annealing, "T_max"), (cosine, "num_training_steps"), (linear, "t_initial")]
+)
 def test_a_raised_limit_takes_the_schedule_that_is_made_with_it(tmp_path: Path, make: Any, said: str) -> None:
     """As in a script that gives its number of epochs to both."""
     Program(adam(0.1), make(4)).train(tmp_path / "run", 2)

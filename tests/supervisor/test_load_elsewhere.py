@@ -152,6 +152,69 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(trained: Trained
     assert same(snapshot(net.model), net.before)
 
 
+class Picky:
+    """Takes its part of a state, and then refuses it, if it is picky."""
+
+    value, picky = 1, True
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value, refuses = state["value"], self.picky
+        self.picky = False
+        if refuses:
+            raise ValueError("not this one")
+
+
+class Told(torch.nn.Module):
+    """A model whose own code refuses a part, after torch has loaded the weights before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.extra = torch.nn.Linear(2, 2), Extra()
+
+
+class Extra(torch.nn.Module):
+    picky = True
+
+    def get_extra_state(self) -> int:
+        return 3
+
+    def set_extra_state(self, state: int) -> None:
+        refuses, self.picky = self.picky, False
+        if refuses:
+            raise ValueError("not this one")
+
+
+LOADS: dict[str, Callable[[Path, Any], object]] = {
+    "load": lambda path, state: everstep.load(path / "a", state),
+    "init_from": lambda path, state: everstep.Supervisor(path / "b", state, init_from=path / "a").__enter__(),
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("order", ["model picky", "picky model", "told"])
+def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(
+    tmp_path: Path, order: str, load: Callable[[Path, Any], object]
+) -> None:
+    """Its own code runs after all comparisons, and in the order of the list: it may look at the model."""
+    made = {"model": torch.nn.Linear, "picky": lambda *_: Picky(), "told": lambda *_: Told()}
+    other, state = ({name: made[name](2, 2) for name in order.split()} for _ in range(2))
+    with everstep.Supervisor(tmp_path / "a", other, max_step=1) as sv:
+        while not sv.should_stop():
+            if "picky" in other:
+                other["picky"].value = 2
+            sv.advance()
+    model = state.get("model") or state["told"].first
+    before, picky = model.weight.clone(), state.get("picky", Picky())
+    with pytest.raises((RestoreError, ValueError), match="not this one"):
+        load(tmp_path, state)
+    assert torch.equal(model.weight, before) and picky.value == 1
+    everstep.load(tmp_path / "a", state)
+    assert not torch.equal(model.weight, before) and state.get("picky", Picky).value == 1 + ("picky" in state)
+
+
 def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) -> None:
     """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
     folder = tmp_path / "checkpoint"

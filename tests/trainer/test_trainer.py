@@ -215,6 +215,45 @@ def test_hooks_around_the_steps_of_an_epoch(tmp_path: Path) -> None:
     assert [row[3] for row in rows(tmp_path / "run", "tail")] == ["seen", "seen"]
 
 
+class Curriculum(TinyTask):
+    """Makes its data harder from epoch to epoch, by an object that no checkpoint has."""
+
+    def __init__(self, boom: int = 0) -> None:
+        super().__init__()
+        self.level, self.boom, self.calls = Notes(), boom, itertools.count(1)
+
+    def train_loop_begin(self) -> None:
+        self.level.append(self.epoch)
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        if next(self.calls) == self.boom:
+            raise Boom
+        return {**super().train_step(batch), "level": self.level[-1]}
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        return {**super().eval_step(batch), "epoch": self.epoch}
+
+
+def test_a_task_has_the_number_of_its_epoch_also_after_a_resume(tmp_path: Path) -> None:
+    every = everstep.Checkpoints(everstep.Every(steps=3))
+    services = [every, everstep.Evaluate("valid", everstep.Every(epochs=1), validate_first=True)]
+    trainer(tmp_path / "straight", Curriculum(), services=services).run_training()
+    with pytest.raises(Boom):
+        trainer(tmp_path / "run", Curriculum(8), services=services).run_training()
+    again = Curriculum()
+    trainer(tmp_path / "run", again, services=services).run_training()
+    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
+    assert again.epoch == 2
+
+
+@pytest.mark.parametrize("where", ["train_loop_begin", "train_loop_end"])
+def test_a_task_that_counts_in_the_number_of_the_epoch_is_refused(tmp_path: Path, where: str) -> None:
+    task = TinyTask()
+    setattr(task, where, lambda: setattr(task, "epoch", task.epoch + 1))
+    with pytest.raises(ConfigError, match="TinyTask has set its attribute epoch to 2 in epoch 1"):
+        trainer(tmp_path / "run", task).run_training()
+
+
 def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     lines: list[str] = []
     services = [everstep.EarlyStop("valid/loss", patience=9), everstep.Evaluate(validate_first=True)]

@@ -169,6 +169,8 @@ class Entry(ABC):
     """Whether the object is a generator of random numbers."""
     copies: ClassVar[bool] = False
     """Whether `load` only copies the elements of arrays, so that they may be read from a file just then."""
+    may_refuse: bool = True
+    """Whether `load` may raise where `check` has found nothing: it runs code of the object's own class."""
     rank_keys: Collection[str] = ()
     """Keys of `save()`'s tree whose values are a rank's own, where the rest is the same on all ranks."""
 

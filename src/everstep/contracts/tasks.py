@@ -17,6 +17,8 @@ class Task:
     Attributes:
         model: the result of `build_model`; or assign a model yourself, then none is built.
         optimizer: the result of `build_optimizer`, or your own, likewise.
+        epoch: number of the epoch, from 1, set by the Trainer before `train_loop_begin` and the same after a
+            resume; 0 before the first one.
         is_built: whether a Trainer has called `build`; no other Trainer calls it again.
         batch_weight: factor for the mean over the batch of `train_step`, set before that call.  With it the
             mean over ranks is the mean over all samples, where ranks have unequal numbers of them.
@@ -26,6 +28,7 @@ class Task:
 
     model: Any = None
     optimizer: Any = None
+    epoch = 0
     is_built = False
     batch_weight = 1.0
     applies_weight = False
@@ -69,7 +72,7 @@ class Task:
         raise _lacks(self, "train_step")
 
     def train_loop_begin(self) -> None:
-        """Prepare the steps of an epoch; called again for an epoch that a resume enters again."""
+        """Prepare the steps of `epoch`; called again for an epoch that a resume enters again."""
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
         """End an epoch, after its steps; may return metrics of the epoch."""

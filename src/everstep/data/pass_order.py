@@ -26,21 +26,23 @@ from everstep.state import encode
 
 _MOST = 1 << 22
 """Entries (batches, or single samples) of a pass above which it is not drawn at its start."""
+_MOST_UNKNOWN = 1 << 16
+"""Samples above which the pass of a sampler without a length is not: it may have no end."""
 _MOST_BYTES = 1 << 26
 """Size of an attribute above which only another object counts as a change."""
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchdata", "numpy"}
 
 
 def is_known(sampler: Any) -> bool:
-    """Whether a pass can be drawn at its start: the sampler has a length."""
-    length = length_of(sampler)
-    return length is not None and length <= _MOST
+    """Whether a pass may be drawn at its start: the sampler says no length, or one that is not too large."""
+    return (length_of(sampler) or 0) <= _MOST
 
 
 class PassOrder:
     """Sampler of one pass, in place of the user's, whose other attributes it has.
 
-    A sampler that yields more than its length is not drawn at the start, but read as it goes.
+    A sampler that yields more than its length, or than `_MOST_UNKNOWN` without one, is read as it goes; a
+    warning names it.
 
     Attributes:
         entries: what the sampler yields in the pass; None until it is drawn.
@@ -56,14 +58,21 @@ class PassOrder:
 
     def __iter__(self) -> Iterator[Any]:
         if self.entries is None:
-            length = len(self._sampler)
+            length = length_of(self._sampler)
+            most, drawn, count = _MOST_UNKNOWN if length is None else length, list[Any](), 0
             with self._kept.noting_changes():
                 source = iter(self._sampler)
-                drawn = [self._plain(entry) for entry in itertools.islice(source, length + 1)]
-            if len(drawn) > length:
+                for entry in source:
+                    drawn.append(self._plain(entry))
+                    count += len(drawn[-1]) if self._in_batches and length is None else 1
+                    if count > most:
+                        break
+                else:
+                    self.entries = drawn
+            if self.entries is None:
+                self._kept.warn_of_rest(most)
                 yield from itertools.chain(drawn, source)
                 return
-            self.entries = drawn
         yield from self.entries[self.first :]
 
     def __len__(self) -> int:
@@ -230,6 +239,19 @@ class KeptBySamplers:
             RuntimeWarning,
             stacklevel=2,
         )
+
+    def warn_of_rest(self, most: int) -> None:
+        """Warn once of samplers that yield more than is drawn at the start of a pass."""
+        if ("", "") not in self._named:
+            self._named.add(("", ""))
+            which = " and ".join(type(sampler).__name__ for sampler in self._samplers.values())
+            warnings.warn(
+                f"the sampler {which} yields more than {most:,} (its __len__, or samples without one): a "
+                "resume there runs it again, and gives another order unless that follows from "
+                "set_epoch(epoch) and a generator of its own alone; give it the __len__ of a pass that ends",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def save(self) -> dict[str, Any]:
         """Return what the samplers keep now, by their places, in a copy."""

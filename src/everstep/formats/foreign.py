@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from everstep.formats import distributed, safetensors_file
 from everstep.formats.safetensors_file import inside, refuse, unreadable
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
+DISTRIBUTED = "torch.distributed.checkpoint"
+"""Kind of a folder whose chunks are read, and found to be damaged, when they are needed."""
 _INDEX = ".index.json"
 _LARGEST_INDEX = 100_000_000
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -33,14 +34,15 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
     Read are a safetensors file, a file of torch.save (weights only), a folder as Hugging Face writes it
     (one file, or shards with an index), and a folder of torch.distributed.checkpoint (tensors only).  Only
-    headers are read now.  Nothing in a file is run.
+    headers are read now, and files of torch.save as a whole, to compare their checksums.  Nothing in a file
+    is run.
     """
     if (path / distributed.METADATA).exists():
         tree, others = distributed.open_folder(path)
         if others:
             some = ", ".join(others[:5])
             say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")
-        return Foreign(path, "torch.distributed.checkpoint", tree)
+        return Foreign(path, DISTRIBUTED, tree)
     files = [path / name for name in (*_INDICES, *_WHOLE)] if path.is_dir() else [path]
     for file in files:
         if file.exists() and file.name.endswith(_INDEX):
@@ -58,9 +60,7 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
         unreadable(path, error)
     if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
-    if start.startswith(b"PK\x03\x04"):
-        _require_stored(path)
-    elif not start.startswith(b"\x80"):
+    if not start.startswith((b"PK\x03\x04", b"\x80")):
         refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
     tree = importlib.import_module("everstep.backends.torch.saved_files").read_saved(path, str(path))
     if isinstance(tree, Unread):
@@ -69,17 +69,6 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
         remedy = "save a dictionary, as model.state_dict() is"
         refuse(path, f"has a {type(tree).__name__} without names", remedy=remedy)
     return "torch.save", tree
-
-
-def _require_stored(path: Path) -> None:
-    """Refuse an archive that would grow when it is read."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            kinds = {each.compress_type for each in archive.infolist()}
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        refuse(path, f"is damaged: {error}", error)
-    if kinds - {zipfile.ZIP_STORED}:
-        refuse(path, "is an archive with compressed files, which torch.save does not write")
 
 
 def _open_shards(index: Path) -> dict[str, Any]:

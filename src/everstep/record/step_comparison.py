@@ -338,11 +338,11 @@ class StepComparison:
         if equal and bare:
             counts.append(f"{_several(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
-        verified = "verified" if equal else "not verified"
         if self.steps:
+            verified = "verified" if equal else "not verified"
             report = f"resume {verified}: {_several(self.steps, 'step')} executed again: {results}"
         else:
-            report = f"resume {verified}: {results}; no step was executed again, so none was compared"
+            report = f"resume not verified: no step was executed again; {results}"
         return f"{report}; {aside}" if aside else report
 
     def advice(self) -> str:

@@ -234,6 +234,7 @@ class Engine:
             self.voice,
             self.streams.by_name,
             self.user.update_digest,
+            self.warn_once,
             last=last,
         )
         if self.ranks.group.data.shared:

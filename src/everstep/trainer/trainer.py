@@ -245,6 +245,7 @@ class Trainer:
         try:
             with self._streams.in_a_loop(), loop:
                 self._evaluations.loop = loop
+                self.task.epoch = loop.epoch  # an evaluation may come before an epoch
                 yield loop
         finally:
             if self._loop is not None and self._options.get("resume") is False and loop.settled:
@@ -291,7 +292,9 @@ class Trainer:
             prefix = "" if name == "train" else f"{name}/"
             if type(task).next_train_inputs is not Task.next_train_inputs:
                 stream = self._streams.inputs(name, stream, task.next_train_inputs)
+            task.epoch = loop.epoch
             task.train_loop_begin()
+            require_epoch(task, loop.epoch)
             for _, batch in loop.iter_steps(stream, name):
                 if together:
                     task.batch_weight = loop.batch_weight
@@ -303,6 +306,7 @@ class Trainer:
                 yield loop
             if (last := task.train_loop_end()) is not None:
                 loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
+            require_epoch(task, loop.epoch)
         for name, stream in self._streams.chosen(eval_streams, "valid"):
             how = self._evaluations.service_of(name)
             with loop.evaluation():
@@ -481,6 +485,15 @@ _TASK = {
     "predict_step": "inference_step",
     "configure_optimizers": "build_optimizer",
 }
+
+
+def require_epoch(task: Task, epoch: int) -> None:
+    """Refuse a task that counts epochs in the attribute that has their number."""
+    if task.epoch != epoch:
+        raise ConfigError(
+            f"{type(task).__name__} has set its attribute epoch to {task.epoch!r} in epoch {epoch}: the "
+            "Trainer sets it, also after a resume; only read it, or give a count of your own another name"
+        )
 
 
 def require_our_names(task: Task) -> None:

@@ -4,7 +4,8 @@ Both are in the same places: a scheduler changes the rate of a group, a module c
 The given value is therefore the value when a loop was entered, unless an earlier loop of the same process
 left that value: a notebook makes an optimizer once, and gives it to run after run.
 
-*Options* of optimizers and schedulers are compared at a resume.  *Attributes* of modules, optimizers and
+*Options* of optimizers and schedulers are compared at a resume; of a schedule that is not torch's, the plain
+attributes that its constructor has arguments for.  *Attributes* of modules, optimizers and
 tasks, which no `state_dict` has, are saved where they differ from the given value, so that a setting that the
 program changes between two starts is used as given.  Saved are numbers, strings, None, tensors without a
 graph, NumPy arrays, lists, tuples, sets, deques and dicts of those, and generators of random numbers.
@@ -20,7 +21,7 @@ import random
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ class _Given:
 _OWN = {
     Module: frozenset(vars(Module())),
     Optimizer: frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"},
-    Task: frozenset({"batch_weight"}),
+    Task: frozenset({"batch_weight", "epoch"}),
 }
 """Attributes of every such object, which are saved in other places or belong to no step."""
 _GENERATOR = "everstep: state of a generator"
@@ -264,7 +265,8 @@ def _copied(value: Any) -> Any:
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
 _options = _Given(read=True)
-"""An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew."""
+"""An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew; of a
+schedule that is not torch's its settings."""
 _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
 """Given options by object as strings, made once, because each save asks for them."""
 
@@ -316,6 +318,13 @@ def replay_schedule(scheduler: Any) -> None:
                 scheduler.step()
 
 
+def use_settings(schedule: Any, names: Collection[str]) -> None:
+    """Use settings of a schedule that is not torch's as the program gave them."""
+    given = _given(schedule)
+    for name in {name.partition(".")[0] for name in names} & given.keys():
+        vars(schedule)[name] = copy.deepcopy(given[name])
+
+
 def _given(obj: Any) -> dict[str, Any]:
     if not _options.of(_itself(obj)):
         enter_options(obj)
@@ -331,7 +340,11 @@ def _live(obj: Any) -> dict[str, Any]:
     if isinstance(obj, Optimizer):
         groups = enumerate(obj.param_groups)
         return {f"{i}.{key}": v for i, group in groups for key, v in group.items() if key != "params"}
-    return dict(obj.state_dict())
+    if isinstance(obj, LRScheduler):
+        return dict(obj.state_dict())
+    asked = inspect.signature(type(obj).__init__).parameters
+    numbers = ((name, value) for name, value in vars(obj).items() if name.lstrip("_") in asked)
+    return {name: v for name, v in numbers if _is_plain(v) and not any(True for _ in arrays(v))}
 
 
 def _of_optimizer(given: Mapping[str, Any]) -> dict[str, str]:

@@ -37,12 +37,15 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
         where: place of the file, for messages.
     """
     size = file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)
+    is_zip = zipfile.is_zipfile(file)
+    if is_zip:
+        _require_whole(file, size, where)
     if not isinstance(file, Path):
         file.seek(0)
     try:
         with warnings.catch_warnings():  # about typed storages and the like: nothing that a reader could mend
             warnings.simplefilter("ignore")
-            mapped = isinstance(file, Path) and zipfile.is_zipfile(file)
+            mapped = isinstance(file, Path) and is_zip
             tree = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # bytes of anybody: torch's reader raises whatever they lead to
         code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, UnpicklingError) else None
@@ -59,6 +62,24 @@ def read_saved(file: Path | BinaryIO, where: str) -> Any:
         return _unread(tree, where, iter(range(size)))
     except RecursionError:
         raise CheckpointError(f"{where} has a value that contains itself; save model.state_dict()") from None
+
+
+def _require_whole(file: Path | BinaryIO, size: int, where: str) -> None:
+    """Refuse an archive that would grow when it is read, or a file in it that has another checksum."""
+    fault = ""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            stored = all(each.compress_type == zipfile.ZIP_STORED for each in members)
+            if not stored or sum(each.file_size for each in members) > size:
+                fault = "is an archive with compressed files, which torch.save does not write"
+            # all are 0 after torch.serialization.set_crc32_options(False)
+            elif any(each.CRC for each in members) and (damaged := archive.testzip()):
+                fault = f"is damaged: the checksum of {damaged!r:.200} in it does not fit"
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        fault = f"is damaged: {error}"
+    if fault:
+        raise CheckpointError(f"{where} {fault}; give another copy of it")
 
 
 def _unread(value: Any, where: str, room: Iterator[int]) -> Any:

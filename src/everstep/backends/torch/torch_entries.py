@@ -24,7 +24,7 @@ from everstep.backends.torch.model_wrappers import (
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
-from everstep.contracts.state import BESIDE, Entry, Mismatch
+from everstep.contracts.state import BESIDE, Entry, Mismatch, Stateful
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -35,13 +35,22 @@ _BUFFERS = "_buffers"
 """Key of the buffers that the state_dict leaves out: training may change those, too."""
 _FLAGS = "_flags"
 """Key of the names of submodules in evaluation mode and of frozen parameters."""
+_LOADERS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
+"""Methods of modules that load a state_dict."""
 _ATTRIBUTES = "_attributes"
 """Key of the plain attributes of submodules that training has changed."""
 
 
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
-    return next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    made = next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    return ScheduleEntry(value) if made is None and _is_schedule(value) else made
+
+
+def _is_schedule(value: Any) -> bool:
+    """Whether an object steps an optimizer, or its rate, and has a state: as timm's schedulers do."""
+    holds = any(isinstance(each, torch.optim.Optimizer) for each in getattr(value, "__dict__", {}).values())
+    return holds and isinstance(value, Stateful) and hasattr(value, "step")
 
 
 class ModuleEntry(Entry):
@@ -65,6 +74,16 @@ class ModuleEntry(Entry):
                 )
         self._look()
         self._made = self._flags()
+
+    @property
+    def may_refuse(self) -> bool:  # type: ignore[override]
+        """Whether its classes, or hooks, have a part in loading."""
+        return any(
+            inner._load_state_dict_pre_hooks
+            or inner._load_state_dict_post_hooks
+            or any(not getattr(type(inner), name).__module__.startswith("torch.") for name in _LOADERS)
+            for inner in self.module.modules()
+        )
 
     def options(self) -> dict[str, str]:
         policy = precision(self.module) if self._sharded else ""
@@ -222,6 +241,19 @@ class SchedulerEntry(_OptionsEntry):
             given_values.replay_schedule(self.obj)
 
 
+class ScheduleEntry(_OptionsEntry):
+    """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        yield from _tensors(self.save(), ())
+
+    def in_schedule(self, option: str) -> bool:
+        return True
+
+    def use_options(self, names: Collection[str]) -> None:
+        given_values.use_settings(self.obj, names)
+
+
 class OptimizerEntry(_OptionsEntry):
     """Entry of an optimizer: class, options of groups, state of each parameter, attributes of its own class.
 
@@ -347,6 +379,8 @@ class ScalerEntry(_OwnStateEntry):
 class TensorEntry(Entry):
     """Entry of a tensor or parameter; restored in place."""
 
+    may_refuse = False
+
     def __init__(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
             raise StateError("a lazy parameter has no shape yet: run one batch through the model first")
@@ -440,6 +474,14 @@ def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}
+
+
+def _tensors(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _tensors(value, (*path, key))
 
 
 def _shape(value: Any) -> str:

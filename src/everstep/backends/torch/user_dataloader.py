@@ -178,7 +178,7 @@ class DataLoaderStream(Stream):
             why = "the random state of its workers spans passes and cannot be saved"
         elif loader.num_workers > 0 and not loader.in_order:
             fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
-        elif stateful and not self._draws_whole_pass:
+        elif stateful and not (self._draws_whole_pass and length_of(loader._index_sampler) is not None):
             return (
                 f"it has the sampler {type(stateful[0]).__name__}, which has a state_dict and no length: "
                 "give it __len__, so that its passes can be drawn where they begin, or use "

@@ -43,6 +43,7 @@ class Verifier:
         on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         streams: by name; their ledgers take the digest of each batch.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
+        warn_once: warns, unless a start of this run has done so.
         last: the last step that some rank compares; 0 if none does.
 
     Attributes:
@@ -60,9 +61,12 @@ class Verifier:
         voice: Voice,
         streams: Mapping[str, RunStream],
         update: Callable[[], int | None],
+        warn_once: Callable[[str], None],
         last: int = 0,
     ) -> None:
         self._streams, self._update, self._last = streams, update, last or -1
+        self._warn_once, self._only_warned = warn_once, 0
+        """Warning, and number of last batches that differ and were warned of alone."""
         self._started = False
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
@@ -71,7 +75,7 @@ class Verifier:
         self.places: dict[str, int] = {}
         self._noted: Difference | None = None
         self._seen: Difference | None = None
-        self._stopped = False
+        self._stopped = self._said = False
         self._error: DivergenceError | None = None
         self._only_warns = False
         """Whether a batch that differs now stops nothing by default."""
@@ -95,7 +99,8 @@ class Verifier:
         """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
 
         A last batch that differs is only a warning, unless the user wants all to stop: the program may set
-        what its data depends on in lines that have not run yet.
+        what its data depends on in lines that have not run yet.  Each start records and says it; the warning
+        with the causes comes once in a run, because such a program differs at each start.
 
         Args:
             is_read_on: whether the run goes on with what was drawn.
@@ -105,7 +110,10 @@ class Verifier:
             self._notice()
             self._only_warns = False
             self.require_agreement()
-            if self._comparison.done:
+            if not is_read_on:
+                self._only_warned += 1
+                self._warn_once(_LAST_DIFFERS.format(stream))
+            if self._said:
                 self.say()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
@@ -188,11 +196,11 @@ class Verifier:
     def say(self) -> None:
         """Tell the user and the journal the result of the comparison."""
         self._notice()
-        self._trail.compare = None
+        self._trail.compare, self._said = None, True
         comparison = self._comparison
         report = comparison.report()
         self._journal.event("verified", {"report": report, "steps": comparison.steps}, wall=True)
-        if comparison.difference is None:
+        if comparison.differing == self._only_warned:
             self._voice.say(report)
         else:
             self._voice.warn(f"{report}\n{comparison.advice()}")
@@ -224,6 +232,9 @@ class Verifier:
         if not self._stopped and (self._on_divergence == "stop" or stops):
             self._stopped = True
             cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
+            stream = self._streams.get(latest.name.removeprefix("batch of ")) if in_data else None
+            if stream is not None and (parts := stream.changing_parts()):
+                cause = _CHANGES.format(", ".join(parts[:3]))
             self._error = DivergenceError(
                 f"resume differs: {in_words(latest)}; {cause}. If the change is intended, run "
                 f"everstep accept RUN --divergence {new.step}, and start again; or continue with "
@@ -255,10 +266,21 @@ _CAUSES = {
     "padding is memory without values (np.empty, torch.empty; use zeros)",
     False: "`everstep drill SCRIPT` names the component",
 }
-_DRAWN_AGAIN = (
-    "drawn again in this process, the data gives other batches: give random_split and shuffles a generator "
-    "of a fixed seed, sort what has no order, and change no batch in place; data of your own needs "
-    "set_epoch(epoch), or state_dict and load_state_dict"
+_REMEDY = (
+    "give random_split and shuffles a generator of a fixed seed, sort what has no order, and change no batch "
+    "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict"
+)
+_DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
+_CHANGES = (
+    "drawn twice in this process, the batch differs in {}: a value of the moment (the time, a uuid) or a "
+    "count of the data's own; leave it out of the batch, or make it a function of the sample's index (the "
+    "order may differ, too)"
+)
+_LAST_DIFFERS = (
+    "stream {!r}: the last batch before the resume, drawn again before the lines inside your loop ran, is "
+    "not the one that was trained on. That is harmless if these lines set what its samples read "
+    "(dataset.level = epoch), or if it holds the time. If not, the data may give other batches than before "
+    f"the stop: {_REMEDY}. `everstep drill SCRIPT` tells which; later starts only say that it differs"
 )
 
 

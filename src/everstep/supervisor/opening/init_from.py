@@ -15,7 +15,7 @@ from everstep.checkpoint import Checkpoint, Store, find_checkpoint, read_manifes
 from everstep.checkpoint.format import MANIFEST
 from everstep.contracts.state import BESIDE, Unread
 from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, nearest
-from everstep.formats import Foreign, open_foreign
+from everstep.formats import DISTRIBUTED, Foreign, open_foreign
 from everstep.record import RunJournal, to_read, user_path
 from everstep.state import Encoded, split, within
 from everstep.supervisor.leaving.ending import BestRecord
@@ -130,7 +130,7 @@ class InitFrom:
             saved = self._merge(user, saved, where, say, starts, required)
         with reading(where, "user"):
             user.check(saved, where)
-            user.load_user(saved)
+            user.load_or_put_back(saved, is_read_late=kind == DISTRIBUTED)
         return checkpoint, where, kind
 
     def _open_foreign(self, path: Path, say: Say) -> Foreign | None:

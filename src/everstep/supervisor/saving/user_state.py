@@ -13,7 +13,7 @@ from everstep.contracts.services import SetValue
 from everstep.contracts.state import BASE, Entry, Mismatch, Region, Regions, UpdateCounter
 from everstep.errors import ConfigError, RestoreError, StateError, nearest
 from everstep.redaction import redacted
-from everstep.state import PerRank, Slot, array_name, array_paths, make_entry, undeclared
+from everstep.state import PerRank, Slot, array_name, array_paths, decode, encode, make_entry, undeclared
 
 _ATTRIBUTES = "attributes"
 """Key of the task's attributes in `wall`."""
@@ -232,6 +232,26 @@ class UserState:
             if part is None or name in part:
                 with _about(name):
                     entry.load(user[name])
+
+    def load_or_put_back(self, user: Mapping[str, Any], *, is_read_late: bool = False) -> None:
+        """Load as `load_user`; if an entry raises, put all back as they were.
+
+        `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Models
+        that only torch's own code loads from checked arrays take no memory for a copy.
+        """
+        may_refuse = is_read_late or any(entry.may_refuse for entry in self.entries.values())
+        kept = encode({name: _saved(name, entry) for name, entry in self.entries.items() if may_refuse})
+        try:
+            self.load_user(user)
+        except Exception as error:
+            for name, tree in decode(kept).items():
+                try:
+                    self.entries[name].load(tree)
+                except Exception as again:
+                    error.add_note(
+                        f"state entry {name!r} could not be put back: {type(again).__name__}: {again}"
+                    )
+            raise
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
         for name in names:

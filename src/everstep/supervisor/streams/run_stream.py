@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Cursor, Stream
@@ -246,6 +247,23 @@ class RunStream:
             words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
             self._streams.compared(self.name, words, True)
 
+    def changing_parts(self) -> list[str]:
+        """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
+
+        Drawing may move what the data counts, so this is for a run that ends.
+        """
+        drawn = list[Any]()
+        if self.stream is None or not self.stream.source.draws_again:
+            return []
+        self.stream.source.replayed = drawn.append
+        with isolated(), suppress(Exception):  # of the data's own code: then no part is named
+            for _ in range(2):
+                self.stream.open(
+                    self.name, self.pass_index, self._position(), seed=self._streams.seed
+                ).close()
+        self.stream.source.replayed = None
+        return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
+
     def end_pass(self) -> None:
         """End this pass; the next `open` begins the next pass."""
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
@@ -345,6 +363,18 @@ class RunStream:
 
     def _position(self) -> Any:
         return self._saved if self.cursor is None else self.cursor.position()
+
+
+def _differing(one: Any, other: Any, place: str) -> Iterator[str]:
+    """Yield the places of two batches at which they differ; a list of plain values is one place."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in one:
+            yield from _differing(one[key], other.get(key), f"{place}[{key!r}]")
+    elif isinstance(one, list | tuple) and not all(isinstance(each, str | int | float) for each in one):
+        for index, pair in enumerate(zip(one, other, strict=False)):
+            yield from _differing(*pair, f"{place}[{index}]")
+    elif batch_digest(one, 0) != batch_digest(other, 0):
+        yield place
 
 
 def _distinct(values: list[Any]) -> list[Any]:
