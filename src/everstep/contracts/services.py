@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from everstep.arguments import checked_keywords, valid_name
 from everstep.errors import ConfigError
-from everstep.schedule import Instant, Never, Schedule
+from everstep.schedule import Instant, Schedule, Unscheduled
 
 if TYPE_CHECKING:
     from everstep.contracts.state import Json
@@ -259,8 +259,8 @@ class Service:
     watches: Sequence[str] = ()
     sets: Sequence[str] = ()
     outputs: Sequence[str] = ()
-    default_schedule: ClassVar[Schedule] = Never()
-    """Schedule of a service that was given none."""
+    default_schedule: ClassVar[Schedule] = Unscheduled()
+    """Schedule of a service that was given none; one whose `run` would then never be called is refused."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
     runs_last: ClassVar[bool] = False
