@@ -176,8 +176,10 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(with_leaves(value, strict), indent=1))
 
 
-def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
-    """Print rows in columns.
+def print_table(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "", widest: int = sys.maxsize
+) -> None:
+    """Print rows in columns; those after the first have at most `widest` characters.
 
     In a terminal, or if COLUMNS gives a width, long strings of a table that is too wide lose their middle;
     numbers and times stay whole.
@@ -186,6 +188,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], inden
     cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
     lines = [[in_line(name) for name in columns], *cells]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    widths[1:] = [min(width, widest) for width in widths[1:]]
     right = [is_number_column(name, rows) for name in columns]
     floors = [
         max((len(line[at]) for line in cells if right[at] or name in TIMES), default=_NARROWEST)
