@@ -152,6 +152,10 @@ class Never(Schedule):
         return "Never()"
 
 
+class Unscheduled(Never):
+    """Schedule of a service whose class and maker name none."""
+
+
 class _Pair(Schedule):
     word = "?"
 

@@ -288,6 +288,7 @@ def test_compare_shows_options(fitted: Path) -> None:
     assert "the runs have different seeds" in everstep("compare", "slow", "fast", cwd=fitted)[0]
     told, _ = everstep("compare", "slow", "fast", "--all", cwd=fitted)
     assert re.search(r"\n  optimizer.lr +0.01 +0.1\n", told)
+    assert re.search(r"\n  services  .*…", told) and max(map(len, told.splitlines())) <= 2 + 40 + 2 * (2 + 60)
 
 
 def test_best_weights_are_shown_with_value_and_step(fitted: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
 from everstep.experiment.experiment import SCHEDULES
+from everstep.experiment.experiment_config import TrainerConfig
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal
+from everstep.supervisor.settings import LoopOptions
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +198,23 @@ def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     Path("again.yaml").write_text(everstep.experiment.as_yaml(tree))
     assert opened(Path("again.yaml"), run_dir="runs/again").train().ending.digest == first.digest
     assert open_run("runs/first", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
+
+
+def test_a_config_has_the_options_of_a_trainer_that_a_file_can_say(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python_only = {"clock", "config", "config_free", "formatter", "init_fn", "local_init_fn", "ready", "seed"}
+    of_one_start = {"on_change", "resume"}
+    keys = {each.name for each in fields(TrainerConfig)}
+    assert keys == LoopOptions.__annotations__.keys() - python_only - of_one_start
+    options = ["uneven=drop", "data_ranks=1", "groups=[w]", "show_eta=false"]
+    made = opened(file, *(f"trainer.{option}" for option in options))
+    assert "ETA" not in (made.train(), capsys.readouterr())[1].out
+    assert made.trainer._options["uneven"] == "drop"
+    assert "ETA" in (opened(file, run_dir="runs/b").train(), capsys.readouterr())[1].out
+    opened(file, "trainer.groups=[momentum]", "trainer.uneven=drop", "trainer.data_ranks=1").train()
+    with pytest.raises(ChangedError, match=r"config\.trainer\.uneven"):
+        opened(file, "trainer.max_epoch=4").train()
 
 
 class Line(everstep.torch.Task):

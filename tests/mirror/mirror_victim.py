@@ -57,7 +57,7 @@ def _uploaded(self: RunMirror, *arguments: Any, **options: Any) -> None:
 
 def settled(loop: Any, step: int) -> None:
     """Go on when the save before is written and uploaded: a newer one would take its place."""
-    loop._engine.saver.settle(wait=True)
+    loop._engine.saver.announce_commits(wait=True)
 
 
 class Campaign:

@@ -184,8 +184,19 @@ REFUSED: list[tuple[Callable[[], Service], str]] = [
     (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
     (lambda: at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers"),
     (lambda: at(Moment.EXIT_LOOP), "EXIT_LOOP is for observers"),
-    (lambda: Told("looks", lambda b: STOP), "observer"),
-    (lambda: Acts("late", lambda b: STOP), r"'late' \(a controller of stage REPORT\).*stage = Stage.DECIDE"),
+    (
+        lambda: Told("looks", lambda b: STOP),
+        r"observer.*class controller = True and stage = .*Stage.DECIDE or",
+    ),
+    (lambda: Told("looks", lambda b: STOP, Stage.GUARD), "give its class controller = True$"),
+    (
+        lambda: Acts("late", lambda b: STOP, Stage.SAVE),
+        r"'late' \(a controller of stage SAVE.*class stage = ",
+    ),
+    (
+        lambda: Told("odd", lambda b: UNNAMED, Stage.DECIDE),
+        r"or everstep.Outcome\(actions=\(Stop\(.*\),\)\)$",
+    ),
     (lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
     (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
 ]

@@ -7,11 +7,13 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +26,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import everstep
 import warm
 from everstep import Checkpoints, Every, Service
+from everstep.errors import ServiceError
 from everstep.record import Event, RunJournal
-from everstep.services import CSV, FinalValues, Histogram, Image, JSONLines, TensorBoard
+from everstep.services import CSV, FinalValues, Histogram, Image, JSONLines, Sink, TensorBoard
 from everstep.testing import armed
 from tiny_runs import Boom, Tiny, boom_at
 from waiting import until
@@ -129,6 +132,22 @@ def test_final_values_come_last_also_where_a_file_is_made_anew(tmp_path: Path) -
     Tiny(tmp_path, max_epoch=2, services=[FinalValues(lambda: {"norm": 2.0})]).train(tail=evaluated)
     ((_, items),) = RunJournal(tmp_path).parts()
     assert [line["phase"] for line in JSONLines.lines(items)][-2:] == ["epoch", "eval/final values"]
+
+
+class Database(Sink):
+    """Wrong: a database at the path, which the file of the next start replaces."""
+
+    def write(self, file: IO[str], items: Any) -> None:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.execute("create table if not exists metrics (step, loss)")
+            db.executemany("insert into metrics values (:step, :loss)", self.lines(items))
+
+
+def test_a_sink_that_opens_the_path_itself_is_named(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=[Database("logs/metrics.db", every=Every(steps=1))])
+    with pytest.raises(ServiceError, match=r"UsageError: write\(\) of 'database' has written.*RemoteSink"):
+        tiny.train()
+    assert tiny.loop.ending.step == 8 and "'database' failed and is skipped" in tiny.loop.ending.warnings[0]
 
 
 @pytest.mark.campaign("long")

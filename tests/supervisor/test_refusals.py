@@ -15,7 +15,7 @@ import everstep
 from everstep import Every, InitFrom, Supervisor, TrainLoop
 from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
 from everstep.record import RunJournal
-from everstep.services import HangWatch, NaNGuard
+from everstep.services import HangWatch, Moment, NaNGuard
 from everstep.testing import nothing_left
 from tiny_runs import Tiny, quiet
 
@@ -62,6 +62,18 @@ def endless(path: Path) -> None:
 
 class Other(everstep.Service):
     pass
+
+
+class Looks(everstep.Service):
+    """Only looks, and has no schedule."""
+
+    def run(self, boundary: everstep.Boundary) -> everstep.Outcome | None:
+        return everstep.Outcome({"runs": 1.0})
+
+
+class Reports(Looks):
+    default_schedule = Every(steps=1)
+    controller = True
 
 
 NAMED = r'gives no names.*state=\{"model": model'
@@ -144,6 +156,9 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: Other(schedule="often"), ConfigError, r"or Every\(seconds=...\)$"),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints("often"), ConfigError, SCHEDULE),  # type: ignore[arg-type]
     (lambda path: everstep.Checkpoints(keep_every=everstep.At(3)), ConfigError, "keep_every=At.*give a sch"),
+    *((make(services=[Looks()]), ConfigError, r"give class Looks one.* = everstep\.Every\(steps=1\)")
+      for make in (door, trained)),
+    (door(services=[Reports()]), ConfigError, "'reports' is a controller.*give class Reports stage = e"),
     (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
     *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
       for part in ("w", [], 3, [3])),
@@ -181,6 +196,15 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, call: Call, error: type[Ex
     with nothing_left(), pytest.raises(error, match=words):
         call(tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_needs_no_schedule(tmp_path: Path) -> None:
+    evaluations = frozenset({Moment.AFTER_EVALUATION})
+    after_evaluations = type("AfterEvaluations", (Looks,), {"moments": evaluations})
+    own_due = type("OwnDue", (Looks,), {"due": lambda self, when: when.at_epoch_end})
+    services = [Other(), Looks(schedule=everstep.Never()), after_evaluations(), own_due()]
+    Tiny(tmp_path / "run", max_epoch=1, services=services).train()
+    assert {row.phase for row in RunJournal(tmp_path / "run").rows() if row.name == "runs"} == {"eval/owndue"}
 
 
 def test_pairs_are_names_enough(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -43,7 +45,7 @@ from everstep.services import (
 from everstep.services.checkpoints import JournalFlush
 from everstep.services.judges import FunctionService
 from everstep.testing import check_service, check_sink
-from everstep.testing.checks import Value
+from everstep.testing.checks import Value, _Program
 
 
 def record() -> Service:
@@ -274,6 +276,8 @@ def test_what_a_run_refuses_is_refused(tmp_path: Path) -> None:
         check_service(unready)
     with pytest.raises(everstep.errors.ConfigError, match=r"does not call super\(\).__init__\(\)"):
         everstep.Supervisor(tmp_path / "run", services=[unready()])
+    with pytest.raises(everstep.errors.ConfigError, match="'unscheduled' has no schedule"):
+        check_service(type("Unscheduled", (Service,), {"run": forgets}))
     with pytest.raises(AssertionError, match=r"check_service\(lambda: Counting\(\.\.\.\)\)"):
         check_service(Counting())  # type: ignore[arg-type]
     wrong: Any = 3
@@ -401,6 +405,25 @@ class Posts(RemoteSink):
 
     def send(self, lines: list[dict[str, Any]], position: str) -> None:
         self.store(values=self.values(lines), position=position)
+
+
+class Rows(RemoteSink):
+    """Has a connection open, also where its process is killed."""
+
+    def position(self) -> str:
+        return ""
+
+    def send(self, lines: list[dict[str, Any]], position: str) -> None:
+        with closing(sqlite3.connect(self.run_dir / "rows.db")) as db:
+            db.execute("create table if not exists rows (n)")
+
+
+def test_a_kill_closes_the_connections_of_a_sink(tmp_path: Path) -> None:
+    program = _Program(Rows, (), {}, tmp_path)
+    for lines in range(2, 6):  # the last ones are where the block ends
+        program.lines_to_kill = lines
+        program.run()
+    assert program.killed_in.startswith("send")
 
 
 class PositionLater(Posts):

@@ -16,6 +16,7 @@ from tiny_task import Notes, TinyTask, numbers, trainer
 import everstep
 from everstep import Best, Boundary, EarlyStop, Evaluate, Every, Outcome, Service
 from everstep.errors import ConfigError, MetricError, UsageError
+from everstep.metrics import MetricFormatter
 from everstep.record import RunJournal
 from everstep.services import Moment, Recovery, Stage, StopAfter
 from everstep.testing import ManualClock
@@ -43,6 +44,18 @@ def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
 
     trainer(tmp_path / "run", Looking()).run_training()
     assert frames == ["_epoch", "run_training"]
+
+
+def test_the_epochs_line_is_as_the_options_say(tmp_path: Path) -> None:
+    class Short(MetricFormatter):
+        def format(self, name: str, stats: Any, is_best: bool) -> str:
+            return f"<{name}>"
+
+    lines: list[str] = []
+    options = {"show_eta": False, "formatter": Short(), "lines": lines}
+    trainer(tmp_path / "run", max_epoch=1, **options).run_training()
+    (line,) = (line for line in lines if line.startswith("[Step 4]"))
+    assert "<loss>" in line and "ETA" not in line
 
 
 def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:

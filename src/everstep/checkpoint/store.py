@@ -454,10 +454,10 @@ class Store:
         self.damaged.discard(name)
 
     def continue_from(self, checkpoint: Checkpoint | None) -> None:
-        """Leave later checkpoints, or all for None: they do not count any more, and `settle` moves them.
+        """Leave later checkpoints, or all for None: they do not count any more.
 
-        A start that is refused before `settle` leaves the directory as it was.  `settle` copies a checkpoint
-        of another run.
+        `apply_choice` moves them, and copies a checkpoint of another run.  A start that is refused before
+        that leaves the directory as it was.
         """
         self._chosen, there = checkpoint, self._on_disk()
         if checkpoint is not None:
@@ -472,10 +472,10 @@ class Store:
 
     @property
     def leaves_some(self) -> bool:
-        """Whether checkpoints are on disk that `settle` will set aside."""
+        """Whether checkpoints are on disk that `apply_choice` will set aside."""
         return bool(self._left)
 
-    def settle(self) -> None:
+    def apply_choice(self) -> None:
         """Make the choice of `continue_from` durable for later starts; called before the first save."""
         chosen = self._chosen
         if chosen is not None:

@@ -158,12 +158,18 @@ _NARROWEST = 8
 """Characters that a string keeps at least in a table that is too wide."""
 
 
-def print_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "") -> None:
-    """Print rows in columns; where a terminal is too narrow, long strings lose their middle."""
+def print_table(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], indent: str = "", widest: int = sys.maxsize
+) -> None:
+    """Print rows in columns, all but the first of at most `widest` characters and as a terminal has room.
+
+    Strings that are too long lose their middle.
+    """
     rows = list(rows)
     cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
     lines = [[in_line(name) for name in columns], *cells]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    widths[1:] = [min(width, widest) for width in widths[1:]]
     right = [is_number_column(name, rows) for name in columns]
     floors = [
         max((len(line[at]) for line in cells if right[at] or name in TIMES), default=_NARROWEST)

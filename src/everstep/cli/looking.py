@@ -118,7 +118,10 @@ def compare_command(
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
-    """Compare RUNS: the facts that differ, and the last and best value of each metric.
+    """Compare RUNS by facts and newest checkpoints: what differs, and each metric's last and best value.
+
+    Rows are not compared: everstep diverge finds the first step at which two runs differ.  A long value
+    loses its middle here; --json has it whole.
 
     Facts include the config of the newest start (config.optimizer.lr), and two facts from the newest
     checkpoint: the options of optimizers and schedulers (optimizer.lr), and its digest.  Runs with equal
@@ -139,7 +142,7 @@ def compare_command(
     for heading, values in {title: told, "metrics": compared.metrics}.items():
         cli.say(heading)
         rows = [{"": name, **of_runs} for name, of_runs in values.items()]
-        cli.print_table(rows, ("", *compared.runs), indent="  ")
+        cli.print_table(rows, ("", *compared.runs), indent="  ", widest=60)
         cli.say()
     if (verdict := compared.verdict()) is not None:
         cli.say(verdict)

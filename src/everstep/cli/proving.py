@@ -173,9 +173,10 @@ def diverge_command(
       everstep diverge digits-3 digits-4
       everstep diverge digits-3 digits-4 --script-b "train.py --lr 0.1"
 
-    First the records are compared.  Then both programs execute the steps between the last equal checkpoint
-    and the first difference again, in copies, and the parts of each step are compared: samples, random state,
-    loss, weights, optimizer, state.  Nothing is written into a run.
+    First the rows of both records are compared (everstep compare has facts and checkpoints).  Then both
+    programs execute the steps between the last equal checkpoint and the first difference again, in copies,
+    and the parts of each step are compared: samples, random state, loss, weights, optimizer, state.  Nothing
+    is written into a run.
 
     Exit status: 0 equal in all that both have recorded, 1 the runs differ, 2 wrong usage, 4 nothing was
     recorded that can be compared.

@@ -88,7 +88,6 @@ class Cursor(ABC):
         done: batches handed out since the start of the pass, also where the cursor was opened at a
             position; None where the cursor does not count.  `Recovery` names a batch by this number, and
             refuses None.
-        ended: the pass is over: `StopIteration` was seen.
         note: a sentence to print after opening (what the opening cost), or None.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
@@ -97,7 +96,6 @@ class Cursor(ABC):
     """
 
     done: int | None = None
-    ended: bool = False
     note: str | None = None
     fetch_error_may_be_signal: bool = False
     skipped: int = 0

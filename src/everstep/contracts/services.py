@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from everstep.arguments import checked_keywords, valid_name
 from everstep.errors import ConfigError
-from everstep.schedule import Instant, Never, Schedule
+from everstep.schedule import Instant, Schedule, Unscheduled
 
 if TYPE_CHECKING:
     from everstep.contracts.state import Json
@@ -232,8 +232,8 @@ class Service:
     """Targets of the `SetValue`s that the service may return; each must exist when the loop opens."""
     outputs: Sequence[str] = ()
     """Values of steps to look at, in `Boundary.outputs` and `EvalStep`; arrays are then not metrics."""
-    default_schedule: ClassVar[Schedule] = Never()
-    """Schedule of a service that was given none."""
+    default_schedule: ClassVar[Schedule] = Unscheduled()
+    """Schedule of a service that was given none; one whose `run` would then never be called is refused."""
     window: Literal["saved", "unsaved", "none"] = "saved"
     """Metric window: saved in checkpoints (unless the schedule depends on the clock), not saved, or none."""
     runs_last: ClassVar[bool] = False

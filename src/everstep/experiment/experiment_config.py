@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator
 
 from everstep import services
+from everstep.contracts.data import Uneven
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, CallWith
 from everstep.experiment.config_layers import Place
@@ -18,6 +19,7 @@ FREE = (
     *("services", "name", "run_dir", "project", "group", "schedules", "profiles"),
     *("trainer.max_epoch", "trainer.max_step", "trainer.max_time", "trainer.watch", "trainer.lock"),
     *("trainer.default_services", "trainer.init_from", "trainer.on_divergence"),
+    *("trainer.groups", "trainer.show_eta"),
 )
 """Keys whose change touches no step of the training: shown at a resume, and used as given."""
 
@@ -67,7 +69,11 @@ class ServiceCall(Call):
 
 @dataclass
 class TrainerConfig:
-    """Arguments of `Trainer`, under the same names."""
+    """Arguments of `Trainer`, under the same names.
+
+    Left out is what a file cannot say (functions, a mesh), what has its key elsewhere (`seed`), and what is
+    chosen for one start, while a run keeps its config for all (`resume`, `on_change`).
+    """
 
     max_epoch: int | None = None
     max_step: int | None = None
@@ -78,6 +84,10 @@ class TrainerConfig:
     init_from: str | dict[str, Any] | None = None
     lock: bool = True
     on_divergence: Literal["stop", "warn"] | None = None
+    uneven: Uneven | None = None
+    data_ranks: Literal[1] | None = None
+    groups: list[str] | None = None
+    show_eta: bool = True
 
 
 def _with_train(streams: dict[str, Call]) -> dict[str, Call]:

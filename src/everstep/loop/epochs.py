@@ -139,7 +139,7 @@ class Epochs(LoopDriver):
         self.left_open = self.left_open or engine.collector.open_step != 0
         self._step_loops += 1  # a step loop that the program has kept belongs to no open epoch
         self._in_steps = False
-        self.settle()
+        self.close_broken_step()
         if self.before_resume_point:
             raise UsageError(
                 f"the checkpoint is in iter_steps() loop number {engine.progress.calls + 1} of epoch "
@@ -176,7 +176,7 @@ class Epochs(LoopDriver):
         engine.require_open("iter_steps")
         if not (self.within_epoch and self._in_epochs):
             raise UsageError("iter_steps() outside an epoch; put it inside: for epoch in loop.iter_epochs():")
-        self.settle()
+        self.close_broken_step()
         self._require_no_steps()
         if data is None and engine.limits.max_step is None and not self._steps_per_epoch:
             raise UsageError(
@@ -326,7 +326,7 @@ class Epochs(LoopDriver):
         self._tail_ready = True
         hazard.reach("loop.tail")
 
-    def settle(self) -> None:
+    def close_broken_step(self) -> None:
         """Complete a step that was left by `break` or `return`, which ends its pass."""
         if not self.left_open:
             return
@@ -345,7 +345,7 @@ class Epochs(LoopDriver):
         self._engine.require_open(what)
         if not self.within_epoch:
             raise UsageError(f"{what}() outside an epoch; call it inside: for epoch in loop.iter_epochs():")
-        self.settle()
+        self.close_broken_step()
         self.poll()
 
     def poll(self) -> None:
@@ -431,7 +431,7 @@ class Epochs(LoopDriver):
             )
 
     def finish(self) -> bool:
-        self.settle()
+        self.close_broken_step()
         expected = self._engine.progress.epoch_loop
         if 0 < self._epoch_loops < expected:
             raise UsageError(

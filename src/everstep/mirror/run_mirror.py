@@ -118,7 +118,7 @@ class RunMirror:
                 f"{before.directory}, which did not record its end: if it still runs, it saves no more"
             )
         self._store, self._segment = store, segment
-        self.committed(0, lambda: None)
+        self.retain_and_upload(0, lambda: None)
 
     @property
     def needed(self) -> frozenset[CheckpointName]:
@@ -137,7 +137,7 @@ class RunMirror:
         if self._taken is not None:
             raise self._taken
 
-    def committed(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
+    def retain_and_upload(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
         """Delete what need not stay (`retain`), then hand what is committed over to the uploading thread.
 
         The writer thread calls this, or the main thread while the writer thread has nothing to do.
@@ -167,7 +167,7 @@ class RunMirror:
         except OSError as error:
             self._warn(f"the mirror {self._at} lacks the end of the journal: {error}")
         # it deletes again: a checkpoint has stayed as long as its upload ran
-        self.committed(journal.durable, retain, ended=True)
+        self.retain_and_upload(journal.durable, retain, ended=True)
         if missing := self._await_upload(max(0.0, end - time.monotonic())):
             with self._changed:
                 names = sorted(self._missing(self._current, self._next))

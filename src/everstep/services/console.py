@@ -194,8 +194,9 @@ class EpochLine(Service):
     moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
     default_schedule = Every(epochs=1)
 
-    def __init__(self) -> None:
+    def __init__(self, show_eta: bool = True, formatter: MetricFormatter | None = None) -> None:
         super().__init__("epoch line")
+        self._show_eta, self._formatter = show_eta, formatter
         self.bests: Sequence[Best] = ()
         self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
 
@@ -208,7 +209,8 @@ class EpochLine(Service):
         readings.clear()
         if stats:
             tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
-            run.println(log_line(tag, stats, new, eta=run.get_eta()), shorten=True)
+            eta = run.get_eta() if self._show_eta else None
+            run.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
             self.printed(stats)
 
     def finish(self, boundary: Boundary) -> None:

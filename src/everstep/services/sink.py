@@ -2,7 +2,7 @@
 
 The journal is the truth, and alone decides what the files hold.  At the start of a process a file is made
 anew from the rows that are valid now, whatever a kill, a resume from an older checkpoint or a full disk has
-left; from then on, new rows are appended.  What cannot be made anew is a `RemoteSink`'s.
+left; from then on, new rows are appended.  A service or a database, not made anew, is a `RemoteSink`'s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from everstep.checkpoint import CheckpointName, read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, UsageError
 from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.best import matches, name_patterns
@@ -111,9 +111,13 @@ def finite(value: Any) -> Any:
 class Sink(Service, ABC):
     """Follow the journal and write its content to a file.  Subclass it, and give `write`.
 
+    At each start the file is made anew from the whole journal, beside the old file, and takes its place
+    when it is whole; then new rows are added.  So `write` writes to the file that it is given, and never
+    opens `path`.  A database, even in a local file, and a service on the network are for a `RemoteSink`.
+
     Args:
         path: the file or folder, in `logs/` of the run directory.
-        every: when to write; default as often as the journal itself, and at the end in any case.
+        every: when to write; default every 1,000 steps, epoch and 30 seconds, and at the end in any case.
     """
 
     window = "none"
@@ -217,8 +221,17 @@ class Sink(Service, ABC):
     def _add(self, items: Iterable[Item]) -> None:
         assert self._file is not None
         hazard.reach("sink.write")
+        before = self._size()
         self.write(self._file, items)
         self._file.flush()
+        if not self._file.tell() and self._size() != before:
+            raise UsageError(
+                f"write() of {self.name!r} has written to {self.path}, whose rows the next start deletes: "
+                "write to the file that it is given; for a database, give a RemoteSink"
+            )
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def _release(self) -> None:
         if self._file is not None:
@@ -227,12 +240,15 @@ class Sink(Service, ABC):
 
 
 class RemoteSink(Service, ABC):
-    """Hand the record to a service on the network, each value once.  Subclass it, give `position` and `send`.
+    """Hand the record to a service or a database, each value once.  Subclass it, give `position` and `send`.
 
     The service stores a position with the values, in one transaction, and tells it when it is asked, so a
     kill or a lost answer repeats nothing.  Values are sent when a checkpoint that covers them is committed,
     and at the end.  Where a run goes back to an older checkpoint, only values that are other than the first
     time are sent; a run that starts over sends everything.
+
+    Each delivery calls `position`, `send` and `end` in a new thread.  What belongs to one thread, such as a
+    connection of sqlite3, is opened in the method that uses it.
 
     Args:
         timeout: seconds that a step, or the end, waits for an answer, more than 0; None: until it comes.
@@ -412,7 +428,7 @@ class JSONLines(Sink):
 
     Args:
         path: the file, in `logs/` of the run directory.
-        every: when to append new rows; default as often as the journal itself, and at the end.
+        every: when to append new rows; default as for `Sink`.
     """
 
     isolate = False  # it draws no random numbers

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from everstep.arguments import plain_tree
 from everstep.contracts.services import (
     OBSERVED,
+    SCHEDULED,
     SYNCHRONOUS,
     Action,
     Boundary,
@@ -26,7 +27,7 @@ from everstep.contracts.state import Json
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, Reader, is_scalar, to_scalar
 from everstep.redaction import redacted
-from everstep.schedule import NEVER, Instant, Schedule, earliest
+from everstep.schedule import NEVER, Instant, Schedule, Unscheduled, earliest
 from everstep.services.best import Best
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
@@ -132,8 +133,9 @@ class ServiceBoard:
 
     def _taken(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
         if not isinstance(outcome, Outcome):
+            remedy = f"actions=({outcome!r},)" if isinstance(outcome, Action) else "..."
             raise UsageError(
-                f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome(...)"
+                f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome({remedy})"
             )
         if not isinstance(outcome.metrics, Mapping):
             raise UsageError(
@@ -228,21 +230,35 @@ class ServiceBoard:
 
 
 def require_service(service: Service, others: Iterable[Service]) -> None:
-    """Refuse an object that is not a Service, and a name that another service has."""
+    """Refuse an object that is no Service or could do nothing, and a name that another service has."""
     if not isinstance(service, Service):
         raise ConfigError(
             f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
             "or register a function with loop.on(moment, fn)"
         )
+    kind = type(service)
     if not {"name", "schedule"} <= vars(service).keys():
-        kind = type(service).__name__
-        raise ConfigError(f"{kind}.__init__ does not call super().__init__(); call it in its first line")
+        raise ConfigError(
+            f"{kind.__name__}.__init__ does not call super().__init__(); call it in its first line"
+        )
     for attribute in ("watches", "sets"):
         # a string is a sequence of its letters, each of which would be taken for a name
         if isinstance(given := getattr(service, attribute), str):
             raise ConfigError(
                 f"{attribute} of service {service.name!r} is the string {given!r}; give a tuple: ({given!r},)"
             )
+    needs_schedule = kind.run is not Service.run and kind.due is Service.due and not service.guards_saves
+    only_scheduled = service.moments and SCHEDULED.issuperset(service.moments)
+    if isinstance(service.schedule, Unscheduled) and needs_schedule and only_scheduled:
+        raise ConfigError(
+            f"service {service.name!r} has no schedule, so its run() would never be called; give class "
+            f"{kind.__name__} one, as in default_schedule = everstep.Every(steps=1), or other moments"
+        )
+    if service.controller and service.stage is Stage.REPORT:
+        raise ConfigError(
+            f"service {service.name!r} is a controller of stage REPORT, in which no service may act; give "
+            f"class {kind.__name__} stage = everstep.services.Stage.DECIDE, or an earlier one"
+        )
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):
@@ -270,9 +286,12 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
         return
     if actions:
         kind = "a controller" if service.controller else "an observer"
+        lacks = [] if service.controller else ["controller = True"]
+        if service.stage > Stage.DECIDE:
+            lacks.append("stage = everstep.services.Stage.DECIDE or an earlier one")
         raise UsageError(
             f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
-            "to act, give its class controller = True and stage = Stage.DECIDE or an earlier one"
+            f"to act, give its class {' and '.join(lacks)}"
         )
 
 

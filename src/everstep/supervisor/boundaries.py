@@ -35,7 +35,7 @@ class Decisions:
         for service, action in actions:
             if isinstance(action, Stop):
                 if action.failed:
-                    engine.saver.settle(wait=True)  # the writer may find an earlier failure
+                    engine.saver.announce_commits(wait=True)  # the writer may find an earlier failure
                     # first: a rollback, if one is allowed, takes the place of this stop
                     rolled = engine.rollbacks.decide(action.step or engine.progress.step, str(action.reason))
                     if rolled is not None:
@@ -155,7 +155,7 @@ class Boundaries:
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saver.await_first()
         if engine.ranks.saves_are_done:
-            engine.saver.settle()
+            engine.saver.announce_commits()
         asked = engine.clock()
         engine.collector.read()
         engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device

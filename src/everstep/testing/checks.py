@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import logging
 import math
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from traceback import clear_frames
 from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -679,7 +681,10 @@ class _Program:
                     threading.settrace(self._killing(service))
                 try:
                     ending = self._start(run_dir, service, how, place)
-                except (_CrashError, _KilledError, Interrupted):
+                except (_CrashError, _KilledError, Interrupted) as error:
+                    if isinstance(error, _KilledError):  # a kill closes what its frames hold
+                        clear_frames(error.__traceback__)
+                        gc.collect()
                     place = ""
                     continue
                 finally:

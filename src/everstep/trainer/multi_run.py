@@ -211,6 +211,8 @@ class Tap(StreamWrapper):
 
 
 class _TapCursor(Cursor):
+    ended = False
+
     def __init__(self, tap: Tap, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
         self._tap, self._reading, self._seed = tap, reading, seed
         self._passed_over: list[int] = []

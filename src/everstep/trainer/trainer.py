@@ -79,7 +79,7 @@ class Trainer:
         self.streams = self._streams.named
         self.seed = seed_or_drilled(options.get("seed"))
         self._options = options
-        self._line = EpochLine()
+        self._line = EpochLine(options.get("show_eta", True), options.get("formatter"))
         self._services = self._with_evaluation(listed(services), options.get("default_services", True))
         self._clock = options.get("clock", time.monotonic)
         self._retry: LoopOptions = {}

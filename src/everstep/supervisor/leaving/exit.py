@@ -91,7 +91,8 @@ class Exit:
             return None
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.again(errors[0], step) if errors and engine.begun else None
-        errors = [*errors, *_attempt(lambda: engine.saver.settle(wait=True))]  # may find an earlier bad step
+        # may find an earlier bad step
+        errors = [*errors, *_attempt(lambda: engine.saver.announce_commits(wait=True))]
         return engine.rollbacks.undo(errors, step)
 
     def _on_all_ranks(self, error: BaseException, step: int) -> bool:
@@ -122,7 +123,7 @@ class Exit:
         engine.saver.await_commit()
         if engine.begun and engine.ranks.writer:
             # where no step was run, and nothing saved
-            engine.opening.store.settle()
+            engine.opening.store.apply_choice()
         engine.collector.read()
         engine.verifier.end()
         finishing = [s for s in engine.board if type(s).finish is not Service.finish]
@@ -172,7 +173,7 @@ class Exit:
         except Exception as error:  # of a broken device, say: the first error is to be raised
             engine.voice.warn(f"the metrics of the last steps are lost ({type(error).__name__}: {error})")
         engine.verifier.end()
-        engine.saver.settle(wait=True)
+        engine.saver.announce_commits(wait=True)
         engine.journal.flush()
 
     def _conclude(self, cause: BaseException | None) -> None:

@@ -100,7 +100,7 @@ class Rollbacks:
             return "it read no batch from a stream of this run"
         try:
             # before the choice: the next start must not find what this start has not continued from
-            self._store.settle()
+            self._store.apply_choice()
         except (OSError, CheckpointError) as error:
             return f"the checkpoints that this start left could not be set aside ({error})"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]

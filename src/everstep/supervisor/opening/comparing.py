@@ -24,7 +24,7 @@ from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 
-Limits: TypeAlias = Mapping[str, int | None]
+LimitsByName: TypeAlias = Mapping[str, int | None]
 
 
 def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[Difference]:
@@ -87,7 +87,7 @@ def _grew(was: str, now: str) -> bool:
 
 
 def reason_to_reopen(
-    stop: StopRecord, limits: Limits, board: ServiceBoard, stored: Mapping[str, Json]
+    stop: StopRecord, limits: LimitsByName, board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:
     """Say why a run that was ending continues; None if it does not."""
     if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
@@ -165,7 +165,7 @@ _OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
 
 
 def require_same_start(
-    group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: Limits
+    group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: LimitsByName
 ) -> None:
     """Require that all ranks were started with the same program and arguments."""
     if group.size == 1:

@@ -23,7 +23,7 @@ from everstep.state import dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
 from everstep.supervisor.opening import comparing
-from everstep.supervisor.opening.comparing import Limits, changed_config, layout
+from everstep.supervisor.opening.comparing import LimitsByName, changed_config, layout
 from everstep.supervisor.opening.configuration import Difference, refusal, told
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
 from everstep.supervisor.saving.rank_parts import another_number, for_rank
@@ -40,7 +40,7 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams.generators import restore_given
 
 
-def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: Limits) -> ResumePoint:
+def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: LimitsByName) -> ResumePoint:
     """Restore the chosen checkpoint, or initialise where there is none."""
     settings = run.settings
     comparing.require_same_start(run.group, settings, user, board, limits)
@@ -81,7 +81,7 @@ def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
 
 
 def _resume(
-    run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: Limits
+    run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: LimitsByName
 ) -> ResumePoint:
     restore_given()
     tree, progress = _read(run, checkpoint, user)

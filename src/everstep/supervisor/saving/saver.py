@@ -150,7 +150,7 @@ class Saver:
         # at most boundaries the guards have run before, and nothing was collected since
         guards = [s for s in engine.board if s.guards_saves and engine.board.reader(s).names()]
         engine.decisions.apply(engine.board.run(guards, engine.announcer.view(Moment.AFTER_STEP)))
-        self.settle(wait=True)
+        self.announce_commits(wait=True)
         return not engine.user.tainted
 
     def _name(self, phase: Phase) -> CheckpointName:
@@ -277,7 +277,7 @@ class Saver:
     def await_first(self) -> None:
         """Wait for the checkpoint of step 0: no row reaches the journal before it."""
         if self._first_open:
-            self.settle(wait=True)
+            self.announce_commits(wait=True)
             if self.error is not None:
                 raise CheckpointError(
                     f"the trial save at step 0 failed: {self.error}; {self._remedy}, or choose another run "
@@ -287,14 +287,14 @@ class Saver:
 
     def await_commit(self) -> None:
         """Wait until the writer has committed what it was given."""
-        self.settle(wait=True)
+        self.announce_commits(wait=True)
         if self.error is not None:
             raise CheckpointError(
                 f"the last state could not be saved: {self.error}; {self._remedy} and start again: the run "
                 "continues from the previous checkpoint"
             ) from self.error
 
-    def settle(self, *, wait: bool = False) -> None:
+    def announce_commits(self, *, wait: bool = False) -> None:
         """Announce the new commits of the writer thread, in the journal and to observers."""
         engine = self._engine
         try:

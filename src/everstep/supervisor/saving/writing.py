@@ -160,7 +160,7 @@ class Writing:
         self.digest = committed.digest
         if self._opening.writer:
             # only now: until the new checkpoint is durable, the older ones are what a resume has
-            self._opening.mirror.committed(self._journal.durable, self.retain)
+            self._opening.mirror.retain_and_upload(self._journal.durable, self.retain)
         return None if snapshot.interim else committed
 
     @contextmanager
@@ -174,12 +174,12 @@ class Writing:
                 self._opening.run_dir.require_newest(self._opening.segment)
                 self._opening.mirror.require_held()
                 # first: a later start continues from the newest checkpoint, and keeps the best it names
-                self._opening.store.settle()
+                self._opening.store.apply_choice()
             yield
 
     def tidy(self) -> None:
         store = self._opening.store
-        self._opening.mirror.committed(0, lambda: self._retain(Retention(keep_last=None)))
+        self._opening.mirror.retain_and_upload(0, lambda: self._retain(Retention(keep_last=None)))
         for problem in store.check_best():
             self._opening.voice.warn(problem)
 
