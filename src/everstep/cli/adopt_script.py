@@ -1,0 +1,281 @@
+"""What a training script consists of, by its syntax: whose a name is, what it holds, what crosses a round."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "requires_grad_"}
+OPTIMIZERS = set("SGD Adam AdamW NAdam RAdam Adadelta Adagrad Adamax RMSprop LBFGS".split())
+_STATE = OPTIMIZERS | {"GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
+_STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
+_PLAIN = set(
+    "list dict set deque defaultdict Counter int float zeros ones full array len max min sum".split()
+)
+_REPORTERS = set(
+    "time perf_counter now DataLoader random_split SummaryWriter tqdm getLogger open device".split()
+)
+"""Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
+_PURE = set(
+    "size dim item view to cuda cpu float long keys items values get format join mean sum split".split()
+)
+"""Methods that leave their object as it is, if their result is used."""
+
+
+class Variable(NamedTuple):
+    """A name, and the function or class that it is local to; None: the module."""
+
+    scope: ast.AST | None
+    name: str
+
+
+def dotted(node: ast.AST | None) -> str:
+    """Return "torch.optim.Adam" of these names and of a call of them."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return dotted(node.func) if isinstance(node, ast.Call) else node.id if isinstance(node, ast.Name) else ""
+
+
+def called(node: ast.AST | None) -> str:
+    """Return "Adam" of `torch.optim.Adam(...)`; "" of no call."""
+    return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+def root(node: ast.AST) -> ast.Name | None:
+    """Return the name with which `a.b[0].c(...)` begins."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node if isinstance(node, ast.Name) else None
+
+
+class Script:
+    """A parsed script."""
+
+    def __init__(self, source: str) -> None:
+        self.tree = ast.parse(source)
+        self.nodes = list(ast.walk(self.tree))
+        self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
+        every = [
+            n for n in self.nodes if isinstance(n, ast.FunctionDef) and not self.nearest(n, ast.ClassDef)
+        ]
+        names = [each.name for each in every]
+        self.functions = {each.name: each for each in every if names.count(each.name) == 1}
+        self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
+        imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        self.open: list[object] = []
+        """What is being looked at: a function that calls itself is looked at once."""
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (above := self._parents.get(node)) is not None:
+            yield (node := above)
+
+    def nearest(self, node: ast.AST, kind: Any) -> Any:
+        return next((each for each in self.above(node) if isinstance(each, kind)), None)
+
+    def beside(self, node: ast.AST, top: ast.AST | None) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Return the statements before and after a statement, in all blocks from it up to `top`."""
+        before, after = list[ast.stmt](), list[ast.stmt]()
+        for above in self.above(node):
+            for block in (getattr(above, name, None) for name in ("body", "orelse", "finalbody")):
+                if isinstance(block, list) and node in block:
+                    before += block[: block.index(node)]
+                    after += block[block.index(node) + 1 :]
+            if above is top:
+                break
+            node = above
+        return before, after
+
+    @cached_property
+    def _locals(self) -> dict[ast.AST, set[str]]:
+        found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
+        for node in self.nodes:
+            if (home := self.nearest(node, _SCOPES)) is not None:
+                name = getattr(node, "id", getattr(node, "arg", getattr(node, "name", None)))
+                is_bound = isinstance(node, ast.arg | ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)
+                if is_bound or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)):
+                    found[home].add(str(name))
+        for node in self.nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                found[self.nearest(node, _SCOPES)] -= {*node.names}
+        return found
+
+    def variable(self, name: ast.Name) -> Variable:
+        """Return whose a name is."""
+        for node in self.above(name):
+            in_class = isinstance(node, ast.ClassDef) and self._parents[name] in node.body
+            if in_class or name.id in self._locals.get(node, ()):
+                return Variable(node, name.id)
+        return Variable(None, name.id)
+
+    def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == function.name]
+
+    @cached_property
+    def _given(self) -> list[tuple[Variable, ast.expr]]:
+        """The parameters of functions of the script, with what a call gives them."""
+        return [
+            (Variable(function, name), value)
+            for function in self.functions.values()
+            for call in self.calls_of(function)
+            for name, value in [
+                *zip([each.arg for each in function.args.args], call.args, strict=False),
+                *((each.arg or "", each.value) for each in call.keywords),
+            ]
+        ]
+
+    def values(self, variable: Variable) -> list[ast.expr | None]:
+        """Return what is assigned to a variable; None where that is not one value."""
+        found = [value for parameter, value in self._given if parameter == variable]
+        for name in self.names:
+            if not isinstance(name.ctx, ast.Load) and self.variable(name) == variable:
+                node: Any = self._parents[name]
+                found.append(getattr(node, "value", getattr(node, "context_expr", None)))
+        return found
+
+    def first(self, variable: Variable) -> Any:
+        """Return where a variable is first assigned; its function if it is an argument."""
+        stored = (each for each in self.names if not isinstance(each.ctx, ast.Load))
+        own = [each for each in stored if self.variable(each) == variable]
+        return min(own, key=lambda each: each.lineno, default=variable.scope)
+
+    def _methods(self, variable: Variable) -> set[str]:
+        """Return the methods that are called of what a variable holds, also in functions that get it."""
+        nodes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
+        own = [n for n in nodes if isinstance(n.value, ast.Name) and self.variable(n.value) == variable]
+        found = {each.attr for each in own if isinstance(self._parents[each], ast.Call)}
+        for parameter, value in self._given if len(self.open) < 5 else ():
+            if isinstance(value, ast.Name) and self.variable(value) == variable:
+                self.open.append(parameter)
+                found |= self._methods(parameter)
+                self.open.pop()
+        return found
+
+    def kind(self, variable: Variable) -> str:
+        """Return what a variable holds: "state", "plain", "reporter"; "" where that is not known."""
+        if variable in self.open:
+            return "plain"
+        self.open.append(variable)
+        kinds = {self._kind_of(value) for value in self.values(variable)}
+        is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
+        self.open.pop()
+        return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def _kind_of(self, value: ast.expr | None) -> str:
+        while isinstance(value, ast.Call) and dotted(value).rpartition(".")[2] in _SAME_OBJECT:
+            value = getattr(value.func, "value", None)
+        if isinstance(value, ast.Name):
+            return self.kind(self.variable(value))
+        name, path = called(value), dotted(value)
+        parts = [value] if not isinstance(value, ast.BinOp) else ast.walk(value)
+        if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
+            return "reporter"
+        bases = [dotted(base) for base in self.classes[name].bases] if name in self.classes else [path]
+        if (
+            name in _STATE
+            or name.endswith(("LR", "LROnPlateau"))
+            or name[:1].isupper()
+            and any(part in base for base in bases for part in ("nn.", "optim.", "Module"))
+        ):
+            return "state"
+        is_display = isinstance(
+            value, ast.Constant | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.UnaryOp
+        )
+        return "plain" if name in _PLAIN or is_display or isinstance(value, ast.BinOp) else ""
+
+
+class Flow:
+    """What statements may read before they assign it (`read`), may assign, and may change in place.
+
+    Args:
+        before: variables that have a value before a loop, so that its lines may find an old one.
+    """
+
+    def __init__(self, script: Script, before: Iterable[Variable] = ()) -> None:
+        self._script, self._before = script, {*before}
+        self.read, self.assigned, self.changed = set[Variable](), set[Variable](), set[Variable]()
+        self._ends: list[list[set[Variable]]] = []
+
+    def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
+        """Follow statements; return what is surely assigned after them, None if they leave."""
+        for node in body:
+            if (after := self._statement(node, sure)) is None:
+                return None
+            sure = after
+        return sure
+
+    def round(self, loop: ast.For | ast.While, sure: set[Variable]) -> set[Variable]:
+        """Follow one round of a loop; return what is surely assigned after it."""
+        sure = sure | (self._store(loop.target, sure) if isinstance(loop, ast.For) else set())
+        self._ends.append([])
+        after, ends = self.run(loop.body, sure), self._ends.pop()
+        return set.intersection(
+            *ends, *([] if after is None else [after]), *([] if after or ends else [sure])
+        )
+
+    def _statement(self, node: ast.stmt, sure: set[Variable]) -> set[Variable] | None:
+        ways: list[set[Variable] | None] = []
+        if isinstance(node, ast.If):
+            self._store(node.test, sure)
+            ways = [self.run(node.body, sure), self.run(node.orelse, sure)]
+        elif isinstance(node, ast.Try):
+            ways = [
+                self.run([*node.body, *node.orelse], sure),
+                *(self.run(e.body, sure) for e in node.handlers),
+            ]
+        if ways:
+            left = [each for each in ways if each is not None]
+            return self.run(getattr(node, "finalbody", []), set.intersection(*left)) if left else None
+        if isinstance(node, ast.For | ast.While):
+            self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
+            return self.run(node.orelse, sure | (self.round(node, sure) - self._before))
+        if isinstance(node, ast.With):
+            return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Global | ast.Nonlocal):
+            return sure
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self.read |= {self._script.variable(node.target)} - sure
+        sure = sure | self._store(node, sure)
+        if isinstance(node, ast.Break | ast.Continue) and self._ends:
+            self._ends[-1].append(sure)
+        return None if isinstance(node, ast.Break | ast.Continue | ast.Return | ast.Raise) else sure
+
+    def _store(self, top: ast.AST, sure: set[Variable]) -> set[Variable]:
+        """Note what a target or an expression reads and changes; return what it assigns."""
+        script, stored = self._script, set[Variable]()
+        ours = script.imported | script.classes.keys()
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and node.id in script.functions:
+                self._enter(script.functions[node.id], sure)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in ours:
+                self.read |= {script.variable(node)} - sure
+            elif isinstance(node, ast.Name) and node.id not in ours:
+                stored.add(script.variable(node))
+            is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+            is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            is_pure = called(node) in _PURE and not isinstance(next(script.above(node)), ast.Expr)
+            name = root(node) if is_target or (is_method and not is_pure) else None
+            if isinstance(node, ast.Call) and called(node) == "next":
+                name = root(node.args[0])
+            if name is not None and name.id not in ours | script.functions.keys():
+                self.changed.add(script.variable(name))
+        self.assigned |= stored
+        return stored
+
+    def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
+        """Note what a function of the script reads and changes of other scopes."""
+        if function in self._script.open:
+            return
+        self._script.open.append(function)
+        inner = Flow(self._script)
+        inner.run(function.body, {Variable(function, each.arg) for each in function.args.args})
+        self._script.open.pop()
+        inside = {*ast.walk(function)}
+        self.read |= {each for each in inner.read if each.scope not in inside} - sure
+        self.assigned |= {each for each in inner.assigned if each.scope not in inside}
+        self.changed |= {each for each in inner.changed if each.scope not in inside}

@@ -1,0 +1,90 @@
+"""The command `adopt`: puts a plain training script under a `TrainLoop`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+import click
+
+from everstep.cli import common as cli
+
+
+@cli.command()
+def adopt_command(
+    script: Path = cli.argument(type=click.Path(path_type=Path, exists=True, dir_okay=False)),
+    output: Path | None = cli.option(
+        cli.PATH, "File for the patched script; it must not exist.", "-o --output"
+    ),
+    seed: int | None = cli.option(int, "Seed to set, for a script that sets none."),
+    drill: bool = cli.flag("Run both scripts, compare each update, and drill the patched one."),
+    args: tuple[str, ...] = cli.argument("[-- ARGUMENT...]", nargs=-1, type=click.UNPROCESSED),
+) -> None:
+    """Put SCRIPT, a plain PyTorch training script, under a TrainLoop, and show the diff.
+
+    \b
+      everstep adopt train.py
+      everstep adopt train.py -o adopted.py --drill -- --epochs 2
+
+    SCRIPT is only parsed, and stays as it is.  What no patch can do safely is named with its line, and then
+    nothing is written.  With --drill both scripts are executed, with the arguments after --.
+
+    Exit status: 0 patched, 1 not patched, or the patched script trains otherwise; with --drill then that of
+    everstep drill.
+    """
+    from everstep.cli.adopt_patch import Patch
+
+    if drill and output is None:
+        raise click.UsageError("--drill executes the patched script; give it a place: -o FILE")
+    before = script.read_text(encoding="utf-8")
+    try:
+        patch = Patch(before, script.stem, seed)
+    except SyntaxError as error:
+        raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
+    for line, words in sorted(set(patch.refused)):
+        cli.say(f"line {line}: {words}", err=True)
+    if patch.refused:
+        cli.say(f"{script} is not patched; change these lines, or wrap it by hand", err=True)
+        sys.exit(1)
+    lines = (text.splitlines(keepends=True) for text in (before, patch.text))
+    cli.say("".join(difflib.unified_diff(*lines, str(script), str(output or script))))
+    if output is not None:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(patch.text)
+    if drill and output is not None:
+        _require_equal(script, output, args)
+        from everstep.cli.proving import drill_command
+
+        drill_command.main([str(output), *args], prog_name="everstep drill", standalone_mode=False)
+
+
+def _require_equal(script: Path, output: Path, args: tuple[str, ...]) -> None:
+    """Run both scripts, and exit if their updates differ."""
+    from everstep.drill.any_command import Chain, Reference
+    from everstep.drill.processes import last_lines, owned_folder
+    from everstep.errors import DrillError
+
+    with owned_folder("everstep-adopt-") as folder:
+        starts = []
+        for number, file in enumerate((script, script, output)):
+            place = ["env", f"EVERSTEP_ROOT={folder / 'runs'}", "EVERSTEP_INDEX=off"]
+            command = [*place, sys.executable, str(file.resolve()), *args]
+            starts.append(Chain(command, command, folder / str(number), 600.0).start())
+            if starts[-1].status:
+                raise DrillError(
+                    f"{file} ended with status {starts[-1].status}:\n{last_lines(starts[-1].log)}"
+                )
+        first, again, patched = starts
+        if not first.updates:
+            raise DrillError(f"{script} made no step of a torch optimizer, so the two cannot be compared")
+        reference = Reference(first)
+        if (difference := reference.first_difference(again, {0: 0})) is not None:
+            cli.say(f"two runs of {script} differ: {difference}; seed it", err=True)
+            sys.exit(1)
+        difference = reference.first_difference(patched, {0: 0})
+        if difference is not None or patched.updates != first.updates:
+            counts = f"{first.updates} and {patched.updates} updates"
+            cli.say(f"the patched script trains otherwise ({counts}): {difference}", err=True)
+            sys.exit(1)
+        cli.say(f"all {first.updates} updates of the two scripts are equal\n")
