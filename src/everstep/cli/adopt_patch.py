@@ -5,19 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
-from everstep.cli.adopt_script import OPTIMIZERS, Flow, Script, Variable, called, dotted
+from everstep.cli.adopt_script import LOOPS, OPTIMIZERS, Flow, Script, Variable, called, dotted
 
-_Loop = ast.For | ast.While
-_Way = tuple[Any, tuple[ast.Call, ...]]
-"""A loop, and the calls of functions of the script on the way to it."""
-_WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter"}
-_KEPT = "what goes from one step or epoch to the next"
+_WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
+_DRAWS = {
+    "torch": "manual_seed|set_seed|seed_everything",
+    r"\brandom\.(random|randint|choice|shuffle|sample|uniform|rand|randn|permutation)\(": r"random\.seed\(",
+}
+"""What draws random numbers, and what seeds it: regular expressions."""
 
 
 class _Refused(Exception):
-    """What no patch can do: a node, and what to write by hand."""
+    """What no patch can change, and what to write by hand."""
 
 
 class Patch:
@@ -39,240 +40,212 @@ class Patch:
     def __init__(self, source: str, name: str, seed: int | None = None) -> None:
         self._source, self._name, self._seed = source.encode(), name, seed
         self._edits: list[tuple[int, int, str]] = []
-        self.refused: list[tuple[int, str]] = []
-        self.text, self.script = "", Script(source)
-        self._known = {each.id for each in self.script.names} | self.script.imported
-        self._loop, kept = (f"{each}{'_' * (each in self._known)}" for each in ("loop", "kept"))
+        self.refused: set[tuple[int, str]] = set()
+        self.text, self._script = "", Script(source)
+        known = {each.id for each in self._script.names} | self._script.imported
+        self._loop, self._kept = (each + "_" * (each in known) for each in ("loop", "kept"))
         try:
             self._find_loops()
-            self._check_leaving()
+            self._check_loops()
             self._find_carried()
-            self._write(kept, self._find_state())
-        except _Refused as error:
-            self._refuse(*error.args)
+            self._write(self._find_state())
+        except _Refused:
+            return
+        pieces, at = list[bytes](), 0
+        for start, end, text in sorted(self._edits, key=lambda edit: edit[0]):
+            pieces += [self._source[at:start], text.encode()]
+            at = end
         if not self.refused:
-            pieces, at = [], 0
-            for start, end, text in sorted(self._edits, key=lambda edit: edit[0]):
-                pieces += [self._source[at:start], text.encode()]
-                at = end
             self.text = b"".join([*pieces, self._source[at:]]).decode()
             compile(self.text, name, "exec")
 
     def _refuse(self, node: Any, words: str) -> None:
-        self.refused.append((node.lineno, words))
+        self.refused.add((node.lineno, words))
+
+    def _give_up(self, node: Any, words: str) -> NoReturn:
+        self._refuse(node, words)
+        raise _Refused
 
     # ------------------------------------------------------------------------------- the loops
 
-    def _reached(self, nodes: list[Any]) -> Iterator[Any]:
-        """Yield what is in nodes, and in the functions of the script that they name."""
-        todo, seen = [*nodes], set[ast.AST]()
+    def _reached(self, node: ast.AST) -> Iterator[Any]:
+        """Yield what is in a node, and in the functions of the script that it names."""
+        todo, seen = [node], set[ast.AST]()
         while todo:
-            for node in ast.walk(todo.pop()):
-                yield node
-                function = self.script.functions.get(node.id) if isinstance(node, ast.Name) else None
+            for each in ast.walk(todo.pop()):
+                yield each
+                function = self._script.functions.get(each.id) if isinstance(each, ast.Name) else None
                 if function is not None and function not in seen:
                     seen.add(function)
                     todo.append(function)
 
-    def _trains(self, node: ast.AST) -> bool:
-        return any(called(each) == "backward" for each in self._reached([node]))
-
-    def _inner(self, nodes: list[Any], calls: tuple[ast.Call, ...] = ()) -> Iterator[_Way]:
-        """Yield the nearest loops that train."""
+    def _inner(self, nodes: list[Any], way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """Yield the nearest loops that train, each with the calls of functions on the way to it."""
         for node in nodes:
-            if isinstance(node, _Loop) and self._trains(node):
-                yield node, calls
+            if node in self._training:
+                yield node, way
                 continue
-            function = self.script.functions.get(dotted(node)) if isinstance(node, ast.Call) else None
-            if function is not None and len(calls) < 3:
-                yield from self._inner(function.body, (*calls, node))  # type: ignore[arg-type]
+            function = self._script.functions.get(dotted(node)) if isinstance(node, ast.Call) else None
+            if function is not None and len(way) < 3:
+                yield from self._inner(function.body, (*way, node))  # type: ignore[arg-type]
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield from self._inner([*ast.iter_child_nodes(node)], calls)
+                yield from self._inner([*ast.iter_child_nodes(node)], way)
 
     def _find_loops(self) -> None:
         """Find the loop over epochs, that over steps (perhaps the same), and the call between them."""
-        script = self.script
-        if "everstep" in self._known:
-            raise _Refused(script.tree.body[0], "the script uses everstep already: drill it")
-        training = [each for each in script.nodes if isinstance(each, _Loop) and self._trains(each)]
-        below = {inner for loop in training for inner, _ in self._inner(loop.body)}
-        outer = [each for each in training if each not in below]
-        if not outer:
-            raise _Refused(script.tree.body[0], "no loop calls backward(): wrap the one that trains by hand")
-        for another in outer[1:]:
-            raise _Refused(
-                another, "another loop that trains: give each loop a TrainLoop and a run directory"
-            )
-        ways: list[_Way] = [*self._inner(outer[0].body)]
+        script, first = self._script, self._script.tree.body[0]
+        loops = [node for node in script.nodes if isinstance(node, LOOPS)]
+        self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
+        below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
+        outer = sorted(self._training - below, key=lambda each: each.lineno)
+        if not outer or "everstep" in script.imported:
+            self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
+        if len(outer) > 1:
+            self._give_up(outer[1], "a second loop that trains: give each loop a run directory of its own")
+        ways = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
         if not ways or not is_range:
             ways = [(outer[0], ())]  # each of its rounds is a step
-        for other, _ in ways[1:]:
-            raise _Refused(
-                other, "an epoch trains in several loops: give each iter_steps() a name= of its own"
-            )
+        if len(ways) > 1:
+            self._give_up(ways[1][0], "a second loop in an epoch: iter_steps(data, name=...) for each")
         self._epochs, (self._steps, calls) = outer[0], ways[0]
-        for each in {self._epochs, self._steps}:
-            is_apart = (
-                isinstance(each, ast.For) and not each.orelse and each.body[0].lineno > _last_line(each.iter)
-            )
-            if isinstance(each, ast.While):
-                raise _Refused(
-                    each, "`while` trains: use a Supervisor, and sv.advance() at the end of a round"
-                )
-            if script.nearest(each, ast.ClassDef) or not is_apart or len(calls) > 1:
-                raise _Refused(each, "the loop is in a class, two calls deep, has an else or only one line")
-        self._call, node = next(iter(calls), None), self._epochs
+        for loop in (self._epochs, self._steps):
+            if isinstance(loop, ast.While):
+                self._give_up(loop, "`while` trains: use a Supervisor, with sv.advance() after each step")
+            rest = self._source[self._end(loop.iter) : self._at((loop.iter.end_lineno or 0) + 1)]
+            is_plain = rest.partition(b"#")[0].strip() == b":" and not loop.orelse and len(calls) < 2
+            if not is_plain or script.nearest(loop, ast.ClassDef):
+                self._give_up(loop, "this loop is in a class, two calls deep, with an else, or in one line")
+        self._call = next(iter(calls), None)
         self._home, self._inside = (script.nearest(e, ast.FunctionDef) for e in (self._epochs, self._steps))
-        if self._call is not None and len(script.calls_of(self._inside)) > 1:
-            raise _Refused(
-                self._inside, f"{self._inside.name}() is called in other places, too, where no run is"
-            )
-        while node is not None:  # a loop that runs more than once in a process would be one run
-            function, around = script.nearest(node, ast.FunctionDef), script.nearest(node, _Loop)
-            if around is not None and script.nearest(around, ast.FunctionDef) is function:
-                raise _Refused(around, "trains several models: give each its own TrainLoop and run directory")
-            calls = () if function is None else script.calls_of(function)  # type: ignore[assignment]
-            if function is not None and len(calls) != 1:
-                raise _Refused(
-                    function, f"{function.name}() is called {len(calls)} times: each is a run of its own"
-                )
-            node = next(iter(calls), None)  # type: ignore[assignment]
 
-    def _check_leaving(self) -> None:
-        for node in self._reached([self._epochs]):
-            if dotted(node) == "torch.load" and isinstance(node, ast.Call):
-                self._refuse(
-                    node, "the loop reads a file that may be newer than the checkpoint: keep it in state="
+    def _check_loops(self) -> None:
+        """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
+        script, node = self._script, self._steps
+        while (function := script.nearest(node, ast.FunctionDef)) is not None:
+            calls = script.calls_of(function)
+            if len(calls) != 1 or function in script.above(calls[0]):
+                self._give_up(
+                    function, f"{function.name}() is called {len(calls)} times: a run directory for each"
                 )
-        for node in self.script.nodes:
-            if called(node) in ("spawn", "init_process_group"):
-                self._refuse(node, "several processes: see docs/guide/processes.md")
-            in_step = self._steps in self.script.above(node)
-            loop = self._steps if in_step else self._epochs
-            is_ours = in_step or self._epochs in self.script.above(node)
-            own = [self.script.nearest(each, ast.FunctionDef) for each in (node, loop)]
-            is_break = isinstance(node, ast.Break) and self.script.nearest(node, _Loop) is loop
-            if is_ours and (is_break or (isinstance(node, ast.Return | ast.Yield) and own[0] is own[1])):
+            node = calls[0]
+        for node in self._reached(self._epochs):
+            if called(node) == "load" and dotted(node) == "torch.load":
+                self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
+            elif isinstance(node, ast.Name) and node.id in script.doubles:
+                self._refuse(node, f"several functions are called `{node.id}`: rename them")
+        for node in script.nodes:
+            homes = {
+                script.nearest(loop, ast.FunctionDef)
+                for loop in (self._epochs, self._steps)
+                if loop in script.above(node)
+            }
+            leaves = (
+                isinstance(node, ast.Return | ast.Yield) and script.nearest(node, ast.FunctionDef) in homes
+            )
+            if leaves or (
+                isinstance(node, ast.Break) and script.nearest(node, LOOPS) is self._epochs is not self._steps
+            ):
                 self._refuse(
-                    node, f"leaves the loop: call {self._loop}.request_stop(), and let the round end"
+                    node, f"leaves the epochs: call {self._loop}.request_stop(), and let the epoch end"
                 )
+            elif called(node) in ("spawn", "init_process_group"):
+                self._refuse(node, "starts several processes: see docs/guide/processes.md")
+            elif isinstance(node, ast.Global) and script.nearest(node, ast.ClassDef):
+                self._refuse(node, "a method assigns a global variable: keep it in an attribute")
 
     # ---------------------------------------------------------------------------- the variables
 
     def _find_carried(self) -> None:
         """Find the variables that go from one round to the next, or out of the loop."""
-        script, epochs, steps = self.script, self._epochs, self._steps
-        inside = {*ast.walk(epochs), *(ast.walk(self._inside) if self._call is not None else ())}
-        stores = [each for each in script.names if not isinstance(each.ctx, ast.Load)]
-        outside = {script.variable(each) for each in stores if each not in inside}
+        script, epochs, steps = self._script, self._epochs, self._steps
+        inside = {*ast.walk(epochs), *(ast.walk(self._inside) if self._call else ())}
+        outside = {script.variable(each) for each in script.stores if each not in inside}
         step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
-        head, rest = script.beside(steps, epochs if self._call is None else self._inside)
         sure = step.round(steps, set())
         epoch.round(epochs, set())
-        tail.run([] if steps is epochs else rest, set())
+        head, rest = script.beside(steps, self._inside if self._call else epochs)
+        tail.run(rest if steps is not epochs else [], set())
         after.run(script.beside(epochs, self._home)[1], set())
-        self._epoch, self._carried = epoch, set[Variable]()
-        moved = step.read & (step.assigned | step.changed) | epoch.read & (epoch.assigned | epoch.changed)
-        moved |= ((step.assigned - sure) | step.changed) & tail.read
-        moved |= (epoch.assigned | epoch.changed) & after.read
+        self._used, self._carried = epoch.read, set[Variable]()
+        in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
+        moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
         for each in sorted(moved, key=lambda each: each.name):
             self._carry(each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned)
         for node in (each for top in head for each in ast.walk(top) if isinstance(each, ast.Assign)):
             flow = Flow(script)
             flow.run([node], set())
-            late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
-            if (
-                steps is not epochs
-                and late
-                and (used := flow.assigned & (step.read | tail.read) - self._carried)
-            ):
-                words = "is made of the state at the head of an epoch, which runs again in its middle: keep it in state="
-                self._refuse(node, f"`{min(each.name for each in used)}` {words}")
+            is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
+            used = (flow.assigned & (step.read | tail.read)) - self._carried
+            if is_late and used and steps is not epochs:
+                self._refuse(
+                    node,
+                    f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state=",
+                )
 
     def _carry(self, variable: Variable, changed: bool, assigned: bool) -> None:
         """Keep a variable in the state, or say why not."""
-        script, (scope, name) = self.script, variable
+        script, (scope, name) = self._script, variable
         kind, first = script.kind(variable), script.first(variable)
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
-        if (
-            not isinstance(scope, ast.FunctionDef | None)
-            or kind == "reporter"
-            or (kind == "state" and not assigned)
-        ):
+        if not isinstance(scope, ast.FunctionDef | None) or kind == "reporter":
             return
         if kind == "state":
-            self._refuse(first, f"`{name}` is made anew in the loop: make it before, and put it into state=")
+            if assigned:
+                self._refuse(
+                    first, f"`{name}` is made anew in the loop: make it before, and name it in state="
+                )
         elif any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets):
             self._refuse(
-                first, f"`{name}` counts rounds and is read after them: use {self._loop}.epoch or .step there"
+                first, f"`{name}` counts rounds and is read after them: use {self._loop}.epoch, .step"
             )
-        elif (
-            isinstance(first, ast.FunctionDef)
-            or first is None
-            or name in {each.name for each in self._carried}
-        ):
+        elif not isinstance(first, ast.Name) or name in {each.name for each in self._carried}:
             self._refuse(
-                first or self._epochs,
-                f"`{name}` changes in the loop, and is an argument or not alone of its name: rename it",
+                first, f"`{name}` changes in the loop, as an argument or under a second name: rename it"
             )
         elif kind != "plain" and changed:
             self._refuse(
-                first,
-                f"`{name}` may change in the loop: give it state_dict() and load_state_dict(), and put it into state=",
+                first, f"`{name}` may change in the loop: give it a state_dict(), and name it in state="
             )
         else:
             self._carried.add(variable)
 
     def _find_state(self) -> list[str]:
         """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
-        script = self.script
-        used = {each for each in self._epoch.read if script.kind(each) == "state"}
+        script = self._script
+        used = {each for each in self._used if script.kind(each) == "state"}
         for value in [value for each in used for value in script.values(each)]:
             if isinstance(value, ast.Call) and called(value) in OPTIMIZERS and value.args:
                 used |= self._trained(value.args[0])
         for each in used:
             first = script.first(each)
-            choice = (
-                None
-                if isinstance(first, ast.FunctionDef)
-                else script.nearest(first, (ast.If, ast.FunctionDef))
-            )
-            if each.scope not in (None, self._home) or (
-                each.scope is self._home and first.lineno > self._epochs.lineno
-            ):
-                self._refuse(
-                    first,
-                    f"`{each.name}` is not known before the epochs: make it there, or write state= by hand",
-                )
-            elif (
-                isinstance(choice, ast.If)
-                and not choice.orelse
-                and "__name__" not in ast.unparse(choice.test)
-            ):
-                self._refuse(
-                    first, f"`{each.name}` is made under a condition: put it into state= under the same"
-                )
-        if not used and not self.refused:
-            self._refuse(self._epochs, "the model and the optimizer were not found: wrap the loop by hand")
+            choice = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
+            is_choice = isinstance(choice, ast.If) and not choice.orelse
+            is_here = each.scope is None or (each.scope is self._home and first.lineno <= self._epochs.lineno)
+            if not is_here:
+                self._refuse(first, f"`{each.name}` is not known where the epochs begin: make it there")
+            elif is_choice and "__name__" not in ast.unparse(choice.test):
+                self._refuse(first, f"`{each.name}` is made under a condition: write state= under the same")
+        if not used:
+            self._refuse(self._epochs, "the model and the optimizer were not found: write state= by hand")
         return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
 
-    def _trained(self, parameters: ast.expr) -> set[Variable]:
-        """Return the objects of which an optimizer gets the parameters."""
-        script, found = self.script, set[Variable]()
+    def _trained(self, parameters: ast.AST) -> set[Variable]:
+        """Return the objects of which an optimizer gets the parameters, by their names or by a list of them."""
+        found, script = set[Variable](), self._script
         for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
             variable = script.variable(name)
-            if script.kind(variable) == "state":
-                found.add(variable)
-            elif isinstance(variable.scope, ast.FunctionDef | None) and name.id not in self._known:
-                inner = [self._trained(value) for value in script.values(variable) if value is not None]
-                if not any(inner):
-                    self._refuse(
-                        name,
-                        f"the optimizer trains `{name.id}`, which is no module: put it into state= by hand",
-                    )
-                found = found.union(*inner)
+            values = [ast.walk(value) for value in script.values(variable) if value is not None]
+            inner = {
+                variable,
+                *(script.variable(e) for nodes in values for e in nodes if isinstance(e, ast.Name)),
+            }
+            inner = {each for each in inner if script.kind(each) == "state"}
+            is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.others
+            if is_own and not inner:
+                self._refuse(name, f"the optimizer trains `{name.id}`, which is no module: name it in state=")
+            found |= {variable} & inner or inner
         return found
 
     # ---------------------------------------------------------------------------------- the edits
@@ -283,8 +256,8 @@ class Patch:
     def _end(self, node: Any) -> int:
         return self._at(node.end_lineno, node.end_col_offset)
 
-    def _text(self, first: Any, last: Any = None) -> str:
-        return self._source[self._at(first.lineno, first.col_offset) : self._end(last or first)].decode()
+    def _text(self, node: Any) -> str:
+        return self._source[self._at(node.lineno, node.col_offset) : self._end(node)].decode()
 
     def _replace(self, first: Any, last: Any, text: str) -> None:
         self._edits.append((self._at(first.lineno, first.col_offset), self._end(last), text))
@@ -292,131 +265,104 @@ class Patch:
     def _insert(self, at: int, text: str) -> None:
         self._edits.append((at, at, text))
 
-    def _line_before(self, node: ast.stmt, depth: str, text: str) -> None:
-        start = self._at(node.lineno)
-        indent = self._source[start : start + node.col_offset].decode()
-        self._insert(start, f"{depth}{indent}{text}\n")
+    def _first_line(self, loop: ast.For, depth: str, text: str) -> None:
+        start = self._at(loop.body[0].lineno)
+        indent = self._source[start : start + loop.body[0].col_offset].decode()
+        self._insert(self._at((loop.iter.end_lineno or 0) + 1), f"{depth}{indent}{text}\n")
 
-    def _write_head(self, kept: str) -> None:
-        """Import everstep, and seed, below the imports at the top."""
-        body, lines = self.script.tree.body, ["import everstep"]
-        is_end = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
-        imports = [
-            n for n in body[: [*is_end, True].index(True)] if isinstance(n, ast.Import | ast.ImportFrom)
-        ]
-        if self._seed is not None:
-            modules = {"random": "", "np": "random.", "numpy": "random.", "torch": "manual_"}
-            known = [name for name in modules if name in self.script.imported]
-            lines += [f"{name}.{modules[name]}seed({self._seed})" for name in known]
-        elif not re.search("manual_seed|set_seed|seed_everything", self._source.decode()):
-            words = "nothing seeds torch, so no run is repeatable: give --seed 0, or seed before the model is made"
-            self._refuse(self._epochs, words)
-        if self._carried:
-            lines[:0], lines[2:2] = ["import types"], ["", f"{kept} = types.SimpleNamespace()  # {_KEPT}"]
-        at = self._at((imports[-1].end_lineno or 1) + 1) if imports else 0
-        self._insert(at, "\n".join(lines) + "\n")
-
-    def _write(self, kept: str, state: list[str]) -> None:
-        epochs, steps, loop, script = self._epochs, self._steps, self._loop, self.script
-        home, inner = self._home, self._inside
-        self._write_head(kept)
-        headers = {
-            node for each in (epochs, steps) for top in (each.target, each.iter) for node in ast.walk(top)
-        }
-        for name in script.names:
-            if (variable := script.variable(name)) in self._carried:
-                if self._text(name) != name.id or name in headers:
-                    self._refuse(
-                        name, f"`{name.id}` could not be replaced here: read it from another variable"
-                    )
-                self._replace(name, name, f"{kept}.{variable.name}")
-        start = self._at(epochs.lineno)
+    def _write(self, state: list[str]) -> None:
+        epochs, loop, kept, script = self._epochs, self._loop, self._kept, self._script
+        start, is_one = self._at(epochs.lineno), epochs is self._steps
         indent = self._source[start : start + epochs.col_offset].decode()
         unit = "\t" if "\t" in indent else "    "
+        limit, number = ("1", "1") if is_one else self._range()
         entries = [f'"{name}": {name}' for name in state] + [f'"{kept}": vars({kept})'] * bool(self._carried)
-        limit, first = self._limit()
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
         if len(indent + lines[0]) > 100:
             lines = ["with everstep.TrainLoop(", *(f"{unit}{each}," for each in arguments), f") as {loop}:"]
-        if epochs is steps:
-            lines.append(f"{unit}for _ in {loop}.iter_epochs():")
+        lines += [f"{unit}for _ in {loop}.iter_epochs():"] * is_one
         self._insert(start, "".join(f"{indent}{line}\n" for line in lines))
-        depth = unit * (2 if epochs is steps else 1)
-        if epochs is not steps:
-            target = self._text(epochs.target)
+        depth, target = unit * (1 + is_one), self._text(epochs.target)
+        if not is_one:
             self._replace(epochs.target, epochs.iter, f"{target} in {loop}.iter_epochs()")
-            if first != "1" and target in {
-                each.id for each in script.names if isinstance(each.ctx, ast.Load)
-            }:
-                shift = f"{target} -= 1" if first == "0" else f"{target} += {first} - 1"
-                self._line_before(epochs.body[0], depth, f"{shift}  # iter_epochs() counts from 1")
-        self._write_steps(depth if inner is home else "")
-        if home is not None and self._call is not None and home not in script.above(inner):
-            for node, after in ((inner, self._at(inner.lineno)), (self._call, self._end(self._call.func))):
+            shift = "-= 1" if number == "0" else f"+= {number} - 1"
+            if number != "1" and target in script.loaded:
+                self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
+        self._write_steps(depth if self._inside is self._home else "")
+        if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
+            for after in (self._at(self._inside.lineno), self._end(self._call.func)):
                 at = self._source.index(b"(", after) + 1
-                is_empty = self._source[at:].lstrip().startswith(b")")
-                self._insert(at, loop if is_empty else f"{loop}, ")
-        texts = [n for n in ast.walk(epochs) if isinstance(n, ast.JoinedStr | ast.Constant) and n.end_lineno]
+                self._insert(at, loop if self._source[at:].lstrip().startswith(b")") else f"{loop}, ")
+        texts = [node for node in ast.walk(epochs) if isinstance(node, ast.JoinedStr | ast.Constant)]
         inside = {line for each in texts for line in range(each.lineno + 1, (each.end_lineno or 0) + 1)}
         for line in range(epochs.lineno, (epochs.end_lineno or 0) + 1):
-            is_blank = not self._source[self._at(line) : self._at(line + 1)].strip()
-            if not is_blank and line not in inside:
+            if self._source[self._at(line) : self._at(line + 1)].strip() and line not in inside:
                 self._insert(self._at(line), depth)
+        headers = {
+            each for node in (epochs.target, self._steps.target, self._steps.iter) for each in ast.walk(node)
+        }
+        for name in (each for each in script.names if script.variable(each) in self._carried):
+            if self._text(name) != name.id or name in headers:
+                self._refuse(name, f"`{name.id}` cannot be replaced here: read it from another variable")
+            elif is_one or name not in {*ast.walk(epochs.iter)}:
+                self._replace(name, name, f"{kept}.{name.id}")
+        self._write_head()
 
-    def _limit(self) -> tuple[str, str]:
+    def _write_head(self) -> None:
+        """Import everstep, and seed, below the imports at the top."""
+        body, lines, text = self._script.tree.body, ["import everstep"], self._source.decode()
+        if self._seed is not None:
+            calls = {"random": "seed", "np": "random.seed", "numpy": "random.seed", "torch": "manual_seed"}
+            lines += [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
+        for drawn, seeded in _DRAWS.items() if self._seed is None else ():
+            if re.search(drawn, text) and not re.search(seeded, text):
+                words = f"no line has {seeded!r}: seed before the model is made, or give --seed 0"
+                self._refuse(self._epochs, words)
+        if self._carried:
+            comment = "what goes from one step or epoch to the next"
+            lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
+        ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
+        above = [
+            node
+            for node in body[: [*ends, True].index(True)]
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        self._insert(self._at((above[-1].end_lineno or 0) + 1 if above else 1), "\n".join(lines) + "\n")
+
+    def _range(self) -> tuple[str, str]:
         """Return how many epochs there are, and the number of the first, as source."""
-        if self._epochs is self._steps:
-            return "1", "1"
         numbers = _unbarred(self._epochs.iter).args
-        if len(numbers) == 1:
-            return self._text(numbers[0]), "0"
-        (first, end), last = map(self._text, numbers[:2]), numbers[1]
         if len(numbers) > 2 or not isinstance(self._epochs.target, ast.Name):
-            self._refuse(self._epochs, "epochs are counted by other steps than 1: count them from 0")
-        elif first == "1" and isinstance(last, ast.BinOp) and ast.unparse(last).endswith(" + 1"):
-            return self._text(last.left), first
-        return f"len(range({first}, {end}))", first
+            self._give_up(self._epochs, "epochs with another step than 1, or without a number: count from 0")
+        first, end = ("0", *map(self._text, numbers))[-2:]
+        if isinstance(numbers[0], ast.Name) and len(numbers) > 1:  # a script may begin with another one
+            self._carried.add(self._script.variable(numbers[0]))
+            first, end = (re.sub(rf"\b{first}\b", f"{self._kept}.{first}", each) for each in (first, end))
+        if first == "1" and isinstance(numbers[1], ast.BinOp) and ast.unparse(numbers[1]).endswith(" + 1"):
+            return self._text(numbers[1].left), first
+        return end if first == "0" else f"len(range({first}, {end}))", first
 
     def _write_steps(self, depth: str) -> None:
-        steps, loop, data = self._steps, self._loop, self._steps.iter
-        index, batch, bar, start = "", steps.target, None, "0"
-        while called(data) in ("tqdm", "enumerate") and isinstance(data, ast.Call) and data.args:
-            if called(data) == "tqdm":
-                bar = data
-            elif isinstance(batch, ast.Tuple) and len(batch.elts) == 2:
-                index, batch = self._text(batch.elts[0]), batch.elts[1]
-                start = (
-                    "".join(map(self._text, [*data.args[1:], *(each.value for each in data.keywords)])) or "0"
-                )
-            data = data.args[0]
-        values = self.script.values(self.script.variable(data)) if isinstance(data, ast.Name) else []
-        if called(data) in _WRAPPED or any(called(value) in {*_WRAPPED, "tqdm"} for value in values):
+        steps, data, batch = self._steps, _unbarred(self._steps.iter), self._steps.target
+        index, more = "", ""
+        if isinstance(data, ast.Call) and called(data) == "enumerate" and isinstance(batch, ast.Tuple):
+            index, batch = self._text(batch.elts[0]), batch.elts[1]
+            more = "".join(f" + {self._text(n)}" for n in (*data.args[1:], *(k.value for k in data.keywords)))
+            data = _unbarred(data.args[0])
+        values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
+        if any(called(each) in _WRAPPED for each in (data, *values)):
             self._refuse(
-                data, f"{ast.unparse(data)} hides the place in its data: give iter_steps() the data itself"
+                data, "what is iterated over hides the place in its data: give iter_steps() the data"
             )
-        text, target = f"{loop}.iter_steps({self._text(data)})", self._text(batch)
-        if bar is not None:
-            shown = bar.args[0]
-            text = (
-                self._source[
-                    self._at(bar.lineno, bar.col_offset) : self._at(shown.lineno, shown.col_offset)
-                ].decode()
-                + text
-            )
-            text += self._source[self._end(shown) : self._end(bar)].decode()
+        target = self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
-        self._replace(steps.target, steps.iter, f"_, {target} in {text}")
-        if index in {each.id for each in self.script.names if isinstance(each.ctx, ast.Load)}:
-            more = "" if start == "0" else f" + {start}"
-            self._line_before(steps.body[0], depth, f"{index} = {loop}.batch_index{more}")
+        self._replace(steps.target, steps.iter, f"_, {target} in {self._loop}.iter_steps({self._text(data)})")
+        if index in self._script.loaded:
+            self._first_line(steps, depth, f"{index} = {self._loop}.batch_index{more}")
 
 
 def _unbarred(data: Any) -> Any:
     """Return what a progress bar shows: E of `tqdm(E)`."""
     return data.args[0] if called(data) == "tqdm" and data.args else data
-
-
-def _last_line(node: ast.expr) -> int:
-    return node.end_lineno or node.lineno

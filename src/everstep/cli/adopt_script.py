@@ -7,21 +7,53 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "requires_grad_"}
-OPTIMIZERS = set("SGD Adam AdamW NAdam RAdam Adadelta Adagrad Adamax RMSprop LBFGS".split())
-_STATE = OPTIMIZERS | {"GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
+OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
+_STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
-_PLAIN = set(
-    "list dict set deque defaultdict Counter int float zeros ones full array len max min sum".split()
-)
-_REPORTERS = set(
-    "time perf_counter now DataLoader random_split SummaryWriter tqdm getLogger open device".split()
-)
+_PLAIN = {
+    "list",
+    "dict",
+    "set",
+    "deque",
+    "defaultdict",
+    "Counter",
+    "int",
+    "float",
+    "zeros",
+    "len",
+    "max",
+    "sum",
+}
+_REPORTERS = {
+    "time",
+    "perf_counter",
+    "now",
+    "DataLoader",
+    "random_split",
+    "SummaryWriter",
+    "tqdm",
+    "getLogger",
+}
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
-_PURE = set(
-    "size dim item view to cuda cpu float long keys items values get format join mean sum split".split()
-)
+_PURE = {
+    "size",
+    "dim",
+    "item",
+    "view",
+    "to",
+    "cuda",
+    "cpu",
+    "float",
+    "long",
+    "keys",
+    "items",
+    "values",
+    "get",
+}
+_PURE |= {"format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow", "detach"}
 """Methods that leave their object as it is, if their result is used."""
 
 
@@ -44,13 +76,6 @@ def called(node: ast.AST | None) -> str:
     return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
-def root(node: ast.AST) -> ast.Name | None:
-    """Return the name with which `a.b[0].c(...)` begins."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node if isinstance(node, ast.Name) else None
-
-
 class Script:
     """A parsed script."""
 
@@ -59,14 +84,19 @@ class Script:
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
+        self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
+        self.loaded = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
         every = [
             n for n in self.nodes if isinstance(n, ast.FunctionDef) and not self.nearest(n, ast.ClassDef)
         ]
         names = [each.name for each in every]
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
+        self.doubles = {*names} - self.functions.keys()
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        self.others = self.imported | self.functions.keys() | self.classes.keys()
+        """Names that are no variables."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
 
@@ -93,12 +123,10 @@ class Script:
     @cached_property
     def _locals(self) -> dict[ast.AST, set[str]]:
         found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
-        for node in self.nodes:
+        binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
+        for node in [*self.stores, *(each for each in self.nodes if isinstance(each, binding))]:
             if (home := self.nearest(node, _SCOPES)) is not None:
-                name = getattr(node, "id", getattr(node, "arg", getattr(node, "name", None)))
-                is_bound = isinstance(node, ast.arg | ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)
-                if is_bound or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)):
-                    found[home].add(str(name))
+                found[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
         for node in self.nodes:
             if isinstance(node, ast.Global | ast.Nonlocal):
                 found[self.nearest(node, _SCOPES)] -= {*node.names}
@@ -117,39 +145,37 @@ class Script:
         return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == function.name]
 
     @cached_property
-    def _given(self) -> list[tuple[Variable, ast.expr]]:
-        """The parameters of functions of the script, with what a call gives them."""
-        return [
-            (Variable(function, name), value)
-            for function in self.functions.values()
-            for call in self.calls_of(function)
-            for name, value in [
-                *zip([each.arg for each in function.args.args], call.args, strict=False),
-                *((each.arg or "", each.value) for each in call.keywords),
-            ]
-        ]
-
-    def values(self, variable: Variable) -> list[ast.expr | None]:
-        """Return what is assigned to a variable; None where that is not one value."""
-        found = [value for parameter, value in self._given if parameter == variable]
-        for name in self.names:
-            if not isinstance(name.ctx, ast.Load) and self.variable(name) == variable:
-                node: Any = self._parents[name]
-                found.append(getattr(node, "value", getattr(node, "context_expr", None)))
+    def given(self) -> list[tuple[Variable, ast.expr]]:
+        """The parameters of functions of the script, with what each call gives them."""
+        found = list[tuple[Variable, ast.expr]]()
+        for function in self.functions.values():
+            names = [each.arg for each in function.args.args]
+            for call in self.calls_of(function):
+                pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+                found += [(Variable(function, name or ""), value) for name, value in pairs]
         return found
+
+    # ------------------------------------------------------------------------------ what it holds
 
     def first(self, variable: Variable) -> Any:
         """Return where a variable is first assigned; its function if it is an argument."""
-        stored = (each for each in self.names if not isinstance(each.ctx, ast.Load))
-        own = [each for each in stored if self.variable(each) == variable]
-        return min(own, key=lambda each: each.lineno, default=variable.scope)
+        own = [each for each in self.stores if self.variable(each) == variable]
+        return min(own, key=lambda each: each.lineno, default=variable.scope or self.tree.body[0])
+
+    def values(self, variable: Variable) -> list[ast.expr | None]:
+        """Return what is assigned to a variable; None where that is not one value."""
+        nodes: list[Any] = [self._parents[each] for each in self.stores if self.variable(each) == variable]
+        stored = [getattr(node, "value", getattr(node, "context_expr", None)) for node in nodes]
+        return [value for parameter, value in self.given if parameter == variable] + stored
 
     def _methods(self, variable: Variable) -> set[str]:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
-        nodes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
-        own = [n for n in nodes if isinstance(n.value, ast.Name) and self.variable(n.value) == variable]
-        found = {each.attr for each in own if isinstance(self._parents[each], ast.Call)}
-        for parameter, value in self._given if len(self.open) < 5 else ():
+        calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
+        found = {
+            name for node, name in pairs if isinstance(node, ast.Name) and self.variable(node) == variable
+        }
+        for parameter, value in self.given if len(self.open) < 5 else ():
             if isinstance(value, ast.Name) and self.variable(value) == variable:
                 self.open.append(parameter)
                 found |= self._methods(parameter)
@@ -171,29 +197,24 @@ class Script:
             value = getattr(value.func, "value", None)
         if isinstance(value, ast.Name):
             return self.kind(self.variable(value))
-        name, path = called(value), dotted(value)
-        parts = [value] if not isinstance(value, ast.BinOp) else ast.walk(value)
+        name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
         if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
-        bases = [dotted(base) for base in self.classes[name].bases] if name in self.classes else [path]
-        if (
-            name in _STATE
-            or name.endswith(("LR", "LROnPlateau"))
-            or name[:1].isupper()
-            and any(part in base for base in bases for part in ("nn.", "optim.", "Module"))
-        ):
-            return "state"
-        is_display = isinstance(
-            value, ast.Constant | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.UnaryOp
+        bases = (
+            [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
         )
-        return "plain" if name in _PLAIN or is_display or isinstance(value, ast.BinOp) else ""
+        is_module = any(part in base for base in bases for part in ("nn.", "optim.", "Module"))
+        if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
+            return "state"
+        plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
+        return "plain" if name in _PLAIN or isinstance(value, plain) else ""
 
 
 class Flow:
     """What statements may read before they assign it (`read`), may assign, and may change in place.
 
     Args:
-        before: variables that have a value before a loop, so that its lines may find an old one.
+        before: variables that have a value before a loop, so that lines may find an old one.
     """
 
     def __init__(self, script: Script, before: Iterable[Variable] = ()) -> None:
@@ -214,9 +235,7 @@ class Flow:
         sure = sure | (self._store(loop.target, sure) if isinstance(loop, ast.For) else set())
         self._ends.append([])
         after, ends = self.run(loop.body, sure), self._ends.pop()
-        return set.intersection(
-            *ends, *([] if after is None else [after]), *([] if after or ends else [sure])
-        )
+        return set.intersection(*(ends if after is None else [*ends, after]) or [sure])
 
     def _statement(self, node: ast.stmt, sure: set[Variable]) -> set[Variable] | None:
         ways: list[set[Variable] | None] = []
@@ -240,7 +259,8 @@ class Flow:
             return sure
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.read |= {self._script.variable(node.target)} - sure
-        sure = sure | self._store(node, sure)
+        stored = self._store(node, sure)
+        sure = sure if isinstance(node, ast.Match) else sure | stored
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
         return None if isinstance(node, ast.Break | ast.Continue | ast.Return | ast.Raise) else sure
@@ -248,34 +268,40 @@ class Flow:
     def _store(self, top: ast.AST, sure: set[Variable]) -> set[Variable]:
         """Note what a target or an expression reads and changes; return what it assigns."""
         script, stored = self._script, set[Variable]()
-        ours = script.imported | script.classes.keys()
         for node in ast.walk(top):
             if isinstance(node, ast.Name) and node.id in script.functions:
                 self._enter(script.functions[node.id], sure)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in ours:
+            elif (
+                isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in script.others
+            ):
                 self.read |= {script.variable(node)} - sure
-            elif isinstance(node, ast.Name) and node.id not in ours:
+            elif isinstance(node, ast.Name) and node.id not in script.others:
                 stored.add(script.variable(node))
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            is_pure = called(node) in _PURE and not isinstance(next(script.above(node)), ast.Expr)
-            name = root(node) if is_target or (is_method and not is_pure) else None
-            if isinstance(node, ast.Call) and called(node) == "next":
-                name = root(node.args[0])
-            if name is not None and name.id not in ours | script.functions.keys():
-                self.changed.add(script.variable(name))
+            is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            changed: Any = node if is_target or (is_method and not is_pure) else None
+            if called(node) == "next":
+                changed = node.args[0]  # type: ignore[attr-defined]
+            while isinstance(changed, ast.Attribute | ast.Subscript | ast.Call):
+                changed = changed.func if isinstance(changed, ast.Call) else changed.value
+            if isinstance(changed, ast.Name) and changed.id not in script.others:
+                self.changed.add(script.variable(changed))
         self.assigned |= stored
         return stored
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
-        """Note what a function of the script reads and changes of other scopes."""
-        if function in self._script.open:
+        """Note what a function of the script reads and changes of other scopes, and of its arguments."""
+        script = self._script
+        if function in script.open:
             return
-        self._script.open.append(function)
-        inner = Flow(self._script)
+        script.open.append(function)
+        inner, inside = Flow(script), {*ast.walk(function)}
         inner.run(function.body, {Variable(function, each.arg) for each in function.args.args})
-        self._script.open.pop()
-        inside = {*ast.walk(function)}
+        script.open.pop()
         self.read |= {each for each in inner.read if each.scope not in inside} - sure
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
         self.changed |= {each for each in inner.changed if each.scope not in inside}
+        for parameter, value in script.given:
+            if parameter in inner.changed and isinstance(value, ast.Name):
+                self.changed.add(script.variable(value))

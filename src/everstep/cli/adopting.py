@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -34,6 +35,7 @@ def adopt_command(
     everstep drill.
     """
     from everstep.cli.adopt_patch import Patch
+    from everstep.cli.proving import drill_command
 
     if drill and output is None:
         raise click.UsageError("--drill executes the patched script; give it a place: -o FILE")
@@ -42,7 +44,7 @@ def adopt_command(
         patch = Patch(before, script.stem, seed)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
-    for line, words in sorted(set(patch.refused)):
+    for line, words in sorted(patch.refused):
         cli.say(f"line {line}: {words}", err=True)
     if patch.refused:
         cli.say(f"{script} is not patched; change these lines, or wrap it by hand", err=True)
@@ -53,38 +55,34 @@ def adopt_command(
         with output.open("x", encoding="utf-8") as file:
             file.write(patch.text)
     if drill and output is not None:
-        _require_equal(script, output, args)
-        from everstep.cli.proving import drill_command
-
+        cli.leave_in_order()
+        if (problem := compare(script, output, args)) is not None:
+            cli.say(problem, err=True)
+            sys.exit(1)
+        cli.say("the two scripts make equal updates\n")
         drill_command.main([str(output), *args], prog_name="everstep drill", standalone_mode=False)
 
 
-def _require_equal(script: Path, output: Path, args: tuple[str, ...]) -> None:
-    """Run both scripts, and exit if their updates differ."""
-    from everstep.drill.any_command import Chain, Reference
+def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
+    """Run a script twice and its patched form once; return what differs in their updates, None if nothing."""
+    from everstep.drill.any_command import Chain, Reference, Start
     from everstep.drill.processes import last_lines, owned_folder
-    from everstep.errors import DrillError
 
+    starts = list[Start]()
     with owned_folder("everstep-adopt-") as folder:
-        starts = []
-        for number, file in enumerate((script, script, output)):
+        for number, file in enumerate((script, script, patched)):
             place = ["env", f"EVERSTEP_ROOT={folder / 'runs'}", "EVERSTEP_INDEX=off"]
             command = [*place, sys.executable, str(file.resolve()), *args]
-            starts.append(Chain(command, command, folder / str(number), 600.0).start())
-            if starts[-1].status:
-                raise DrillError(
-                    f"{file} ended with status {starts[-1].status}:\n{last_lines(starts[-1].log)}"
-                )
-        first, again, patched = starts
-        if not first.updates:
-            raise DrillError(f"{script} made no step of a torch optimizer, so the two cannot be compared")
-        reference = Reference(first)
-        if (difference := reference.first_difference(again, {0: 0})) is not None:
-            cli.say(f"two runs of {script} differ: {difference}; seed it", err=True)
-            sys.exit(1)
-        difference = reference.first_difference(patched, {0: 0})
-        if difference is not None or patched.updates != first.updates:
-            counts = f"{first.updates} and {patched.updates} updates"
-            cli.say(f"the patched script trains otherwise ({counts}): {difference}", err=True)
-            sys.exit(1)
-        cli.say(f"all {first.updates} updates of the two scripts are equal\n")
+            start = Chain(command, command, folder / str(number), 600.0).start()
+            if start.status or not start.updates:
+                how = f"status {start.status}, {start.updates} updates of a torch optimizer"
+                return f"{file} cannot be compared: {how}\n{last_lines(start.log)}"
+            starts.append(start)
+    first, again, now = starts
+    reference = Reference(first)
+    if (difference := reference.first_difference(again, {0: 0})) is not None:
+        return f"two runs of {script} differ, so nothing can be compared; seed it: {difference}"
+    difference = reference.first_difference(now, {0: 0})
+    if difference is None and now.updates == first.updates:
+        return None
+    return f"{patched} trains otherwise: {now.updates} updates, not {first.updates}; {difference}"
