@@ -32,6 +32,7 @@ class Patch:
     Attributes:
         refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
         text: the patched script.
+        plain: the script with the seed alone.
 
     Raises:
         SyntaxError: the source is not Python.
@@ -41,7 +42,7 @@ class Patch:
         self._source, self._name, self._seed = source.encode(), name, seed
         self._edits: list[tuple[int, int, str]] = []
         self.refused: set[tuple[int, str]] = set()
-        self.text, self._script = "", Script(source)
+        self.text, self.plain, self._script = "", source, Script(source)
         known = {each.id for each in self._script.names} | self._script.imported
         self._loop, self._kept = (each + "_" * (each in known) for each in ("loop", "kept"))
         try:
@@ -52,7 +53,7 @@ class Patch:
         except _Refused:
             return
         pieces, at = list[bytes](), 0
-        for start, end, text in sorted(self._edits, key=lambda edit: edit[0]):
+        for start, end, text in sorted(self._edits, key=lambda edit: edit[:2]):
             pieces += [self._source[at:start], text.encode()]
             at = end
         if not self.refused:
@@ -87,7 +88,7 @@ class Patch:
                 continue
             function = self._script.functions.get(dotted(node)) if isinstance(node, ast.Call) else None
             if function is not None and len(way) < 3:
-                yield from self._inner(function.body, (*way, node))  # type: ignore[arg-type]
+                yield from self._inner(function.body, (*way, node))
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield from self._inner([*ast.iter_child_nodes(node)], way)
 
@@ -97,7 +98,7 @@ class Patch:
         loops = [node for node in script.nodes if isinstance(node, LOOPS)]
         self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
         below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
-        outer = sorted(self._training - below, key=lambda each: each.lineno)
+        outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
         if not outer or "everstep" in script.imported:
             self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
         if len(outer) > 1:
@@ -132,8 +133,6 @@ class Patch:
         for node in self._reached(self._epochs):
             if called(node) == "load" and dotted(node) == "torch.load":
                 self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
-            elif isinstance(node, ast.Name) and node.id in script.doubles:
-                self._refuse(node, f"several functions are called `{node.id}`: rename them")
         for node in script.nodes:
             homes = {
                 script.nearest(loop, ast.FunctionDef)
@@ -151,6 +150,8 @@ class Patch:
                 )
             elif called(node) in ("spawn", "init_process_group"):
                 self._refuse(node, "starts several processes: see docs/guide/processes.md")
+            elif isinstance(node, ast.Nonlocal):
+                self._refuse(node, "a function assigns variables of another: keep them in a dictionary")
             elif isinstance(node, ast.Global) and script.nearest(node, ast.ClassDef):
                 self._refuse(node, "a method assigns a global variable: keep it in an attribute")
 
@@ -202,7 +203,7 @@ class Patch:
             )
         elif not isinstance(first, ast.Name) or name in {each.name for each in self._carried}:
             self._refuse(
-                first, f"`{name}` changes in the loop, as an argument or under a second name: rename it"
+                first, f"`{name}` changes in the loop, and is an argument, or no variable alone of its name"
             )
         elif kind != "plain" and changed:
             self._refuse(
@@ -220,7 +221,7 @@ class Patch:
                 used |= self._trained(value.args[0])
         for each in used:
             first = script.first(each)
-            choice = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
+            choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
             is_choice = isinstance(choice, ast.If) and not choice.orelse
             is_here = each.scope is None or (each.scope is self._home and first.lineno <= self._epochs.lineno)
             if not is_here:
@@ -232,7 +233,7 @@ class Patch:
         return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
 
     def _trained(self, parameters: ast.AST) -> set[Variable]:
-        """Return the objects of which an optimizer gets the parameters, by their names or by a list of them."""
+        """Return the objects whose parameters an optimizer gets, by their names or in a list."""
         found, script = set[Variable](), self._script
         for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
             variable = script.variable(name)
@@ -302,8 +303,11 @@ class Patch:
         headers = {
             each for node in (epochs.target, self._steps.target, self._steps.iter) for each in ast.walk(node)
         }
+        walruses = {
+            each for each in script.nodes if isinstance(each, ast.NamedExpr) and each.target in script.stores
+        }
         for name in (each for each in script.names if script.variable(each) in self._carried):
-            if self._text(name) != name.id or name in headers:
+            if self._text(name) != name.id or name in headers or script.nearest(name, ast.AST) in walruses:
                 self._refuse(name, f"`{name.id}` cannot be replaced here: read it from another variable")
             elif is_one or name not in {*ast.walk(epochs.iter)}:
                 self._replace(name, name, f"{kept}.{name.id}")
@@ -311,24 +315,25 @@ class Patch:
 
     def _write_head(self) -> None:
         """Import everstep, and seed, below the imports at the top."""
-        body, lines, text = self._script.tree.body, ["import everstep"], self._source.decode()
+        body, seeds, text = self._script.tree.body, list[str](), self._source.decode()
         if self._seed is not None:
             calls = {"random": "seed", "np": "random.seed", "numpy": "random.seed", "torch": "manual_seed"}
-            lines += [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
+            seeds = [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
         for drawn, seeded in _DRAWS.items() if self._seed is None else ():
             if re.search(drawn, text) and not re.search(seeded, text):
                 words = f"no line has {seeded!r}: seed before the model is made, or give --seed 0"
                 self._refuse(self._epochs, words)
+        lines = ["import everstep", *seeds]
         if self._carried:
             comment = "what goes from one step or epoch to the next"
             lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
         ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
-        above = [
-            node
-            for node in body[: [*ends, True].index(True)]
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        self._insert(self._at((above[-1].end_lineno or 0) + 1 if above else 1), "\n".join(lines) + "\n")
+        top = body[: [*ends, True].index(True)]
+        imports = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
+        at = self._at(max(imports, default=0) + 1)
+        self._insert(at, "".join(f"{line}\n" for line in lines))
+        before, after = self._source[:at].decode(), self._source[at:].decode()
+        self.plain = "".join([before, *(f"{line}\n" for line in seeds), after])
 
     def _range(self) -> tuple[str, str]:
         """Return how many epochs there are, and the number of the first, as source."""

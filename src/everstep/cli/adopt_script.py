@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "requires_grad_"}
+_SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "manual_seed"}
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
 _STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
@@ -54,7 +55,21 @@ _PURE = {
     "get",
 }
 _PURE |= {"format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow", "detach"}
+_PURE |= {
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "transpose",
+    "permute",
+    "t",
+    "clone",
+    "tolist",
+    "index",
+}
 """Methods that leave their object as it is, if their result is used."""
+_CHANGING = {"next", "shuffle", "heappush", "heappop"}
+"""Functions that change their argument."""
 
 
 class Variable(NamedTuple):
@@ -91,11 +106,10 @@ class Script:
         ]
         names = [each.name for each in every]
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
-        self.doubles = {*names} - self.functions.keys()
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
-        self.others = self.imported | self.functions.keys() | self.classes.keys()
+        self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
         """Names that are no variables."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
@@ -124,12 +138,12 @@ class Script:
     def _locals(self) -> dict[ast.AST, set[str]]:
         found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
         binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
-        for node in [*self.stores, *(each for each in self.nodes if isinstance(each, binding))]:
+        for node in (*self.stores, *(each for each in self.nodes if isinstance(each, binding))):
             if (home := self.nearest(node, _SCOPES)) is not None:
                 found[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
-        for node in self.nodes:
-            if isinstance(node, ast.Global | ast.Nonlocal):
-                found[self.nearest(node, _SCOPES)] -= {*node.names}
+        for outer in self.nodes:
+            if isinstance(outer, ast.Global | ast.Nonlocal):
+                found[self.nearest(outer, _SCOPES)] -= {*outer.names}
         return found
 
     def variable(self, name: ast.Name) -> Variable:
@@ -197,6 +211,9 @@ class Script:
             value = getattr(value.func, "value", None)
         if isinstance(value, ast.Name):
             return self.kind(self.variable(value))
+        is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
+        if is_librarys or isinstance(value, ast.Lambda):
+            return "reporter"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
         if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
@@ -206,6 +223,12 @@ class Script:
         is_module = any(part in base for base in bases for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
+        parts = [
+            *getattr(value, "elts", ()),
+            *(getattr(value, "values", ()) if isinstance(value, ast.Dict) else ()),
+        ]
+        if any(isinstance(each, ast.Name) and self.kind(self.variable(each)) == "state" for each in parts):
+            return ""
         plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
         return "plain" if name in _PLAIN or isinstance(value, plain) else ""
 
@@ -219,8 +242,10 @@ class Flow:
 
     def __init__(self, script: Script, before: Iterable[Variable] = ()) -> None:
         self._script, self._before = script, {*before}
-        self.read, self.assigned, self.changed = set[Variable](), set[Variable](), set[Variable]()
+        self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
         self._ends: list[list[set[Variable]]] = []
+        self._parts = set[tuple[Variable, Variable]]()
+        """A variable, and another of which it may be a part, and change it."""
 
     def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
         """Follow statements; return what is surely assigned after them, None if they leave."""
@@ -252,6 +277,8 @@ class Flow:
             return self.run(getattr(node, "finalbody", []), set.intersection(*left)) if left else None
         if isinstance(node, ast.For | ast.While):
             self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
+            if isinstance(node, ast.For):
+                self._share([node.target], node.iter)
             return self.run(node.orelse, sure | (self.round(node, sure) - self._before))
         if isinstance(node, ast.With):
             return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
@@ -260,6 +287,8 @@ class Flow:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.read |= {self._script.variable(node.target)} - sure
         stored = self._store(node, sure)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript):
+            self._share(node.targets, node.value)
         sure = sure if isinstance(node, ast.Match) else sure | stored
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
@@ -277,18 +306,41 @@ class Flow:
                 self.read |= {script.variable(node)} - sure
             elif isinstance(node, ast.Name) and node.id not in script.others:
                 stored.add(script.variable(node))
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id not in script.others
+            ):
+                self._changed.add(script.variable(node.func))  # an object that counts its calls, perhaps
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
-            changed: Any = node if is_target or (is_method and not is_pure) else None
-            if called(node) == "next":
-                changed = node.args[0]  # type: ignore[attr-defined]
-            while isinstance(changed, ast.Attribute | ast.Subscript | ast.Call):
-                changed = changed.func if isinstance(changed, ast.Call) else changed.value
-            if isinstance(changed, ast.Name) and changed.id not in script.others:
-                self.changed.add(script.variable(changed))
+            changed: list[Any] = [node] if is_target or (is_method and not is_pure) else []
+            if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
+                changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
+            for each in changed:
+                while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
+                    each = each.func if isinstance(each, ast.Call) else each.value
+                if isinstance(each, ast.Name) and (is_target or each.id not in script.others):
+                    self._changed.add(script.variable(each))
+                    self.read |= {script.variable(each)} - sure
         self.assigned |= stored
         return stored
+
+    def _share(self, targets: list[ast.expr], value: ast.expr) -> None:
+        """Note that a change of the targets is one of what is read in a value."""
+        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (*targets, value)]
+        inner = {self._script.variable(each) for part in names[:-1] for each in part}
+        outer = {self._script.variable(each) for each in names[-1] if each.id not in self._script.others}
+        self._parts |= {(one, other) for one in inner for other in outer}
+
+    @property
+    def changed(self) -> set[Variable]:
+        """What may be changed in place, also through a part of it."""
+        found = {*self._changed}
+        while more := {whole for part, whole in self._parts if part in found} - found:
+            found |= more
+        return found
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
         """Note what a function of the script reads and changes of other scopes, and of its arguments."""
@@ -301,7 +353,7 @@ class Flow:
         script.open.pop()
         self.read |= {each for each in inner.read if each.scope not in inside} - sure
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
-        self.changed |= {each for each in inner.changed if each.scope not in inside}
+        self._changed |= {each for each in inner.changed if each.scope not in inside}
         for parameter, value in script.given:
             if parameter in inner.changed and isinstance(value, ast.Name):
-                self.changed.add(script.variable(value))
+                self._changed.add(script.variable(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +57,12 @@ def adopt_command(
             file.write(patch.text)
     if drill and output is not None:
         cli.leave_in_order()
-        if (problem := compare(script, output, args)) is not None:
+        # beside the script, whose modules it imports
+        with tempfile.NamedTemporaryFile("w", dir=script.parent, suffix=".py", encoding="utf-8") as plain:
+            plain.write(patch.plain)
+            plain.flush()
+            problem = compare(Path(plain.name), output, args)
+        if problem is not None:
             cli.say(problem, err=True)
             sys.exit(1)
         cli.say("the two scripts make equal updates\n")
