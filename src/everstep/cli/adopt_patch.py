@@ -131,7 +131,7 @@ class Patch:
                 )
             node = calls[0]
         for node in self._reached(self._epochs):
-            if called(node) == "load" and dotted(node) == "torch.load":
+            if dotted(node) == "torch.load":
                 self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
         for node in script.nodes:
             homes = {
@@ -165,8 +165,13 @@ class Patch:
         step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
         sure = step.round(steps, set())
         epoch.round(epochs, set())
-        head, rest = script.beside(steps, self._inside if self._call else epochs)
-        tail.run(rest if steps is not epochs else [], set())
+        head, rest = (
+            ([], []) if steps is epochs else script.beside(steps, self._inside if self._call else epochs)
+        )
+        if self._call is not None:
+            above, below = script.beside(self._call, epochs)
+            head, rest = [*head, *above], [ast.Expr(self._call), *rest, *below]
+        tail.run(rest, set())
         after.run(script.beside(epochs, self._home)[1], set())
         self._used, self._carried = epoch.read, set[Variable]()
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
@@ -179,7 +184,7 @@ class Patch:
             flow.run([node], set())
             is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
             used = (flow.assigned & (step.read | tail.read)) - self._carried
-            if is_late and used and steps is not epochs:
+            if is_late and used:
                 self._refuse(
                     node,
                     f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state=",

@@ -138,11 +138,12 @@ class Script:
     def _locals(self) -> dict[ast.AST, set[str]]:
         found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
         binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
-        for node in (*self.stores, *(each for each in self.nodes if isinstance(each, binding))):
+        bound: list[ast.AST] = [*self.stores, *(each for each in self.nodes if isinstance(each, binding))]
+        for node in bound:
             if (home := self.nearest(node, _SCOPES)) is not None:
                 found[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
         for outer in self.nodes:
-            if isinstance(outer, ast.Global | ast.Nonlocal):
+            if isinstance(outer, ast.Global | ast.Nonlocal) and self.nearest(outer, _SCOPES) in found:
                 found[self.nearest(outer, _SCOPES)] -= {*outer.names}
         return found
 
