@@ -126,6 +126,69 @@ def test_what_no_patch_can_do_is_named_with_its_line(text: str, line: int, words
     assert any(at == line and words in reason for at, reason in patch.refused), patch.refused
 
 
+STEP, HEAD, TAIL = "        ", "    ", "    "
+
+
+def around(before: str = "", head: str = "", step: str = "", tail: str = "", after: str = "") -> str:
+    """The plain loop with lines before it, in an epoch's head, in a step, in a tail, and after it."""
+    first, rest = LOOP.split("\n", 1)
+    return f"{BEGIN}{before}{first}\n{head}{rest}{step}{tail}{after}"
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        (around(), '{"net": net, "optimizer": optimizer}'),
+        (around("n = 0\n", step=STEP + "n += 1\n"), "kept.n = 0"),
+        (around("n = 0\ndef count():\n    global n\n    n += 1\n", step=STEP + "count()\n"), "kept.n += 1"),
+        (
+            around(
+                head=HEAD + "last = 0\n", step=STEP + "if loss > 3: last = 1\n", tail=TAIL + "print(last)\n"
+            ),
+            "kept.last",
+        ),
+        (around(tail=TAIL + "value = float(loss)\n", after="print(value)\n"), "print(kept.value)"),
+        (around("h = []\ndef note(a, b):\n    a.append(b)\n", step=STEP + "note(h, 1)\n"), "note(kept.h, 1)"),
+        (around("h = {'l': []}\n", step=STEP + "l = h['l']\n" + STEP + "l.append(1)\n"), "l = kept.h['l']"),
+        (
+            around("e = [p.clone() for p in net.parameters()]\n", step=STEP + "for a in e: a.mul_(0.9)\n"),
+            "in kept.e:",
+        ),
+        (around("w = torch.zeros(20)\n", step=STEP + "w[0] = 1\n"), "kept.w[0]"),
+        (
+            around("o = list(range(9))\n", head=HEAD + "torch.shuffle(o)\n", step=STEP + "print(o)\n"),
+            "shuffle(kept.o)",
+        ),
+        (around("r = 1\n", head=HEAD + "print(r)\n", tail=TAIL + "r *= 0.5\n"), "kept.r *= 0.5"),
+        (
+            around("g = torch.Generator().manual_seed(1)\n", step=STEP + "torch.rand(1, generator=g)\n"),
+            '"g": g',
+        ),
+        (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
+    ],
+)
+def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> None:
+    patch = Patch(text, "x")
+    assert entry in patch.text and not patch.refused, patch.refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        around("stop = Early()\n", tail=TAIL + "stop(loss)\n"),
+        around("args = parse()\n", tail=TAIL + "args.lr = args.lr / 2\n"),
+        around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
+        around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
+        around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
+        around("import lib\n", step=STEP + "lib.n += 1\n"),
+        around("def f():\n    pass\ndef f():\n    pass\n", step=STEP + "f()\n"),
+        around("n = 0\n", step=STEP + "print(n := n + 1)\n"),
+    ],
+)
+def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
+    assert Patch(text, "x").refused
+
+
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     done = warm.run([*COMMAND, "train.py", "-o", "new.py"], cwd=tmp_path, capture_output=True, text=True)

@@ -109,7 +109,13 @@ class Script:
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        bound = (
+            {each.id for each in self.stores}
+            | {n.arg for n in self.nodes if isinstance(n, ast.arg)}
+            | {*names}
+        )
         self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
+        self.others |= self.loaded - bound  # from a star import
         """Names that are no variables."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
