@@ -85,7 +85,7 @@ LOOP = """for epoch in range(3):
         (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "count from 0"),
         (BEGIN + LOOP + "    else:\n        pass\n", 7, "with an else"),
         (BEGIN + LOOP + "    if loss < 0.1:\n        break\n", 12, "call loop.request_stop()"),
-        (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "hides the place in its data"),
+        (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "this hides the place in its data"),
         (BEGIN + LOOP + "print(epoch)\n", 6, "`epoch` counts rounds"),
         (BEGIN + LOOP + "    net.load_state_dict(torch.load('best.pt'))\n", 11, "may be newer"),
         (BEGIN + LOOP + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", 4, "made anew"),

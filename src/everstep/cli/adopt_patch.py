@@ -126,34 +126,28 @@ class Patch:
         while (function := script.nearest(node, ast.FunctionDef)) is not None:
             calls = script.calls_of(function)
             if len(calls) != 1 or function in script.above(calls[0]):
-                self._give_up(
-                    function, f"{function.name}() is called {len(calls)} times: a run directory for each"
-                )
+                words = f"{function.name}() is called {len(calls)} times: a run directory for each"
+                self._give_up(function, words)
             node = calls[0]
-        for node in self._reached(self._epochs):
-            if dotted(node) == "torch.load":
-                self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
+        loops = [self._epochs, self._steps]
         for node in script.nodes:
-            homes = {
-                script.nearest(loop, ast.FunctionDef)
-                for loop in (self._epochs, self._steps)
-                if loop in script.above(node)
-            }
-            leaves = (
-                isinstance(node, ast.Return | ast.Yield) and script.nearest(node, ast.FunctionDef) in homes
-            )
-            if leaves or (
-                isinstance(node, ast.Break) and script.nearest(node, LOOPS) is self._epochs is not self._steps
-            ):
-                self._refuse(
-                    node, f"leaves the epochs: call {self._loop}.request_stop(), and let the epoch end"
-                )
+            home = script.nearest(node, ast.FunctionDef)
+            above = [loop for loop in loops if loop in script.above(node)]
+            leaves = isinstance(node, ast.Return | ast.Yield)
+            leaves = leaves and any(script.nearest(loop, ast.FunctionDef) is home for loop in above)
+            breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
+            if leaves or breaks:
+                words = f"leaves the epochs: call {self._loop}.request_stop(), and let the epoch end"
+                self._refuse(node, words)
             elif called(node) in ("spawn", "init_process_group"):
                 self._refuse(node, "starts several processes: see docs/guide/processes.md")
             elif isinstance(node, ast.Nonlocal):
                 self._refuse(node, "a function assigns variables of another: keep them in a dictionary")
             elif isinstance(node, ast.Global) and script.nearest(node, ast.ClassDef):
                 self._refuse(node, "a method assigns a global variable: keep it in an attribute")
+        for node in self._reached(self._epochs):
+            if dotted(node) == "torch.load":
+                self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
 
     # ---------------------------------------------------------------------------- the variables
 
@@ -165,9 +159,9 @@ class Patch:
         step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
         sure = step.round(steps, set())
         epoch.round(epochs, set())
-        head, rest = (
-            ([], []) if steps is epochs else script.beside(steps, self._inside if self._call else epochs)
-        )
+        head, rest = list[ast.stmt](), list[ast.stmt]()
+        if steps is not epochs:
+            head, rest = script.beside(steps, self._inside if self._call else epochs)
         if self._call is not None:
             above, below = script.beside(self._call, epochs)
             head, rest = [*head, *above], [ast.Expr(self._call), *rest, *below]
@@ -185,37 +179,31 @@ class Patch:
             is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
             used = (flow.assigned & (step.read | tail.read)) - self._carried
             if is_late and used:
-                self._refuse(
-                    node,
-                    f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state=",
-                )
+                words = f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state="
+                self._refuse(node, words)
 
     def _carry(self, variable: Variable, changed: bool, assigned: bool) -> None:
         """Keep a variable in the state, or say why not."""
         script, (scope, name) = self._script, variable
         kind, first = script.kind(variable), script.first(variable)
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
+        is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         if not isinstance(scope, ast.FunctionDef | None) or kind == "reporter":
             return
-        if kind == "state":
-            if assigned:
-                self._refuse(
-                    first, f"`{name}` is made anew in the loop: make it before, and name it in state="
-                )
-        elif any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets):
-            self._refuse(
-                first, f"`{name}` counts rounds and is read after them: use {self._loop}.epoch, .step"
-            )
+        if kind == "state" and assigned:
+            words = "is made anew in the loop: make it before, and name it in state="
+        elif kind == "state":
+            return
+        elif is_target:
+            words = f"counts rounds and is read after them: use {self._loop}.epoch, .step"
         elif not isinstance(first, ast.Name) or name in {each.name for each in self._carried}:
-            self._refuse(
-                first, f"`{name}` changes in the loop, and is an argument, or no variable alone of its name"
-            )
+            words = "changes in the loop, and is an argument, or no variable alone of its name"
         elif kind != "plain" and changed:
-            self._refuse(
-                first, f"`{name}` may change in the loop: give it a state_dict(), and name it in state="
-            )
+            words = "may change in the loop: give it a state_dict(), and name it in state="
         else:
             self._carried.add(variable)
+            return
+        self._refuse(first, f"`{name}` {words}")
 
     def _find_state(self) -> list[str]:
         """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
@@ -243,11 +231,10 @@ class Patch:
         for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
             variable = script.variable(name)
             values = [ast.walk(value) for value in script.values(variable) if value is not None]
+            names = [each for nodes in values for each in nodes if isinstance(each, ast.Name)]
             inner = {
-                variable,
-                *(script.variable(e) for nodes in values for e in nodes if isinstance(e, ast.Name)),
+                each for each in (variable, *map(script.variable, names)) if script.kind(each) == "state"
             }
-            inner = {each for each in inner if script.kind(each) == "state"}
             is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.others
             if is_own and not inner:
                 self._refuse(name, f"the optimizer trains `{name.id}`, which is no module: name it in state=")
@@ -305,14 +292,11 @@ class Patch:
         for line in range(epochs.lineno, (epochs.end_lineno or 0) + 1):
             if self._source[self._at(line) : self._at(line + 1)].strip() and line not in inside:
                 self._insert(self._at(line), depth)
-        headers = {
-            each for node in (epochs.target, self._steps.target, self._steps.iter) for each in ast.walk(node)
-        }
-        walruses = {
-            each for each in script.nodes if isinstance(each, ast.NamedExpr) and each.target in script.stores
-        }
+        headers = (epochs.target, self._steps.target, self._steps.iter)
+        fixed = [each for node in headers for each in ast.walk(node)]
+        fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
         for name in (each for each in script.names if script.variable(each) in self._carried):
-            if self._text(name) != name.id or name in headers or script.nearest(name, ast.AST) in walruses:
+            if self._text(name) != name.id or name in fixed:
                 self._refuse(name, f"`{name.id}` cannot be replaced here: read it from another variable")
             elif is_one or name not in {*ast.walk(epochs.iter)}:
                 self._replace(name, name, f"{kept}.{name.id}")
@@ -346,8 +330,11 @@ class Patch:
         if len(numbers) > 2 or not isinstance(self._epochs.target, ast.Name):
             self._give_up(self._epochs, "epochs with another step than 1, or without a number: count from 0")
         first, end = ("0", *map(self._text, numbers))[-2:]
-        if isinstance(numbers[0], ast.Name) and len(numbers) > 1:  # a script may begin with another one
-            self._carried.add(self._script.variable(numbers[0]))
+        if isinstance(numbers[0], ast.Name) and len(numbers) > 1:  # a later start may begin with another one
+            variable = self._script.variable(numbers[0])
+            if not isinstance(self._script.first(variable), ast.Name):
+                self._give_up(self._epochs, f"`{first}` is no variable of its own: count epochs from 0")
+            self._carried.add(variable)
             first, end = (re.sub(rf"\b{first}\b", f"{self._kept}.{first}", each) for each in (first, end))
         if first == "1" and isinstance(numbers[1], ast.BinOp) and ast.unparse(numbers[1]).endswith(" + 1"):
             return self._text(numbers[1].left), first
@@ -362,9 +349,7 @@ class Patch:
             data = _unbarred(data.args[0])
         values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
         if any(called(each) in _WRAPPED for each in (data, *values)):
-            self._refuse(
-                data, "what is iterated over hides the place in its data: give iter_steps() the data"
-            )
+            self._refuse(data, "this hides the place in its data: give iter_steps() the data itself")
         target = self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"

@@ -14,48 +14,14 @@ _SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval",
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
 _STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
-_PLAIN = {
-    "list",
-    "dict",
-    "set",
-    "deque",
-    "defaultdict",
-    "Counter",
-    "int",
-    "float",
-    "zeros",
-    "len",
-    "max",
-    "sum",
-}
-_REPORTERS = {
-    "time",
-    "perf_counter",
-    "now",
-    "DataLoader",
-    "random_split",
-    "SummaryWriter",
-    "tqdm",
-    "getLogger",
-}
+_PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
+_REPORTERS = {"time", "perf_counter", "now", "DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
+_REPORTERS |= {"getLogger", "writer", "device"}
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
-_PURE = {
-    "size",
-    "dim",
-    "item",
-    "view",
-    "to",
-    "cuda",
-    "cpu",
-    "float",
-    "long",
-    "keys",
-    "items",
-    "values",
-    "get",
-}
-_PURE |= {"format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow", "detach"}
+_PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
+_PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
 _PURE |= {
+    "detach",
     "reshape",
     "flatten",
     "squeeze",
@@ -64,7 +30,6 @@ _PURE |= {
     "permute",
     "t",
     "clone",
-    "tolist",
     "index",
 }
 """Methods that leave their object as it is, if their result is used."""
@@ -101,19 +66,15 @@ class Script:
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
         self.loaded = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
-        every = [
-            n for n in self.nodes if isinstance(n, ast.FunctionDef) and not self.nearest(n, ast.ClassDef)
-        ]
+        every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
+        every = [each for each in every if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
-        bound = (
-            {each.id for each in self.stores}
-            | {n.arg for n in self.nodes if isinstance(n, ast.arg)}
-            | {*names}
-        )
+        arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
+        bound = {*names, *arguments, *(each.id for each in self.stores)}
         self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
         self.others |= self.loaded - bound  # from a star import
         """Names that are no variables."""
@@ -193,9 +154,8 @@ class Script:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
-        found = {
-            name for node, name in pairs if isinstance(node, ast.Name) and self.variable(node) == variable
-        }
+        own = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
+        found = {name for node, name in own if self.variable(node) == variable}
         for parameter, value in self.given if len(self.open) < 5 else ():
             if isinstance(value, ast.Name) and self.variable(value) == variable:
                 self.open.append(parameter)
@@ -224,17 +184,14 @@ class Script:
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
         if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
-        bases = (
+        paths = (
             [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
         )
-        is_module = any(part in base for base in bases for part in ("nn.", "optim.", "Module"))
+        is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
-        parts = [
-            *getattr(value, "elts", ()),
-            *(getattr(value, "values", ()) if isinstance(value, ast.Dict) else ()),
-        ]
-        if any(isinstance(each, ast.Name) and self.kind(self.variable(each)) == "state" for each in parts):
+        inner = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
+        if any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
             return ""
         plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
         return "plain" if name in _PLAIN or isinstance(value, plain) else ""
@@ -275,10 +232,8 @@ class Flow:
             self._store(node.test, sure)
             ways = [self.run(node.body, sure), self.run(node.orelse, sure)]
         elif isinstance(node, ast.Try):
-            ways = [
-                self.run([*node.body, *node.orelse], sure),
-                *(self.run(e.body, sure) for e in node.handlers),
-            ]
+            ways = [self.run([*node.body, *node.orelse], sure)]
+            ways += [self.run(each.body, sure) for each in node.handlers]
         if ways:
             left = [each for each in ways if each is not None]
             return self.run(getattr(node, "finalbody", []), set.intersection(*left)) if left else None
@@ -307,22 +262,14 @@ class Flow:
         for node in ast.walk(top):
             if isinstance(node, ast.Name) and node.id in script.functions:
                 self._enter(script.functions[node.id], sure)
-            elif (
-                isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in script.others
-            ):
-                self.read |= {script.variable(node)} - sure
             elif isinstance(node, ast.Name) and node.id not in script.others:
-                stored.add(script.variable(node))
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id not in script.others
-            ):
-                self._changed.add(script.variable(node.func))  # an object that counts its calls, perhaps
+                is_read = isinstance(node.ctx, ast.Load)
+                self.read |= {script.variable(node)} - sure if is_read else set()
+                stored |= set() if is_read else {script.variable(node)}
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
-            is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
-            changed: list[Any] = [node] if is_target or (is_method and not is_pure) else []
+            # an object that is called may count its calls
+            changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
             for each in changed:
