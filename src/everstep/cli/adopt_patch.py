@@ -103,7 +103,7 @@ class Patch:
             self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
         if len(outer) > 1:
             self._give_up(outer[1], "a second loop that trains: give each loop a run directory of its own")
-        ways = [*self._inner(outer[0].body)]
+        ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
         if not ways or not is_range:
             ways = [(outer[0], ())]  # each of its rounds is a step
@@ -122,7 +122,8 @@ class Patch:
 
     def _check_loops(self) -> None:
         """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
-        script, node = self._script, self._steps
+        script = self._script
+        node: Any = self._steps
         while (function := script.nearest(node, ast.FunctionDef)) is not None:
             calls = script.calls_of(function)
             if len(calls) != 1 or function in script.above(calls[0]):

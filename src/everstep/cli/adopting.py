@@ -50,8 +50,8 @@ def adopt_command(
     if patch.refused:
         cli.say(f"{script} is not patched; change these lines, or wrap it by hand", err=True)
         sys.exit(1)
-    lines = (text.splitlines(keepends=True) for text in (before, patch.text))
-    cli.say("".join(difflib.unified_diff(*lines, str(script), str(output or script))))
+    old, new = (text.splitlines(keepends=True) for text in (before, patch.text))
+    cli.say("".join(difflib.unified_diff(old, new, str(script), str(output or script))))
     if output is not None:
         with output.open("x", encoding="utf-8") as file:
             file.write(patch.text)
