@@ -86,6 +86,7 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
             starts.append(start)
     first, again, now = starts
     reference = Reference(first)
+    reference.look_for_seeds(again)
     if (difference := reference.first_difference(again, {0: 0})) is not None:
         return f"two runs of {script} differ, so nothing can be compared; seed it: {difference}"
     difference = reference.first_difference(now, {0: 0})
