@@ -153,6 +153,7 @@ OWN: dict[str, list[tuple[str, ...]]] = {
     "data": [("CONFIG",), ("RUN",)],
     "diverge": [("RUN", "RUN")],  # whose records agree, so that nothing is executed; else as replay
     "drill": [("--help",)],
+    "adopt": [("--help",)],
     "run": [("--help",)],
     "check": [("--help",)],
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from everstep.backends.torch.observer import Observer
 from everstep.drill.any_command import Reference, Start, drill_command
 from everstep.drill.report import DrillReport
 
@@ -61,6 +63,24 @@ def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
         ("before save @1", "kill:file:1:1"),
         ("torn save @1", "tear:file:1:1"),
     ]
+
+
+def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:
+    observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    saving, seen = threading.Event(), threading.Event()
+
+    def save() -> None:
+        observer.busy = True
+        saving.set()
+        seen.wait(120)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    saving.wait(120)
+    here = observer.here
+    seen.set()
+    thread.join()
+    assert here
 
 
 @pytest.mark.campaign("long")

@@ -35,6 +35,7 @@ COMMANDS = {
     "accept": ("proving", "Accept a divergence of a run."),
     "audit": ("looking", "Prove that a run used every sample once in each pass."),
     "prune": ("keeping", "Delete runs."),
+    "adopt": ("adopting", "Put a plain PyTorch script under a TrainLoop, and show the diff."),
     "drill": ("proving", "Test whether a script resumes exactly: kill it at every hazard."),
     "replay": ("proving", "Execute steps of a run again: look at a step, or verify a stretch."),
     "diverge": ("proving", "Find where two runs, or a run and its replay, part."),

@@ -24,6 +24,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,16 @@ class Observer:
         self.counts: dict[str, int] = {}
         self.optimizers: list[Any] = []
         self.draws: list[str] = []
-        self.busy = False
+        self.threads = threading.local()
+
+    @property
+    def busy(self) -> bool:
+        """Whether this thread is in the observer's own work; another one may write a checkpoint meanwhile."""
+        return bool(getattr(self.threads, "busy", False))
+
+    @busy.setter
+    def busy(self, value: bool) -> None:
+        self.threads.busy = value
 
     @property
     def here(self) -> bool:

@@ -1,0 +1,313 @@
+"""What a training script consists of, by its syntax: whose a name is, what it holds, what crosses a round."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+LOOPS = (ast.For, ast.While)
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "manual_seed"}
+OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
+_STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
+_STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
+_PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
+_REPORTERS = {"time", "perf_counter", "now", "DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
+_REPORTERS |= {"getLogger", "writer", "device"}
+"""Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
+_PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
+_PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
+_PURE |= {
+    "detach",
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "transpose",
+    "permute",
+    "t",
+    "clone",
+    "index",
+}
+"""Methods that leave their object as it is, if their result is used."""
+_CHANGING = {"next", "shuffle", "heappush", "heappop"}
+"""Functions that change their argument."""
+
+
+class Variable(NamedTuple):
+    """A name, and the function or class that it is local to; None: the module."""
+
+    scope: ast.AST | None
+    name: str
+
+
+def dotted(node: ast.AST | None) -> str:
+    """Return "torch.optim.Adam" of these names and of a call of them."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return dotted(node.func) if isinstance(node, ast.Call) else node.id if isinstance(node, ast.Name) else ""
+
+
+def called(node: ast.AST | None) -> str:
+    """Return "Adam" of `torch.optim.Adam(...)`; "" of no call."""
+    return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+class Script:
+    """A parsed script."""
+
+    def __init__(self, source: str) -> None:
+        self.tree = ast.parse(source)
+        self.nodes = list(ast.walk(self.tree))
+        self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
+        self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
+        self.loaded = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
+        every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
+        every = [each for each in every if not self.nearest(each, ast.ClassDef)]
+        names = [each.name for each in every]
+        self.functions = {each.name: each for each in every if names.count(each.name) == 1}
+        self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
+        imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
+        bound = {*names, *arguments, *(each.id for each in self.stores)}
+        self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
+        self.others |= self.loaded - bound  # from a star import
+        """Names that are no variables."""
+        self.open: list[object] = []
+        """What is being looked at: a function that calls itself is looked at once."""
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (above := self._parents.get(node)) is not None:
+            yield (node := above)
+
+    def nearest(self, node: ast.AST, kind: Any) -> Any:
+        return next((each for each in self.above(node) if isinstance(each, kind)), None)
+
+    def beside(self, node: ast.AST, top: ast.AST | None) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Return the statements before and after a statement, in all blocks from it up to `top`."""
+        before, after = list[ast.stmt](), list[ast.stmt]()
+        for above in self.above(node):
+            for block in (getattr(above, name, None) for name in ("body", "orelse", "finalbody")):
+                if isinstance(block, list) and node in block:
+                    before += block[: block.index(node)]
+                    after += block[block.index(node) + 1 :]
+            if above is top:
+                break
+            node = above
+        return before, after
+
+    @cached_property
+    def _locals(self) -> dict[ast.AST, set[str]]:
+        found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
+        binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
+        bound: list[ast.AST] = [*self.stores, *(each for each in self.nodes if isinstance(each, binding))]
+        for node in bound:
+            if (home := self.nearest(node, _SCOPES)) is not None:
+                found[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
+        for outer in self.nodes:
+            if isinstance(outer, ast.Global | ast.Nonlocal) and self.nearest(outer, _SCOPES) in found:
+                found[self.nearest(outer, _SCOPES)] -= {*outer.names}
+        return found
+
+    def variable(self, name: ast.Name) -> Variable:
+        """Return whose a name is."""
+        for node in self.above(name):
+            in_class = isinstance(node, ast.ClassDef) and self._parents[name] in node.body
+            if in_class or name.id in self._locals.get(node, ()):
+                return Variable(node, name.id)
+        return Variable(None, name.id)
+
+    def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == function.name]
+
+    @cached_property
+    def given(self) -> list[tuple[Variable, ast.expr]]:
+        """The parameters of functions of the script, with what each call gives them."""
+        found = list[tuple[Variable, ast.expr]]()
+        for function in self.functions.values():
+            names = [each.arg for each in function.args.args]
+            for call in self.calls_of(function):
+                pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+                found += [(Variable(function, name or ""), value) for name, value in pairs]
+        return found
+
+    # ------------------------------------------------------------------------------ what it holds
+
+    def first(self, variable: Variable) -> Any:
+        """Return where a variable is first assigned; its function if it is an argument."""
+        own = [each for each in self.stores if self.variable(each) == variable]
+        return min(own, key=lambda each: each.lineno, default=variable.scope or self.tree.body[0])
+
+    def values(self, variable: Variable) -> list[ast.expr | None]:
+        """Return what is assigned to a variable; None where that is not one value."""
+        nodes: list[Any] = [self._parents[each] for each in self.stores if self.variable(each) == variable]
+        stored = [getattr(node, "value", getattr(node, "context_expr", None)) for node in nodes]
+        return [value for parameter, value in self.given if parameter == variable] + stored
+
+    def _methods(self, variable: Variable) -> set[str]:
+        """Return the methods that are called of what a variable holds, also in functions that get it."""
+        calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
+        own = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
+        found = {name for node, name in own if self.variable(node) == variable}
+        for parameter, value in self.given if len(self.open) < 5 else ():
+            if isinstance(value, ast.Name) and self.variable(value) == variable:
+                self.open.append(parameter)
+                found |= self._methods(parameter)
+                self.open.pop()
+        return found
+
+    def kind(self, variable: Variable) -> str:
+        """Return what a variable holds: "state", "plain", "reporter"; "" where that is not known."""
+        if variable in self.open:
+            return "plain"
+        self.open.append(variable)
+        kinds = {self._kind_of(value) for value in self.values(variable)}
+        is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
+        self.open.pop()
+        return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def _kind_of(self, value: ast.expr | None) -> str:
+        while isinstance(value, ast.Call) and dotted(value).rpartition(".")[2] in _SAME_OBJECT:
+            value = getattr(value.func, "value", None)
+        if isinstance(value, ast.Name):
+            return self.kind(self.variable(value))
+        is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
+        if is_librarys or isinstance(value, ast.Lambda):
+            return "reporter"
+        name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
+        if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
+            return "reporter"
+        paths = (
+            [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
+        )
+        is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
+        if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
+            return "state"
+        inner = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
+        if any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
+            return ""
+        plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
+        return "plain" if name in _PLAIN or isinstance(value, plain) else ""
+
+
+class Flow:
+    """What statements may read before they assign it (`read`), may assign, and may change in place.
+
+    Args:
+        before: variables that have a value before a loop, so that lines may find an old one.
+    """
+
+    def __init__(self, script: Script, before: Iterable[Variable] = ()) -> None:
+        self._script, self._before = script, {*before}
+        self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
+        self._ends: list[list[set[Variable]]] = []
+        self._parts = set[tuple[Variable, Variable]]()
+        """A variable, and another of which it may be a part, and change it."""
+
+    def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
+        """Follow statements; return what is surely assigned after them, None if they leave."""
+        for node in body:
+            if (after := self._statement(node, sure)) is None:
+                return None
+            sure = after
+        return sure
+
+    def round(self, loop: ast.For | ast.While, sure: set[Variable]) -> set[Variable]:
+        """Follow one round of a loop; return what is surely assigned after it."""
+        sure = sure | (self._store(loop.target, sure) if isinstance(loop, ast.For) else set())
+        self._ends.append([])
+        after, ends = self.run(loop.body, sure), self._ends.pop()
+        return set.intersection(*(ends if after is None else [*ends, after]) or [sure])
+
+    def _statement(self, node: ast.stmt, sure: set[Variable]) -> set[Variable] | None:
+        ways: list[set[Variable] | None] = []
+        if isinstance(node, ast.If):
+            self._store(node.test, sure)
+            ways = [self.run(node.body, sure), self.run(node.orelse, sure)]
+        elif isinstance(node, ast.Try):
+            ways = [self.run([*node.body, *node.orelse], sure)]
+            ways += [self.run(each.body, sure) for each in node.handlers]
+        if ways:
+            left = [each for each in ways if each is not None]
+            return self.run(getattr(node, "finalbody", []), set.intersection(*left)) if left else None
+        if isinstance(node, ast.For | ast.While):
+            self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
+            if isinstance(node, ast.For):
+                self._share([node.target], node.iter)
+            return self.run(node.orelse, sure | (self.round(node, sure) - self._before))
+        if isinstance(node, ast.With):
+            return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Global | ast.Nonlocal):
+            return sure
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self.read |= {self._script.variable(node.target)} - sure
+        stored = self._store(node, sure)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript):
+            self._share(node.targets, node.value)
+        sure = sure if isinstance(node, ast.Match) else sure | stored
+        if isinstance(node, ast.Break | ast.Continue) and self._ends:
+            self._ends[-1].append(sure)
+        return None if isinstance(node, ast.Break | ast.Continue | ast.Return | ast.Raise) else sure
+
+    def _store(self, top: ast.AST, sure: set[Variable]) -> set[Variable]:
+        """Note what a target or an expression reads and changes; return what it assigns."""
+        script, stored = self._script, set[Variable]()
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and node.id in script.functions:
+                self._enter(script.functions[node.id], sure)
+            elif isinstance(node, ast.Name) and node.id not in script.others:
+                is_read = isinstance(node.ctx, ast.Load)
+                self.read |= {script.variable(node)} - sure if is_read else set()
+                stored |= set() if is_read else {script.variable(node)}
+            is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+            is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            # an object that is called may count its calls
+            changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
+            if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
+                changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
+            for each in changed:
+                while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
+                    each = each.func if isinstance(each, ast.Call) else each.value
+                if isinstance(each, ast.Name) and (is_target or each.id not in script.others):
+                    self._changed.add(script.variable(each))
+                    self.read |= {script.variable(each)} - sure
+        self.assigned |= stored
+        return stored
+
+    def _share(self, targets: list[ast.expr], value: ast.expr) -> None:
+        """Note that a change of the targets is one of what is read in a value."""
+        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (*targets, value)]
+        inner = {self._script.variable(each) for part in names[:-1] for each in part}
+        outer = {self._script.variable(each) for each in names[-1] if each.id not in self._script.others}
+        self._parts |= {(one, other) for one in inner for other in outer}
+
+    @property
+    def changed(self) -> set[Variable]:
+        """What may be changed in place, also through a part of it."""
+        found = {*self._changed}
+        while more := {whole for part, whole in self._parts if part in found} - found:
+            found |= more
+        return found
+
+    def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
+        """Note what a function of the script reads and changes of other scopes, and of its arguments."""
+        script = self._script
+        if function in script.open:
+            return
+        script.open.append(function)
+        inner, inside = Flow(script), {*ast.walk(function)}
+        inner.run(function.body, {Variable(function, each.arg) for each in function.args.args})
+        script.open.pop()
+        self.read |= {each for each in inner.read if each.scope not in inside} - sure
+        self.assigned |= {each for each in inner.assigned if each.scope not in inside}
+        self._changed |= {each for each in inner.changed if each.scope not in inside}
+        for parameter, value in script.given:
+            if parameter in inner.changed and isinstance(value, ast.Name):
+                self._changed.add(script.variable(value))

@@ -1,0 +1,209 @@
+"""`everstep adopt`: a plain script is put under a loop, trains as before, and survives a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import warm
+from everstep.cli.adopt_patch import Patch
+
+SCRIPTS = Path(__file__).parent / "scripts"
+NAMES = ["functions", "lines", "one_loop"]
+COMMAND = [sys.executable, "-m", "everstep", "adopt"]
+
+
+def text_of(name: str) -> str:
+    return (SCRIPTS / f"{name}.py").read_text()
+
+
+def ends(folder: Path, text: str, *hazards: str) -> list[object]:
+    """Run a script under one hazard after another, in a folder; return what it saves at its end."""
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    for hazard in hazards:
+        done = warm.run(
+            [sys.executable, "train.py"],
+            cwd=folder,
+            env=os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {}),
+            capture_output=True,
+            text=True,
+        )
+        expected = {"S": 128 + signal.SIGTERM, "k": -signal.SIGKILL, "": 0}[hazard[:1]]
+        assert done.returncode == expected, done.stderr
+    return list(torch.load(folder / "end.pt"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_patched_script_that_is_killed_ends_as_the_plain_one(tmp_path: Path, name: str) -> None:
+    plain, patch = text_of(name), Patch(text_of(name), "x")
+    assert not patch.refused
+    # a place in each step at which a hazard can be armed
+    armed = patch.text.replace("optimizer.zero_grad()", "optimizer.zero_grad(); hazard.reach('step')")
+    armed = armed.replace("import everstep\n", "import everstep\nfrom everstep import hazard\n")
+    expected = ends(tmp_path / "plain", plain, "")
+    killed = ends(tmp_path / "killed", armed, "SIGTERM:step:9", "kill:step:4", "kill:loop.tail:1", "")
+    assert expected[1:] == killed[1:]
+    weights, again = expected[0], killed[0]
+    assert isinstance(weights, dict) and isinstance(again, dict)
+    assert all(torch.equal(value, again[key]) for key, value in weights.items())
+
+
+def test_the_patch_is_small_and_keeps_the_text(tmp_path: Path) -> None:
+    done = warm.run([*COMMAND, str(SCRIPTS / "functions.py")], cwd=tmp_path, capture_output=True, text=True)
+    changed = [line for line in done.stdout.splitlines()[2:] if line.startswith(("+", "-"))]
+    assert done.returncode == 0 and changed == (SCRIPTS / "functions.diff").read_text().splitlines()
+    assert "     # from 0" in done.stdout.splitlines()
+
+
+BEGIN = """import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(20, 4)
+"""
+LOOP = """for epoch in range(3):
+    for row in x:
+        loss = net(row).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("print(1)\n", 1, "no plain loop that calls backward()"),
+        ("import everstep\n" + LOOP, 1, "by hand"),
+        (BEGIN + LOOP + LOOP, 11, "a second loop that trains"),
+        (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
+        (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "count from 0"),
+        (BEGIN + LOOP + "    else:\n        pass\n", 7, "with an else"),
+        (BEGIN + LOOP + "    if loss < 0.1:\n        break\n", 12, "call loop.request_stop()"),
+        (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "this hides the place in its data"),
+        (BEGIN + LOOP + "print(epoch)\n", 6, "`epoch` counts rounds"),
+        (BEGIN + LOOP + "    net.load_state_dict(torch.load('best.pt'))\n", 11, "may be newer"),
+        (BEGIN + LOOP + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", 4, "made anew"),
+        (BEGIN.replace("torch.manual_seed(0)\n", "") + LOOP, 5, "no line has 'manual_seed"),
+        (BEGIN.replace("net.parameters()", "[x]") + LOOP, 4, "the optimizer trains `x`"),
+        (BEGIN.replace("optim", "if 1: optim", 1) + LOOP, 4, "`optimizer` is made under a condition"),
+        (
+            BEGIN + "meter = Meter()\n" + LOOP + "        meter.add(loss)\n",
+            6,
+            "`meter` may change in the loop",
+        ),
+        (
+            BEGIN
+            + LOOP.replace("    for", "    old = [*net.parameters()]\n    for").replace(
+                "sum()", "sum() + old[0]"
+            ),
+            7,
+            "`old`, of the state before the steps",
+        ),
+        (
+            BEGIN
+            + "def fit(n):\n"
+            + "".join(f"    {each}\n" for each in LOOP.splitlines())
+            + "fit(1)\nfit(2)\n",
+            6,
+            "fit() is called 2",
+        ),
+        (
+            BEGIN + "import random\n" + LOOP.replace("net(row)", "net(row * random.random())"),
+            7,
+            r"no line has 'random\\.seed",
+        ),
+    ],
+)
+def test_what_no_patch_can_do_is_named_with_its_line(text: str, line: int, words: str) -> None:
+    patch = Patch(text, "x")
+    assert not patch.text
+    assert any(at == line and words in reason for at, reason in patch.refused), patch.refused
+
+
+STEP, HEAD, TAIL = "        ", "    ", "    "
+
+
+def around(before: str = "", head: str = "", step: str = "", tail: str = "", after: str = "") -> str:
+    """The plain loop with lines before it, in an epoch's head, in a step, in a tail, and after it."""
+    first, rest = LOOP.split("\n", 1)
+    return f"{BEGIN}{before}{first}\n{head}{rest}{step}{tail}{after}"
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        (around(), '{"net": net, "optimizer": optimizer}'),
+        (around("n = 0\n", step=STEP + "n += 1\n"), "kept.n = 0"),
+        (around("n = 0\ndef count():\n    global n\n    n += 1\n", step=STEP + "count()\n"), "kept.n += 1"),
+        (
+            around(
+                head=HEAD + "last = 0\n", step=STEP + "if loss > 3: last = 1\n", tail=TAIL + "print(last)\n"
+            ),
+            "kept.last",
+        ),
+        (around(tail=TAIL + "value = float(loss)\n", after="print(value)\n"), "print(kept.value)"),
+        (around("h = []\ndef note(a, b):\n    a.append(b)\n", step=STEP + "note(h, 1)\n"), "note(kept.h, 1)"),
+        (around("h = {'l': []}\n", step=STEP + "l = h['l']\n" + STEP + "l.append(1)\n"), "l = kept.h['l']"),
+        (
+            around("e = [p.clone() for p in net.parameters()]\n", step=STEP + "for a in e: a.mul_(0.9)\n"),
+            "in kept.e:",
+        ),
+        (around("w = torch.zeros(20)\n", step=STEP + "w[0] = 1\n"), "kept.w[0]"),
+        (
+            around("o = list(range(9))\n", head=HEAD + "torch.shuffle(o)\n", step=STEP + "print(o)\n"),
+            "shuffle(kept.o)",
+        ),
+        (around("r = 1\n", head=HEAD + "print(r)\n", tail=TAIL + "r *= 0.5\n"), "kept.r *= 0.5"),
+        (
+            around("g = torch.Generator().manual_seed(1)\n", step=STEP + "torch.rand(1, generator=g)\n"),
+            '"g": g',
+        ),
+        (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
+    ],
+)
+def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> None:
+    patch = Patch(text, "x")
+    assert entry in patch.text and not patch.refused, patch.refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        around("stop = Early()\n", tail=TAIL + "stop(loss)\n"),
+        around("args = parse()\n", tail=TAIL + "args.lr = args.lr / 2\n"),
+        around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
+        around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
+        around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
+        around("import lib\n", step=STEP + "lib.n += 1\n"),
+        around("def f():\n    pass\ndef f():\n    pass\n", step=STEP + "f()\n"),
+        around("n = 0\n", step=STEP + "print(n := n + 1)\n"),
+    ],
+)
+def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
+    assert Patch(text, "x").refused
+
+
+def test_a_refused_script_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    done = warm.run([*COMMAND, "train.py", "-o", "new.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and not (tmp_path / "new.py").exists()
+    assert "line 1: no plain loop" in done.stderr and "train.py is not patched" in done.stderr
+
+
+@pytest.mark.campaign("long")
+def test_a_patch_that_trains_otherwise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from everstep.cli.adopting import compare
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.py").write_text(text_of("lines"))
+    (tmp_path / "other.py").write_text(Patch(text_of("lines"), "x").text.replace("0.99", "0.98"))
+    (tmp_path / "same.py").write_text(Patch(text_of("lines"), "x").text)
+    assert compare(Path("plain.py"), Path("same.py"), []) is None
+    problem = compare(Path("plain.py"), Path("other.py"), [])
+    assert problem is not None and "other.py trains otherwise: 17 updates, not 17" in problem
