@@ -9,9 +9,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, page, rooms, totals
 
 HELD = {
-    "lines of src": 51_230,
-    "lines of tests": 52_800,
-    "modules of at most 60 lines": 42,
+    "lines of src": 50_880,
+    "lines of tests": 53_230,
+    "modules of at most 60 lines": 40,
     "names in everstep": 25,
 }
 """Reached so far.  The goal is 32,000 lines of src, 25,000 of tests, 25 names; who adds pays by deleting."""
