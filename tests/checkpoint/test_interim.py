@@ -69,12 +69,11 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
     assert seen == [([*OWN[:3], "step-00000008"], OWN[:3], OWN[:3], OWN[:3], OWN[2:3])]
 
 
-def test_killed_in_the_tail_the_run_goes_on_from_it_and_the_list_says_so(tmp_path: Path) -> None:
+def test_killed_in_the_tail_the_run_goes_on_from_it(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         tiny(tmp_path / "run").train(tail=boom_at(2))
     listed = CliRunner().invoke(commands, ["checkpoints", str(tmp_path / "run")])
     assert "step-00000005 " not in listed.stdout
-    assert "a start resumes from step-00000005, which stands in for" in listed.stderr
     assert "step-00000005" in [one["name"] for one in asked("checkpoints", tmp_path / "run", "verify")]
     again = tiny(tmp_path / "run").train()
     assert again.loop.ending.resumed_from == "step-00000005"

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,13 @@ def manifest(bad: Path) -> None:
         path.write_bytes(b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(DEEP).encode(), DEEP))
 
 
-MANY_ROWS = (
-    journal_format._BLOCK.pack(1.0, 1, 10**8, 4, 4, 0)
-    + b"steploss"
-    + (journal_format._COLUMN.pack(0, 1) + journal_format._STRIDE.pack(1)) * 3
-)
+ZEROS = zlib.compress(bytes(10**6))
+MANY_ROWS = journal_format._BLOCK.pack(1.0, 1, 10**8, 4, 4, len(ZEROS), 0) + b"steploss" + ZEROS
 DEEP = b"[" * 200_000
 CLAIMS = (journal_format._MARKER + (1 << 21).to_bytes(4, "little") + bytes(20)) * (1 << 17)
 
 HARMS: dict[str, Callable[[Path], object]] = {
-    "10**8 rows in 124 bytes": frame(METRICS, MANY_ROWS),
+    "10**8 rows in 1,000 bytes": frame(METRICS, MANY_ROWS),
     "brackets in an event": frame(EVENT, DEEP),
     "an event whose data are a list": event("closed", []),
     "an event far away": event("closed", {"status": "x", "reason": 1}, time=1e300),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -269,16 +268,16 @@ def _segment(place: Place) -> Target:
 
 
 def _block(payload: bytes, rng: Random) -> bytes:
-    """A block of other numbers: of rows, lengths, widths and strides."""
+    """A block of other numbers: of its time, epoch, rows and lengths."""
     head = list(journal_format._BLOCK.unpack_from(payload))
     at = rng.randrange(len(head))
     head[at] = {
         0: rng.choice((float("nan"), -1.0, 1e300, 0.0)),
         1: rng.choice((-1, 2**63 - 1, -(2**63))),
-        5: rng.choice((2, 255)),
+        6: rng.choice((2, 255)),
     }.get(at, rng.choice((0, 1, 2**31, 2**32 - 1)))
     rest = payload[journal_format._BLOCK.size :]
-    return struct.pack("<dqIIIB", *head) + (harmed(rest, rng) if rng.random() < 0.5 else rest)
+    return journal_format._BLOCK.pack(*head) + (harmed(rest, rng) if rng.random() < 0.5 else rest)
 
 
 def _look(journal: RunJournal) -> None:

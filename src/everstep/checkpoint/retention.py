@@ -126,7 +126,8 @@ class Retention:
     keep_best: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
-        integer("keep_last", self.keep_last, none="to keep every checkpoint")
+        keep_last = integer("keep_last", self.keep_last, none="to keep every checkpoint")
+        object.__setattr__(self, "keep_last", keep_last)  # NumPy's integers become Python's
         every = self.keep_every
         if every is not None and not isinstance(every, Every):
             raise ConfigError(f"keep_every={every!r}: give a schedule such as Every(steps=1000)")
