@@ -68,7 +68,7 @@ FAULTS = {
     "retention before the commit": Fault(
         (
             Edit(
-                r"if self\.\w+\.writer:\n\s+self\._opening\.mirror\.committed",
+                r"if self\.\w+\.writer:\n\s+self\._opening\.mirror\.retain_and_upload",
                 "=",
                 beside=r"with self\._together\(snapshot\):\n\s+if",
             ),
