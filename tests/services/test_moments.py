@@ -273,7 +273,7 @@ def test_after_an_error_all_are_closed_and_the_error_stays(tmp_path: Path) -> No
         """What is logged where the loop's body, a service's `open`, or its first moment fails."""
         log: list[str] = []
 
-        class Fails(Acts):
+        class Fails(Told):
             moments = frozenset({Moment.ENTER_LOOP})
 
             def open(self, run: Any) -> None:
