@@ -431,3 +431,13 @@ def test_a_batch_drawn_ahead_is_found(tmp_path: Path, clean: bool) -> None:
     else:
         with pytest.raises(DivergenceError, match="step 4 batch of train was"):
             train(None)
+
+
+def test_a_chosen_checkpoint_compares_its_last_batch_and_names_the_steps_after_it(tmp_path: Path) -> None:
+    def tiny(**options: Any) -> Tiny:
+        services = [everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)]
+        return Tiny(tmp_path / "run", max_step=6, services=services, **options)
+
+    tiny().train()
+    lines = tiny(resume="step-00000003").train().lines
+    assert any("1 last batch digest equal; steps 4 to 6 are not compared" in line for line in lines), lines

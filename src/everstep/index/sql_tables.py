@@ -39,7 +39,7 @@ from sqlalchemy import (
     table,
 )
 
-VERSION = 6
+VERSION = 7
 """Version of these tables.  Another version has tables of its own, beside these; the journals fill both."""
 
 metadata = MetaData()

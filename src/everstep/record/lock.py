@@ -25,7 +25,7 @@ from pathlib import Path
 
 from everstep import hazard
 from everstep.durable import fsync_folder, rename, write_whole
-from everstep.errors import RunDirError, RunLockedError
+from everstep.errors import JournalError, RunDirError, RunLockedError
 from everstep.polling import wait_until
 from everstep.record.journal_reader import RunJournal
 from everstep.record.rundir import RunDir, no_disk_error
@@ -221,7 +221,7 @@ def why_stays(run_dir: Path, run: str) -> str:
                 "it was started without a lock and did not say how it ended: it may be running; if you know "
                 "that it is not, delete the directory by hand"
             )
-    except OSError as error:
+    except (OSError, JournalError) as error:
         return str(error)
     inner = [path for path, _, names in os.walk(run_dir) if "run.json" in names and Path(path) != run_dir]
     return f"it contains another run, {inner[0]}" if inner else ""

@@ -122,6 +122,9 @@ class EarlierSteps:
     why: list[str] = field(default_factory=list)
     accepted: bool = False
 
+    def __post_init__(self) -> None:
+        self.last = max(self.last, self.first)
+
     @property
     def has_rows(self) -> bool:
         """Whether metrics are left that were not found again."""

@@ -57,8 +57,10 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
 
 def rank_trails(run_dir: Path, segment: int) -> dict[int, Path]:
     """Return the files of a segment's trails by rank."""
-    paths = (run_dir / "journal").glob(f"{segment_path(run_dir, segment).stem}.*trail")
-    return {int(path.suffixes[0][6:] or 0): path for path in paths}
+    path = trail_path(run_dir, segment)
+    others = path.parent.glob(f"{path.stem}.rank-[0-9][0-9][0-9][0-9][0-9].trail")
+    ranks = {int(other.suffixes[0][6:]): other for other in others}
+    return {0: path, **ranks} if path.exists() else ranks
 
 
 def packed(body: bytes) -> bytes:
