@@ -481,6 +481,27 @@ def test_a_fork_that_was_killed_at_once_begins_again(file: Path, copied: bool, b
     assert not Path("runs/tiny-fork-2").exists()
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_fork_that_saved_nothing_keeps_its_beginning(file: Path, deleted: bool) -> None:
+    opened(file, "trainer.max_epoch=1").train()
+    changed = ("optimizer.lr=0.2", "trainer.max_epoch=2")
+    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
+    opened(file, "trainer.max_epoch=2").train()
+    if deleted:
+        shutil.rmtree("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    again = opened(file, *changed, on_change="fork")
+    again.train()
+    began = RunDir.open(again.run_dir, create=False).facts["parent"]["checkpoint"]
+    wanted = (
+        ("tiny-fork-2", "epoch-0002-step-00000008")
+        if deleted
+        else ("tiny-fork-1", "epoch-0001-step-00000004")
+    )
+    assert (Path(again.run_dir).name, began) == wanted
+    first, *_ = RunJournal(again.run_dir).events("segment")
+    assert began in str(first.data)
+
+
 def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> None:
     services = "services=[{Checkpoints: {every: {steps: 1}, keep_last: 9}}]"
     opened(file, services, "trainer.max_step=6").train()

@@ -95,7 +95,7 @@ class Configured(Experiment):
             self._message = _message("kept as stored", changes)
             return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
         folder = _fork_of(run_dir, _digest(resolved.tree))
-        if Store(located(folder)).names():
+        if facts_at(located(folder)):
             self._message = f"resuming the fork {folder}"
         else:
             self._fork = checkpoint
@@ -173,12 +173,17 @@ class Configured(Experiment):
 
 
 def _fork_of(run_dir: Path, digest: str) -> Path:
-    """Return the directory of a run's fork with this config, RUN-fork-N, or the first that is free."""
+    """Return the directory of a run's fork with this config, RUN-fork-N, or the first that is free.
+
+    A fork that has saved nothing goes on only if the parent still has the checkpoint with which it began.
+    """
     run = RunDir.open(run_dir, create=False).id
     for number in itertools.count(1):
         folder = run_dir.with_name(f"{run_dir.name}-fork-{number}")
         facts = facts_at(located(folder)) or {}
-        if not facts or (facts.get("parent", {}).get("run"), facts.get("config")) == (run, digest):
+        parent = facts.get("parent", {})
+        is_this = (parent.get("run"), facts.get("config")) == (run, digest)
+        if not facts or (is_this and (Store(located(folder)).names() or Path(parent["path"]).exists())):
             break
     return folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
 import tempfile
@@ -156,11 +155,8 @@ class Notify(BuiltIn):
             raise ConfigError(
                 f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
             )
-        if url is not None and not re.fullmatch(r"https?://[^/\s]\S*", url):
-            raise ConfigError(
-                "url: give an address with http or https, as in https://hooks.example.org/T0/B0"
-            )
-        self.target = Target(tuple(command), url or "", number("timeout", timeout, of="seconds"))
+        address = "" if url is None else _address(url)
+        self.target = Target(tuple(command), address, number("timeout", timeout, of="seconds"))
         self._is_open = False
         self._threads: list[threading.Thread] = []
         self._one_by_one = threading.Lock()
@@ -221,3 +217,13 @@ class Notify(BuiltIn):
             self._run.println(
                 f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
             )
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except (ValueError, AttributeError, TypeError):
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \n\r\t"):
+        raise ConfigError("url: give an address with http or https, as in https://hooks.example.org/T0/B0")
+    return url
