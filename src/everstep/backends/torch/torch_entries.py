@@ -50,7 +50,8 @@ def make_entry(value: Any) -> Entry | None:
 def _is_schedule(value: Any) -> bool:
     """Whether an object steps an optimizer, or its rate, and has a state: as timm's schedulers do."""
     holds = any(isinstance(each, torch.optim.Optimizer) for each in getattr(value, "__dict__", {}).values())
-    return holds and isinstance(value, Stateful) and hasattr(value, "step")
+    is_optimizer = hasattr(value, "param_groups")  # one that wraps another
+    return holds and not is_optimizer and isinstance(value, Stateful) and hasattr(value, "step")
 
 
 class ModuleEntry(Entry):
