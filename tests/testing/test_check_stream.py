@@ -12,7 +12,7 @@ from everstep import data
 from everstep.testing import check_stream
 
 
-class Numbers:
+class Numbers(data.Stream):
     """A correct stream: five batches a pass, each a function of (seed, pass, position)."""
 
     length = 5
@@ -30,7 +30,7 @@ class Numbers:
         pass
 
 
-class NumbersCursor:
+class NumbersCursor(data.Cursor):
     def __init__(self, stream: Numbers, pass_index: int, at: int, seed: int) -> None:
         self.stream, self.pass_index, self.at, self.seed = stream, pass_index, at, seed
         self.opened_at = at
@@ -80,6 +80,23 @@ class RemembersPasses(Numbers):
         return super().open(purpose, self.passes, position, seed=seed)
 
 
+class GoesOn(Numbers):
+    """Each pass goes on counting where the pass before ended; a position tells the count."""
+
+    count = 0
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        cursor = NumbersCursor(self, 0, 0, seed)
+        if position is not None:
+            cursor.at, self.count = position
+        cursor.position = lambda: (cursor.at, self.count)  # type: ignore[method-assign]
+        return cursor
+
+    def batch(self, cursor: NumbersCursor) -> Any:
+        self.count += 1
+        return self.count
+
+
 class Asked(NumbersCursor):
     """Its batches depend on how often it was asked for its position."""
 
@@ -119,7 +136,8 @@ FAULTS: list[tuple[type[Numbers], str]] = [
         "resumed at pass 0, after 1 batches: pass 0: batch 0 from there differs",
     ),
     (changed(open=draws_from_the_globals), "differs"),
-    (RemembersPasses, "resumed at pass 1"),
+    (RemembersPasses, "opened by a new process .*: pass 1"),
+    (GoesOn, "opened by a new process .*carries_over = True.*: pass 1: batch 0 from there differs"),
     (changed(Asked, left=unknown, batch=lambda stream, cursor: cursor.asked), "asking for positions"),
     (changed(left=lambda stream, cursor: stream.length), r"remaining\(\) said 5 batches"),
     (changed(length=0), "gave no batch"),
@@ -146,6 +164,7 @@ def test_a_correct_stream_passes_and_one_that_cannot_tell_what_is_left_with_a_se
     check_stream(lambda: data.prefetch(Numbers(), buffer=2))
     assert "remaining()" not in capsys.readouterr().out
     check_stream(changed(left=unknown))
+    check_stream(type("Declared", (GoesOn,), {"carries_over": True}))
     assert "no remaining()" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"give a function, as in check_stream\(lambda: Numbers"):
         check_stream(Numbers())  # type: ignore[arg-type]

@@ -80,7 +80,8 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
     """Check a stream against the laws that concern data.
 
     1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
-       random state, gives the rest of the pass and the following passes bit for bit.
+       random state, gives the rest of the pass and the following passes bit for bit.  A fresh stream also
+       gives a following pass alone, unless `Stream.carries_over` says that it needs the pass before.
     2. Asking for positions changes nothing.
     3. After its end a pass gives no batch, however often it is asked; `remaining` is right.
     4. Neither a thread nor a process is left after `close`.
@@ -104,6 +105,14 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
         rest, _ = _read(make_stream(), most, seed, at)
         expected = [whole[at.pass_index][at.batches :], *whole[at.pass_index + 1 :]]
         _require_equal(expected, rest, f"resumed at {at}: ", at.pass_index)
+        if at.ended and at.pass_index + 1 < _PASSES and not make_stream().carries_over:
+            # a resume at the end of a pass opens only the next one
+            restore(at.random_state)
+            following, _ = _read(make_stream(), most, seed, begin=at.pass_index + 1)
+            law = (
+                "opened by a new process (a stream that goes on from pass to pass has carries_over = True): "
+            )
+            _require_equal(whole[at.pass_index + 1 :], following, law, at.pass_index + 1)
     for size in (2, 3) if shares else ():
         _check_shares(make_stream, size, seed)
     with closing(make_stream().open("train", 0, seed=seed)) as cursor:
