@@ -102,6 +102,22 @@ Trained = tuple[Path, dict[int, Any]]
 # -------------------------------------------------------------------------------- in another script
 
 
+def test_another_learning_rate_than_that_of_the_source_is_said_with_the_remedy(
+    tmp_path: Path, trained: Trained
+) -> None:
+    best = trained[0] / "best" / "valid.loss"
+    net = Net(lr=0.5).entered(tmp_path / "theirs", best)
+    assert net.optimizer.param_groups[0]["lr"] == 0.01
+    (line,) = [line for line in net.lines if "learning rate" in line]
+    assert ", 0.01, and not with this program's, 0.5;" in line and "reset=['lr', 'step']" in line
+    with pytest.raises(ConfigError, match=r"have no counters .* reset=\['lr', 'step'\]"):
+        Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr"}))
+    net = Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr", "step"}))
+    assert net.optimizer.param_groups[0]["lr"] == 0.5 and not any(
+        "learning rate" in line for line in net.lines
+    )
+
+
 def test_the_best_weights_by_the_folder_of_their_metric(tmp_path: Path, trained: Trained) -> None:
     run_dir, weights = trained
     assert len(list((run_dir / "best" / "valid.loss").iterdir())) > 1, "older ones that checkpoints speak of"

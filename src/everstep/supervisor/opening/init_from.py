@@ -47,7 +47,8 @@ class InitFrom:
         on_unexpected: action for a name of the checkpoint that is not here.
         on_reshaped: action for a name with another shape or dtype.
         reset: of {"step", "optimizer", "lr"}: start counting at 0, start the optimizer fresh, keep
-            this program's learning rates.  Without "step" the counters continue.
+            this program's learning rates.  The default is {"step"}; without "step" the counters continue,
+            which takes a checkpoint: best weights have none.
         entry: entry for another program's weights that have names alone, as a `state_dict` has; default:
             the only entry that is a flat set of arrays.
 
@@ -88,8 +89,22 @@ class InitFrom:
 
     def load(self, user: UserState, progress: Progress, say: Say) -> str:
         """Load the chosen parts into the state of a new run; return in words what was used."""
+        own = _rates(user)
         checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
+        for name, rates in _rates(user).items():
+            if rates != own[name]:
+                say(
+                    f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and not "
+                    f"with this program's, {_listed(own[name])}; "
+                    f"InitFrom(..., reset={sorted({'step', 'lr', *self.reset})}) keeps this program's"
+                )
         if checkpoint is not None and "step" not in self.reset:
+            structure: Any = checkpoint.structure
+            if "progress" not in structure:
+                raise ConfigError(
+                    f"InitFrom(reset={sorted(self.reset)}): the best weights {where} have no counters to go on "
+                    f"from: add 'step', reset={sorted({'step', *self.reset})}"
+                )
             saved = saved_tree(checkpoint, ("progress",))
             with reading(where, "progress"):
                 counters = Progress.from_tree(saved["progress"])
@@ -359,6 +374,20 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
             )
         records[metric] = BestRecord(metric, value, saved["step"], saved["epoch"], str(path))
     return records
+
+
+def _rates(user: UserState) -> dict[str, list[float]]:
+    """Return the learning rate of each optimizer's groups; where a schedule runs, that at its beginning."""
+    trees = {name: entry.save() for name, entry in user.entries.items()}
+    return {
+        name: [float(group.get("initial_lr", group["lr"])) for group in tree["param_groups"] if "lr" in group]
+        for name, tree in trees.items()
+        if _is_optimizer(tree)
+    }
+
+
+def _listed(rates: list[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
 
 
 def _is_optimizer(tree: Any) -> bool:
