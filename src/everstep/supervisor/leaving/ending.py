@@ -69,7 +69,8 @@ class Ending:
 
     def __str__(self) -> str:
         state = "finished" if self.finished else "resumable"
-        return f"{self.reason} (step {self.step}, {state})"
+        diverged = "" if self.diverged is None else f", diverged at step {self.diverged}"
+        return f"{self.reason} (step {self.step}, {state}{diverged})"
 
 
 def end_status(

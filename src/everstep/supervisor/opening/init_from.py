@@ -94,16 +94,16 @@ class InitFrom:
         for name, rates in _rates(user).items():
             if rates != own[name]:
                 say(
-                    f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and not "
-                    f"with this program's, {_listed(own[name])}; "
+                    f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and "
+                    f"not with this program's, {_listed(own[name])}; "
                     f"InitFrom(..., reset={sorted({'step', 'lr', *self.reset})}) keeps this program's"
                 )
         if checkpoint is not None and "step" not in self.reset:
             structure: Any = checkpoint.structure
             if "progress" not in structure:
                 raise ConfigError(
-                    f"InitFrom(reset={sorted(self.reset)}): the best weights {where} have no counters to go on "
-                    f"from: add 'step', reset={sorted({'step', *self.reset})}"
+                    f"InitFrom(reset={sorted(self.reset)}): the best weights {where} have no counters to "
+                    f"go on from: add 'step', reset={sorted({'step', *self.reset})}"
                 )
             saved = saved_tree(checkpoint, ("progress",))
             with reading(where, "progress"):
