@@ -5,8 +5,8 @@ store, at each hazard, where a thread waits, and in the modules given as `lines`
 chooses.  The clock stands while any thread can run, so a rank is late only where a test stops or kills it.
 
 A rank that is killed never runs again: what it has in its `finally` happens after the simulation.  Globals of
-a process are each rank's own.  All parts under test are the library's; only `time`, `threading` and `queue`
-are the simulation's in the modules that wait.
+a process are each rank's own.  All parts under test are the library's; only `time` is the simulation's in the
+modules that wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -25,7 +25,7 @@ import pytest
 
 from everstep import hazard, polling
 from everstep.errors import StoreLostError
-from everstep.group import StoreGroup, agreement, store_group
+from everstep.group import StoreGroup, store_group
 
 LEAST = 1e-3
 """Seconds that a sleep takes at least: a wait begins with sleeps of 0 s, and time has to pass."""
@@ -84,44 +84,6 @@ class Thread:
 
     def join(self, timeout: float = math.inf) -> None:
         self._simulation.pause(timeout, lambda: self.done)
-
-
-class Condition:
-    """As `threading.Condition`."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._rings = simulation, 0
-        self._owner: Thread | None = None
-
-    def __enter__(self) -> None:
-        self._simulation.pause(math.inf, lambda: self._owner is None)
-        self._owner = self._simulation.running
-
-    def __exit__(self, *_: object) -> None:
-        self._owner = None
-
-    def wait_for(self, predicate: Callable[[], Any]) -> Any:
-        while not (found := predicate()):
-            self._owner, rings = None, self._rings
-            self._simulation.pause(math.inf, lambda: self._rings > rings)  # noqa: B023
-            self.__enter__()
-        return found
-
-    def notify_all(self) -> None:
-        assert self._owner is self._simulation.running, "the condition is not held"
-        self._rings += 1
-
-
-class Queue:
-    """As `queue.SimpleQueue`."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._items = simulation, deque[Any]()
-        self.put = self._items.append
-
-    def get(self) -> Any:
-        self._simulation.pause(math.inf, lambda: bool(self._items))
-        return self._items.popleft()
 
 
 class Store:
@@ -201,10 +163,7 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
-        threads = SimpleNamespace(Thread=self.make_thread, Condition=partial(Condition, self))
-        self._patches.setattr(agreement, "threading", threads)
         self._patches.setattr(polling, "time", SimpleNamespace(monotonic=time.monotonic, sleep=self.poll))
-        self._patches.setattr(agreement, "queue", SimpleNamespace(SimpleQueue=partial(Queue, self)))
         self._patches.setattr(store_group, "atexit", SimpleNamespace(register=bool))
         return self
 

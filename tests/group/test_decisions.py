@@ -83,7 +83,7 @@ say(*ended("evaluation", tail=alone(evaluated)))
 """)
     *asked, metrics, evaluation = said
     different = "DisagreementError: at the boundary after epoch 1, what the programs have asked for"
-    told = ('rank 0: {"stop": ["request"', 'rank 0: {"save": true}', 'rank 0: {"max_epoch": 2}')
+    told = ('rank 0: {"save": true, "stop": ["request"', 'rank 0: {"save": true}', 'rank 0: {"max_epoch": 2}')
     for line, words in zip(asked, told, strict=True):
         assert line.startswith(different) and words in line and "; rank 1: {" in line, line
     places = "rank 0 at 'the metrics extra', rank 1 at 'the boundary after epoch 1'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from simulation import Simulation
 from everstep.contracts.group import require_same
 from everstep.errors import DisagreementError, GroupError, MissingRankError
 from everstep.group import Single, StoreGroup, report
+from everstep.schedule import NEVER
+from everstep.supervisor.ranks import Ranks
+from everstep.supervisor.threads import wakeups
+from everstep.supervisor.threads.signals import SignalWatch
 from gate import share
 
 
@@ -238,3 +243,35 @@ def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> 
     for rank in (0, 2):
         assert said[rank].startswith("rank 1 did not reach 'the opening of the group' within 1.5 s")
         assert "EVERSTEP_GROUP_LIMIT" in said[rank]
+
+
+def test_a_signal_of_one_rank_stops_all_at_one_step_within_seconds() -> None:
+    def program(rank: int) -> tuple[int, float]:
+        def clock() -> float:
+            return simulation.now
+
+        waking = wakeups.Wakeups(clock)
+        signals = SignalWatch(waking.wish, clock)
+        ranks, pace, received = Ranks(signals, waking, clock), Random(seed), 0.0
+        ranks.group, ranks.several = simulation.group(), True
+        ranks.begin_clock()
+        for step in range(1, 100_000):
+            simulation.sleep(0.02 * pace.random() * (1 + rank))
+            if step == 150 and rank == seed % simulation.size:
+                received = simulation.now
+                simulation.thread(lambda: signals.receive(15))
+            if step < waking.next_due or not waking.is_due(step):
+                continue
+            waking.begin_boundary()
+            ranks.meet(f"step {step}", step, saving=False, reason=None, asked={}, handed=None)
+            if ranks.signal is not None:
+                break
+            waking.plan(step, step + 40 if seed % 2 else NEVER, None)
+        ranks.group.close()
+        return step, simulation.now - received if received else 0.0
+
+    for seed in range(30):
+        with Simulation(seed, 2 + seed % 3, lines=[wakeups]) as simulation:
+            found = simulation.run(program)
+        assert {step for step, _ in found} == {found[0][0]}, f"seed {seed}"
+        assert found[0][0] >= 150 and max(seconds for _, seconds in found) < 10, (seed, found)

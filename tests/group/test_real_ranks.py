@@ -91,15 +91,17 @@ def test_a_rank_that_is_killed_is_named_to_those_that_wait_and_those_that_train(
     os.mkfifo(tmp_path / "fifo")
     held = os.open(tmp_path / "fifo", os.O_RDWR)  # the forked process ends when it is closed
     program = f"""
+import queue
 sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
 from everstep.errors import GroupError
-from everstep.group import Agreement, Peers, store_group
+from everstep.group import Peers, store_group
+from everstep.supervisor.leaving.failures import LostGroup
 from processes import POLL
 store_group.LINGER = 0  # below rank 0 waits for rank 1 itself
 group = find_group()
 peers = Peers(group)
-asking = threading.Event()
-agreement = Agreement(group, lambda: 0, asking.set)
+failures = queue.SimpleQueue()
+lost = LostGroup(group, None, lambda reason: None, failures.put)
 group.barrier("all have joined")
 if rank == 2:
     if os.fork() == 0:
@@ -111,14 +113,14 @@ if rank == 2:
 try:
     if rank == 0:
         group.barrier("the lost rank does not come")
-    asking.wait()
-    agreement.ask(1)
+    raise failures.get()
 except GroupError as error:
     say(type(error).__name__, error.ranks)
+lost.leaving()
 open(f"{tmp_path}/{{rank}}", "w").close()
 while not os.path.exists("{tmp_path}/1"):
     threading.Event().wait(POLL)  # rank 0 hosts the store, and leaves last
-agreement.close()
+lost.close()
 peers.close()
 group.close()
 say(threading.active_count())

@@ -138,10 +138,7 @@ class Boundaries:
     ) -> None:
         """Run the due services, by stage, between two steps or after an epoch's tail.
 
-        Args:
-            batch: the batch that the last step read.
-            can_save: as in `complete_step`.
-            rest: names of the services that had not run, where an interruption had left this boundary open.
+        `rest`: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
         self.inside = True
@@ -226,6 +223,7 @@ class Boundaries:
             times = {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": kilobytes * 1024.0}
         engine.ranks.meet(
             f"the boundary after {where}",
+            current.step,
             saving=engine.saver.job is not None,
             reason=None if stop is None else stop.reason,
             asked=asked,

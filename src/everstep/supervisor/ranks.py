@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +13,7 @@ from everstep.arguments import plain_tree
 from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError
-from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
+from everstep.group import Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
 from everstep.supervisor.streams.same_samples import require_alike
 from everstep.supervisor.threads.signals import SignalWatch
@@ -26,9 +26,8 @@ _ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in (Stop, Inte
 class Ranks:
     """The processes that train this run, each with an engine of its own; usually there is one.
 
-    Every rank makes the same calls in the same order.  What only one rank knows (a signal, the clock, a
-    thread's request, a finished write) is gathered at each boundary, so that all ranks decide from the same
-    facts.  On one process the facts are read where they are used.
+    What only one rank knows (a signal, the clock, a thread's request, a finished write) is gathered at each
+    boundary, so that all ranks decide from the same facts.
     """
 
     def __init__(self, signals: SignalWatch, wakeups: Wakeups, clock: Clock) -> None:
@@ -42,6 +41,9 @@ class Ranks:
         self.times: list[dict[str, float]] = []
         """What each rank has measured of itself, if the ranks met last after an epoch."""
         self._now = 0.0
+        self.next_meeting = 0
+        self._met_at, self._every = 0, 1
+        """The step after which the ranks met last, and the steps until they meet next."""
         self._signal: int | None = None
         self._actions: list[Pending] = []
 
@@ -67,14 +69,20 @@ class Ranks:
                 "torchrun --max-restarts=3"
             )
 
-    def agree_by_steps(
-        self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
-    ) -> None:
-        """Let all ranks stop at the same step for what one wishes; a thread tells `lost` of a lost group."""
-        if isinstance(group := self.group, StoreGroup):
-            agreement = Agreement(group, steps, self._wakeups.look, lost)
-            stack.callback(agreement.close)
-            self._wakeups.agree_by(agreement, keeps_time=self.writer)
+    def any_wishes(self, step: int, wishes: bool) -> bool:
+        """Ask, between boundaries, whether a rank wishes one; called by all ranks after the same step."""
+        asked = self.group.gather([wishes, self._clock()], f"the wishes after step {step}")
+        self._plan_meeting(step, asked[0][1])
+        return any(wishes for wishes, _ in asked)
+
+    def _plan_meeting(self, step: int, now: float) -> None:
+        """Plan to meet in about a second, by the writer's clock."""
+        steps, seconds = step - self._met_at, now - self._now
+        if steps:
+            # at most twice as many as before: a step may take longer than those so far
+            most = 2 * self._every
+            self._every = max(1, int(steps / seconds)) if seconds * most > steps else most
+        self.next_meeting, self._met_at, self._now = step + self._every, step, now
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -100,11 +108,14 @@ class Ranks:
     def begin_clock(self) -> float:
         """Return the time at which all schedules in seconds begin, by the writer's clock."""
         self._now = self.group.share(self._clock(), "the beginning of the clock")
+        if self.several:
+            self._wakeups.meet_others(self, keeps_time=self.writer)
         return self._now
 
     def meet(
         self,
         where: str,
+        step: int,
         *,
         saving: bool,
         reason: str | None,
@@ -112,11 +123,7 @@ class Ranks:
         handed: int | None,
         times: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell all ranks what this rank knows alone; called first at each boundary.
-
-        `asked` is what the program has asked for since the ranks met last, which must be the same on all;
-        `handed` the digest of the batches of this start, the same on ranks that read the same part.
-        """
+        """Tell all ranks what this rank knows alone; what the program has `asked` for must be the same."""
         if not self.several:
             return
         pending = self._wakeups.actions
@@ -138,7 +145,8 @@ class Ranks:
             "ranks alike; loop.call_soon(everstep.Stop(...)) may be called on one)",
         )
         require_alike(self.group.data, [each["handed"] for each in found], f"the batches up to {where}")
-        self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
+        self._plan_meeting(step, found[0]["now"])
+        self.writers_reason = found[0]["reason"]
         self.times = [each["times"] for each in found if each["times"]]
         self.saves_are_done = not any(each["saving"] for each in found)
         self._signal = next((each["signal"] for each in found if each["signal"] is not None), None)
@@ -165,10 +173,7 @@ class Ranks:
                 yield self._wakeups.actions.popleft()
 
     def together(self, actions: list[Pending], services: Iterable[Service]) -> list[Pending]:
-        """Return the actions of the services on all ranks, the same on each; called by all ranks.
-
-        A stop, an interruption or a save that one rank alone asks for counts for all.
-        """
+        """Return the actions of the services of all ranks; one rank's stop counts for all."""
         if not self.several:
             return actions
         mine = [[None if service is None else service.name, *_told(action)] for service, action in actions]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from everstep.contracts.group import Group
+from everstep.contracts.group import Group, KeyValueStore
 from everstep.errors import GroupError
-from everstep.group import StoreGroup, failure_of_another, report, write_error_file
+from everstep.group import StoreGroup, failure_of_another, report, require_no_failure, write_error_file
 from everstep.polling import wait_until
 from everstep.record import FailurePages, Journal, traceback_lines
 from everstep.record.failure_pages import Kind
@@ -29,6 +29,8 @@ GRACE = 3.0
 """Seconds for the main thread to come back from a lost group: by an error of its collective, or by itself."""
 LEAVING = 5.0
 """Seconds from the loss in which a main thread that has come back has to leave the loop."""
+JOIN = 10.0
+"""Seconds for which `LostGroup.close` waits for its thread, which is late where the store does not answer."""
 _TICKS = 20
 """Least number of looks before something hangs: this thread has run that often, and nothing has moved."""
 _TELLING = 6.0
@@ -119,54 +121,70 @@ def _with_cause(what: str, cause: str | None) -> str:
 
 
 class LostGroup:
-    """Ends this process where the group is lost and the main thread does not come back.
+    """Hears of a failed rank, and ends this process where the main thread does not come back from it.
 
     A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python code
     can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
-    within 10 seconds.  The main thread makes it before the `Agreement` that calls `lost`, and closes it after
-    that.
+    within 10 seconds.
+
+    Args:
+        give_up: told in words, in the thread, that no save can succeed any more.
+        fail: called in the thread with the error that a main thread outside collectives raises.
     """
 
-    def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
-        self._group, self._reporter, self._give_up = group, reporter, give_up
+    def __init__(
+        self,
+        group: Group,
+        reporter: FailureReporter,
+        give_up: Callable[[str], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._reporter, self._give_up, self._fail = reporter, give_up, fail
         self._leaving, self._closed = threading.Event(), threading.Event()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def lost(self, error: BaseException) -> None:
-        """Begin to watch the main thread: the group is lost by `error`; from any thread."""
-        with self._starting:
-            if self._thread is not None:
-                return
-            # first: torchrun sends SIGTERM to all other ranks soon after
-            self._give_up(str(error))
-            self._thread = threading.Thread(
-                target=self._watch, args=(error,), name="everstep-lost", daemon=True
-            )
+        self._group = group if isinstance(group, StoreGroup) else None
+        if self._group is not None:
+            # a connection of its own, in which one request waits for the bell of this rank
+            args = self._group, self._group.store.clone()
+            self._thread = threading.Thread(target=self._listen, args=args, name="everstep-lost", daemon=True)
             self._thread.start()
 
-    def leaving(self, error: BaseException | None = None) -> None:
-        """Note that the main thread leaves the loop; an exception loses the group, so it has to hurry."""
+    def leaving(self) -> None:
+        """Note that the main thread leaves the loop."""
         self._leaving.set()
-        if error is not None and self._group.size > 1:
-            self.lost(error)
 
     def close(self) -> None:
         """End the thread: the main thread has left the loop."""
         self._leaving.set()
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._group is not None:
+            with suppress(GroupError):  # without a store it ends by itself
+                self._group.store.set(self._group.bells[self._group.rank], "")
+            self._thread.join(JOIN)
 
-    def _watch(self, error: BaseException) -> None:
-        lost = time.monotonic()
+    def _listen(self, group: StoreGroup, store: KeyValueStore) -> None:
+        bell = group.bells[group.rank]
+        try:
+            while (failure := group.failure()) is None:
+                store.block(bell)
+                if self._closed.is_set():
+                    return
+                store.delete(bell)  # before looking: what happens from here on rings again
+            lost = failure[1]  # of this rank
+            require_no_failure(group, store)
+        except BaseException as error:  # of any kind: the main thread raises it
+            lost = str(error)
+            group.abandon(f"the group is lost ({lost})")
+            self._fail(error)
+        # first: torchrun sends SIGTERM to all other ranks soon after
+        self._give_up(lost)
+        until = time.monotonic() + LEAVING
         # now: the rank that hosts the store may leave first
-        cause = failure_of_another(self._group)
+        cause = failure_of_another(group)
         if not self._leaving.wait(GRACE):
-            what = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
+            what = f"the main thread did not come back within {GRACE:g} s of the loss: {lost}"
             self._reporter.end_process("lost", what, cause)
-        if not self._closed.wait(lost + LEAVING - time.monotonic()):
-            what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
+        if not self._closed.wait(until - time.monotonic()):
+            what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {lost}"
             self._reporter.end_process("lost", what, cause)
 
 
@@ -174,14 +192,12 @@ class HangThread:
     """Looks at marks that change while the run moves; the main thread makes and closes it.
 
     The thread reads no clock.  It counts its own wake-ups, and between two of them the main thread could have
-    run as well: what stops the whole process or the machine counts as one.  Of several ranks each notices its
-    own hang, and names where the others are.
+    run as well: what stops the whole process or the machine counts as one.
 
     Args:
-        position: tells the place of the main thread: twice the number of completed steps, and one more inside
-            a step; called in the thread.
+        position: the place of the main thread: twice the number of completed steps, one more inside one.
         marks: functions that return something that changes while a part of the run moves, None while that
-            part has nothing to do; by what does not move, as in "NAME for 60 s".  Called in the thread.
+            part has nothing to do; by what does not move, as in "NAME for 60 s".
     """
 
     def __init__(

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from everstep.contracts.services import Action, Clock, Service
-from everstep.group import Agreement
 
 GRACE = 120.0
 """Seconds that a periodic function may take to end after the loop, as in TensorFlow's Supervisor."""
@@ -16,15 +16,21 @@ Pending = tuple[Service | None, Action]
 """An action, with the service that asked for it; None: a thread or the program did."""
 
 
+class Meetings(Protocol):
+    """Steps at which several ranks tell each other whether one of them wishes a boundary."""
+
+    next_meeting: int
+    """The step after which they meet next, the same on all ranks."""
+
+    def any_wishes(self, step: int, wishes: bool) -> bool:
+        """Meet after `step`, and plan the next meeting."""
+
+
 class Wakeups:
     """Tells the loop when to ask whether anything is due.
 
-    Threads and signal handlers interrupt the main thread between any two instructions, so they take no
-    lock here: they append to a deque and set plain attributes.
-
-    Attributes:
-        next_due: first step after which the loop has to ask; compared at every step.
-        actions: actions that threads asked for, oldest first; applied at the next boundary.
+    Threads and signal handlers take no lock here: they append to a deque and set plain attributes.  The loop
+    compares `next_due` at every step; `actions` of threads are applied at the next boundary.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -40,24 +46,21 @@ class Wakeups:
         self._timer: threading.Timer | None = None
         self._timer_at: float | None = None
         """The clock's time at which the timer wakes the loop."""
-        self._agreement: Agreement | None = None
+        self._meetings: Meetings | None = None
+        self._wished = False
+        """Whether this rank wishes a boundary of all ranks."""
         self._keeps_time = True
         """Whether this process looks at the clock: of several ranks only the writer does."""
 
-    def agree_by(self, agreement: Agreement, *, keeps_time: bool) -> None:
+    def meet_others(self, meetings: Meetings, *, keeps_time: bool) -> None:
         """Let `wish` stop all ranks at one step, instead of this rank alone."""
-        self._agreement, self._keeps_time = agreement, keeps_time
+        self._meetings, self._keeps_time = meetings, keeps_time
 
     def wish(self) -> None:
         """Make a boundary due for what this rank alone knows; from any thread or signal handler."""
-        if self._agreement is None:
+        if self._meetings is None:
             self.wake()
-        else:
-            self._agreement.wish()
-
-    def look(self) -> None:
-        """Make the loop ask after the next step; called by a thread of the agreement."""
-        self.next_due = 0
+        self._wished = True
 
     def wake(self) -> None:
         """Make the next boundary due, on a call that every rank makes; from any thread or signal handler."""
@@ -80,19 +83,19 @@ class Wakeups:
     def is_due(self, step: int) -> bool:
         due = step >= self._due_step or self._woken
         if not due and self._due_time is not None and self._clock() >= self._due_time:
-            due = self._agreement is None
+            due = self._meetings is None
             self.wish()
             self._due_time = None
-        # also where a boundary is due by number: the agreed step counts as reached only if asked for
-        if self._agreement is not None and self._agreement.ask(step):
-            due = True
+        # not where a boundary is due by number: the ranks meet there anyway
+        if not due and self._meetings is not None and step >= self._meetings.next_meeting:
+            due = self._meetings.any_wishes(step, self._wished)
         if not due:
             self._set_next_due(step)
         return due
 
     def begin_boundary(self) -> None:
         """Begin a boundary; a wake-up from here on asks for another boundary."""
-        self._woken = False
+        self._woken = self._wished = False
 
     def plan(self, step: int, due_step: int, due_time: float | None) -> None:
         self._due_step = due_step
@@ -123,8 +126,8 @@ class Wakeups:
             self.next_due = self._due_step
         if self._woken:  # a thread may have woken the loop before next_due was set above
             self.next_due = 0
-        elif self._agreement is not None and (ask := self._agreement.next_ask(step)) is not None:
-            self.next_due = min(self.next_due, ask)
+        elif self._meetings is not None:
+            self.next_due = min(self.next_due, self._meetings.next_meeting)
 
     def close(self) -> None:
         self._due_time = None
@@ -140,10 +143,7 @@ class PeriodicThreads:
         self._threads: dict[threading.Thread, str] = {}
 
     def start(self, seconds: float, fn: Callable[[], object]) -> None:
-        """Run `fn` at once and then every `seconds` (0: back to back), until stopped or until it fails.
-
-        The interval is that between starts, counted anew after a call that took longer.
-        """
+        """Run `fn` at once and then every `seconds` from start to start, until stopped or until it fails."""
         name = getattr(fn, "__qualname__", repr(fn))
         thread = threading.Thread(
             target=self._run, args=(seconds, fn), name=f"everstep-loop-{name}", daemon=True
