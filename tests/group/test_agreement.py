@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,38 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
         assert len(set(heard)) == len(heard) == 2 * size, f"seed {seed}: {heard}"
         agreed += sum(step % every != 0 for step in met[:-1])
     assert agreed > len(seeds)
+
+
+@pytest.mark.campaign("long", gate="share")
+def test_where_steps_suddenly_take_a_hundred_times_as_long_a_stop_waits_for_two_of_them_at_most() -> None:
+    """Each step has a collective; one rank wishes when the steps have become slow, or when they become it."""
+    slow = 10.0
+
+    def play(loop: Loop, rank: int) -> tuple[list[int], int, float]:
+        simulation, wished = loop.simulation, [0, 0.0]
+
+        def wish() -> None:
+            simulation.pause(math.inf, lambda: loop.steps >= sudden)
+            simulation.sleep(2 * slow * simulation.random.random())
+            wished[:] = loop.steps, simulation.now
+            loop.wish("a stop")
+
+        if rank == seed % simulation.size:
+            simulation.thread(wish)
+        while not loop.heard:
+            entered[rank] += 1
+            simulation.pause(math.inf, lambda: min(entered) >= entered[rank])
+            simulation.sleep(slow if loop.steps >= sudden else slow / 100)
+            loop.complete()
+        return loop.met, loop.heard[0][1] - int(wished[0]), simulation.now - wished[1]
+
+    for seed in share(range(2000), 30):
+        with interrupted(seed, 2 + seed % 3) as simulation:
+            entered, sudden = [0] * simulation.size, simulation.random.randrange(5, 40)
+            found = simulated(simulation, play, NEVER if seed % 3 else 50)
+        met, steps, seconds = found[seed % len(found)]
+        assert all(each[0] == met for each in found), (seed, found)
+        assert 0 < steps <= 2 and seconds < 2 * slow + 2, (seed, found)
 
 
 def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys() -> None:

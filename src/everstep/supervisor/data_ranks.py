@@ -88,10 +88,9 @@ def _parts(size: int | None) -> str:
 
 
 def begin_random(group: Group, seed: int) -> None:
-    """Set the global generators of this rank, from the seed of the run; called by all ranks.
+    """Set the global generators of this rank, from the seed of the run and the part of the data it reads.
 
-    Of each part of the data their own, equal on all ranks that read it.  Ranks that read the first part draw
-    what one process draws: with the writer's state, as it is before.
+    Ranks that read the first part draw what one process draws, from the writer's state.
     """
     shared = None
     if not group.data.in_order:

@@ -24,13 +24,11 @@ class Handle:
     """Registration of a function, made by `on`; `remove()` ends it."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove: Callable[[], None] | None = remove
+        self._remove = remove
 
     def remove(self) -> None:
         """End the registration; a second call does nothing."""
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        self._remove()
 
 
 class Door:
@@ -147,11 +145,7 @@ class Door:
         return self._engine.user.tainted
 
     def live_object(self, entry: str) -> Any:
-        """Return the live object of a state entry, to look at.
-
-        Raises:
-            ConfigError: no entry has that name; names the nearest.
-        """
+        """Return the live object of a state entry, to look at."""
         objects = self._engine.user.objects
         if entry not in objects:
             raise ConfigError(f"no state entry is named {entry!r}; {nearest(entry, objects)}")
@@ -164,11 +158,7 @@ class Door:
 
     @property
     def ending(self) -> Ending:
-        """The ending of this start.
-
-        Raises:
-            UsageError: the start has not ended.
-        """
+        """The ending of this start, once it has ended."""
         ending = self._engine.ending
         if ending is None:
             raise UsageError("the loop has not ended; .ending is there after the with block")
@@ -213,11 +203,7 @@ class Door:
 
     @checked_keywords
     def request_stop(self, reason: str = "request_stop() was called") -> None:
-        """End the loop's iterators; the lines after them run, and the run is finished.
-
-        Raises:
-            UsageError: outside the `with` block.
-        """
+        """End the loop's iterators; the lines after them run, and the run is finished."""
         self._engine.require_open("request_stop")
         self._engine.decisions.stop(reason, "request")
 
@@ -263,11 +249,6 @@ class Door:
 
         Returns:
             A handle with `.remove()`.
-
-        Raises:
-            ConfigError: an unknown moment (names the nearest), a moment that never comes in this loop, or
-                `every` at a moment without a schedule.
-            UsageError: the loop has ended.
         """
         engine = self._engine
         if engine.status == "closed":
@@ -285,19 +266,16 @@ class Door:
         engine.services_changed()
 
         def remove() -> None:
-            engine.board.remove(service)
-            engine.services_changed()
+            if service in engine.board:
+                engine.board.remove(service)
+                engine.services_changed()
 
         return Handle(remove)
 
     # ------------------------------------------------------------------------------- for services
 
     def call_soon(self, action: Action) -> None:
-        """Apply `action` at the next boundary; may be called from any thread.
-
-        Raises:
-            UsageError: not a `Stop`, `Interrupt` or `Save`, or the loop has ended.
-        """
+        """Apply a `Stop`, `Interrupt` or `Save` at the next boundary; may be called from any thread."""
         if not isinstance(action, Stop | Interrupt | Save):
             raise UsageError(f"call_soon({action!r}): give Stop(...), Interrupt(...) or Save()")
         if self._engine.status == "closed":
@@ -315,12 +293,7 @@ class Door:
         return self._engine.recording.flush()
 
     def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
-        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start.
-
-        Raises:
-            JournalError: `data` is not JSON.
-            ConfigError: the kind is one of everstep's, and `data` does not have its fields.
-        """
+        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start."""
         if wrong := misfit(kind, data):
             raise ConfigError(f"an event of kind {kind!r} has other fields: {wrong}; give another kind")
         self._engine.journal.event(kind, data, wall)

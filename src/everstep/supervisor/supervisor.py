@@ -81,10 +81,6 @@ class Supervisor(Door):
             parts); or 1: all ranks read the whole batch.
         clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
             services run at the very step, without a thread.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or contradicts another.
-        StateError: a state entry cannot be saved.
     """
 
     @checked_keywords
@@ -109,9 +105,8 @@ class Supervisor(Door):
         """Whether the loop is to end.  The run begins, or resumes, at the first call.
 
         Raises:
-            ProgressError: the loop makes no progress: in one step it asked 10,000 times while an optimizer of
-                the state made updates, or with a batch drawn each time, or 100,000 times without waiting
-                between.
+            ProgressError: in one step it was asked 10,000 times with updates or batches in between, or
+                100,000 times without waiting.
             Interrupted: a signal has come to a loop that makes no progress.
         """
         engine = self._engine
@@ -146,8 +141,6 @@ class Supervisor(Door):
 
         Raises:
             Interrupted: a signal, or the time budget; the state is saved.
-            UsageError: before the first `should_stop()`, or after the step at which the loop was to end.
-            MetricError: a value is not one real number.
         """
         engine, draws = self._engine, self._draws
         if engine.status != "open" or not engine.begun:
@@ -173,9 +166,6 @@ class Supervisor(Door):
                 the loop reads no data, or keeps its position in the data in `state`.
             name: unique in the run.
             passes: number of passes after which the run stops; None: never.
-
-        Raises:
-            ConfigError: the name is taken, or `passes` is not positive.
         """
         self._engine.require_open("stream")
         if data is None:

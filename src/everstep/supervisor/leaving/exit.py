@@ -49,7 +49,7 @@ class Exit:
         step, given = engine.step, error
         self._alone = given is not None and not self._on_all_ranks(given, step)
         if given is not None and self._alone:
-            engine.lost_group.leaving(given)
+            engine.lost_group.leaving()
             engine.reporter.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
@@ -234,11 +234,7 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
 
 
 def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
-    """Load the weights of the best value; where they are lost, of the next best value.
-
-    Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
-    every start.
-    """
+    """Load the weights of the best value, or of the next best; an error would come again at every start."""
     lost: list[str] = []
     for place in service.places:
         what = f"{place.value:.6g}, step {place.step}"

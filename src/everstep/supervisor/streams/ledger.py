@@ -16,23 +16,17 @@ from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
 class Ledger:
     """Accounts for the batches of one stream, pass by pass.
 
-    Digests of parts of batches are a rank's own, so several ranks keep none.
-
-    Attributes:
-        drawn: digests of the batches that were handed out and not accounted for; None: nothing to digest.
-        account: the batches of the open pass and their chain, as text for the state tree: equal runs have
-            equal accounts.
-        entry: batches of the open pass that are accounted for and not in the journal.
-        entries: those before, of passes that are over.
-        last: (pass, number, digest) of the batch that was accounted for last, its number from 1; None where
-            no batch was, or it gave nothing to digest.
+    Digests of parts of batches are a rank's own, so several ranks keep none.  `account` is the text for the
+    state tree: the batches of the open pass and their chain.
     """
 
     def __init__(self, name: str, share: Share) -> None:
         self.drawn: list[int | None] = []
+        """Digests of the batches that were handed out and not accounted for; None: nothing to digest."""
         self._name, self._share = name, share
         self.entries: list[Entry] = []
         self.last: tuple[int, int, int] | None = None
+        """Pass, number from 1 and digest of the batch that was accounted for last, if it has one."""
         self._earlier: list[dict[str, Any]] = []
         """News of data that the program has read before it gave other data."""
         self._of: str | None = None
@@ -94,10 +88,7 @@ class Ledger:
         drawn.clear()  # the same list: the verifier adds to it
 
     def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
-        """Whether batches drawn again from the start of the pass are the open one's, if these are known.
-
-        `drawn` are their digests, `left_out` the numbers of those that no step got.
-        """
+        """Whether batches `drawn` again from the start of the pass are the open one's, if these are known."""
         # on several ranks a chain of digests is of whole batches, read by one process before
         if self._chain is None or self._share.size > 1 or len(drawn) != self._place or None in drawn:
             return True
@@ -116,7 +107,6 @@ class Ledger:
         self._begin_pass(self._pass + 1)
 
     def begin_again(self) -> None:
-        """Begin the account of the open pass anew: a person has chosen to continue with other data."""
         self.last = None
         self._begin_pass(self._pass)
         self._from = self._here()

@@ -21,23 +21,17 @@ if TYPE_CHECKING:
 
 
 class RunStream:
-    """A named stream of a run.
-
-    Attributes:
-        stream: the stream to open; None until the program binds it.
-        pass_index: number of the pass that is open or comes next, from 0.
-        cursor: the open pass; None if none is open.
-        per_step: how many batches the run's first step drew, and its last one.
-        what: description of the data, by `data.describe`; None until the program binds the stream.
-    """
+    """A named stream of a run: the data, once the program has bound it, and the open pass, if one is."""
 
     def __init__(self, name: str, streams: Streams) -> None:
         self.name, self._streams = name, streams
         self.ledger = Ledger(name, streams.share)
         self.head = HeadWatch(name, streams)
         self.per_step = [0, 0]
+        """How many batches the run's first step drew, and its last one."""
         self.stream: Stream | None = None
         self.pass_index = 0
+        """Number of the pass that is open or comes next, from 0."""
         self.cursor: Cursor | None = None
         self._saved: Any = None
         """Position in the checkpoint, until the pass is open there."""
@@ -62,11 +56,7 @@ class RunStream:
         """`Stream.unhashed_keys` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
-        """Read `stream` from now on; return whether other data than the checkpoint's was accepted.
-
-        Args:
-            override: whether to accept it.
-        """
+        """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._streams.seed)
@@ -131,11 +121,7 @@ class RunStream:
         self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
 
     def open(self) -> Cursor:
-        """Return the open pass; without one, open it where the checkpoint stood, or at its start.
-
-        Going to a saved position is isolated, because it may draw random numbers that an undisturbed run
-        does not draw; a fresh pass draws what an undisturbed run draws.
-        """
+        """Return the open pass; without one, open it where the checkpoint stood, or at its start."""
         if self.cursor is None:
             assert self.stream is not None
             # before the generators are moved: what the head did to them is noted
@@ -151,10 +137,7 @@ class RunStream:
     def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
         """Go to the saved position, or to the end of the last pass; acts once after a `load`.
 
-        Args:
-            at_resume_point: whether to undo what the program has done to the generators so far.  Else the
-                head of an epoch has run since the resume point.
-            at_epoch_end: whether the resume point is the end of an epoch.
+        At the resume point what the program has done to the generators is undone; later a head has run.
         """
         if self._states is None:
             return
@@ -209,7 +192,7 @@ class RunStream:
         if compare and not self._streams.generators.state_is_held_by(made_of, source.generators):
             source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
-            with isolated():
+            with isolated():  # it may draw random numbers that an undisturbed run does not draw
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)
             if cursor.done is not None and not is_count(cursor.done):
                 # it would read other batches in silence
@@ -265,7 +248,6 @@ class RunStream:
         return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
 
     def end_pass(self) -> None:
-        """End this pass; the next `open` begins the next pass."""
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
@@ -280,7 +262,6 @@ class RunStream:
         self.pass_index += 1
 
     def close(self) -> None:
-        """Close the open pass with its workers; its position is lost."""
         if self.cursor is not None:
             self.cursor.close()
             self.cursor = None
@@ -294,11 +275,7 @@ class RunStream:
         return self.cursor is not None or self._saved is not None
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the stream's branch of the state tree, and the parts of its position that are not hashed.
-
-        All batches so far are in complete steps.  Two runs at the same place have equal branches, however
-        they came there.
-        """
+        """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
         if isinstance(self._left, NotResumableError):
             raise self._left
         self.ledger.take(self.cursor)
@@ -327,11 +304,8 @@ class RunStream:
         return here, {"position": words, "left": left_words}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
-        """List the paths in the stream's branch whose values are a rank's own, for `split`.
-
-        Until the program binds the data nobody knows them, and the branch as a whole counts as a rank's own.
-        """
-        if self.stream is None:
+        """List the paths in the stream's branch whose values are a rank's own, for `split`."""
+        if self.stream is None:  # nobody knows them
             return [()]
         keys = self.stream.rank_keys
         places = [(place, key) for place in ("position", "left") for key in keys]

@@ -1,8 +1,7 @@
 """Comparison of the samples themselves over the ranks: each rank reads its part of the same global batches.
 
-Looked at is what lies in memory: arrays, and lists of numbers, strings and arrays, that the data and the
-datasets inside it have as attributes.  No code of theirs runs: to fetch a sample may draw random numbers,
-count, or read a disk.  Batches cannot be compared: each rank is handed another part.
+Looked at is what lies in memory as an attribute of the data.  None of its code runs: to fetch a sample may
+draw random numbers, count, or read a disk.
 """
 
 from __future__ import annotations
