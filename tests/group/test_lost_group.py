@@ -81,7 +81,7 @@ def test_a_main_thread_that_comes_back_leaves_by_itself(tmp_path: Path) -> None:
         """
 while signals.hopeless is None:
     time.sleep(0.01)
-lost.leaving()
+lost.leaving.set()
 if rank == 1:
     time.sleep(60)
 lost.close()
@@ -104,7 +104,7 @@ def test_a_rank_that_fails_leaves_though_its_leaving_hangs(tmp_path: Path) -> No
     left(
         """
 if rank == 0:
-    lost.leaving()
+    lost.leaving.set()
     words.report(ValueError("mine"))
 time.sleep(60)
 """,

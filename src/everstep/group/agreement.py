@@ -1,10 +1,4 @@
-"""`Agreement`: the step at which all ranks stop for a wish of one (protocol: docs/several_processes.md).
-
-JAX's `multihost_utils.reached_preemption_sync_point` takes the maximum of all ranks' steps, too; every main
-thread calls it at every step, and waits there for a lock while the maximum is found (tensorflow,
-`core/distributed_runtime/preemption/preemption_sync_manager.cc`).  Here a step with nothing due costs one
-comparison of integers, and a main thread waits at the step that it has promised, and nowhere else.
-"""
+"""`Agreement`: the step at which all ranks stop for a wish of one (protocol: docs/several_processes.md)."""
 
 from __future__ import annotations
 
@@ -55,7 +49,7 @@ class Agreement:
         self._changed = threading.Condition()
         self._number = 1
         """Number of the agreement that this rank's main thread reaches next."""
-        self._begun = self._closing = False
+        self._closing = False
         self._promise: int | None = None
         """Step that the main thread does not pass without knowing the agreed one."""
         self._agreed: int | None = None
@@ -86,14 +80,14 @@ class Agreement:
             if step != self._agreed:
                 return False
             self._number += 1
-            self._begun, self._promise, self._agreed = False, None, None
+            self._promise = self._agreed = None
         self._store.set(self._bell, "")  # a wish for the next agreement may have come before this one
         return True
 
     def next_ask(self, step: int) -> int | None:
         """Return the step after which the main thread has to ask next; None: after none that is known."""
         with self._changed:
-            if self._error is not None or (self._begun and self._promise is None):
+            if self._error is not None:
                 return step + 1
             return self._promise if self._agreed is None else self._agreed
 
@@ -152,7 +146,6 @@ class Agreement:
 
     def _find(self, number: int) -> None:
         with self._changed:  # no `ask` between the count and the promise
-            self._begun = True
             self._look()  # before the count is read: the main thread asks at this count or at the next one
             self._promise = self._steps() + 1
         keys = [f"pass/{number}/{rank}" for rank in range(self._group.size)]

@@ -15,8 +15,7 @@ from everstep.record import misfit
 from everstep.schedule import Schedule
 from everstep.services.judges import FunctionService
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.exit import Exit, best_record
+from everstep.supervisor.leaving.exit import BestRecord, Ending, Exit, best_record
 from everstep.supervisor.settings import LoopDriver
 
 

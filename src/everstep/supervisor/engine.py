@@ -23,7 +23,7 @@ from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, WatchedMetrics, Work
 from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.data_ranks import begin_random, divide
-from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.exit import BestRecord, Ending
 from everstep.supervisor.leaving.failures import FailureReporter, HangThread, LostGroup, tell_torchrun
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover

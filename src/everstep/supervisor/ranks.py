@@ -15,7 +15,7 @@ from everstep.contracts.services import Action, Clock, Interrupt, Save, Service,
 from everstep.errors import ConfigError
 from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
-from everstep.supervisor.streams.same_samples import require_alike
+from everstep.supervisor.data_ranks import require_alike
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Pending, Wakeups
 

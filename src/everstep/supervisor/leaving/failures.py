@@ -123,12 +123,12 @@ class LostGroup:
 
     A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python code
     can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
-    within 10 seconds.  It is closed before the `Agreement` in whose thread it waits.
+    within 10 seconds.  The main thread sets `leaving`, and closes this before it closes the `Agreement`.
     """
 
     def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
         self._group, self._reporter, self._give_up = group, reporter, give_up
-        self._leaving, self._closed = threading.Event(), threading.Event()
+        self.leaving, self._closed = threading.Event(), threading.Event()
 
     def watch(self, error: BaseException) -> None:
         """Watch the main thread until it has left the loop: the group is lost by `error`."""
@@ -137,20 +137,16 @@ class LostGroup:
         until = time.monotonic() + LEAVING
         # now: the rank that hosts the store may leave first
         cause = failure_of_another(self._group)
-        if not self._leaving.wait(GRACE):
+        if not self.leaving.wait(GRACE):
             what = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
             self._reporter.end_process("lost", what, cause)
         if not self._closed.wait(until - time.monotonic()):
             what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
             self._reporter.end_process("lost", what, cause)
 
-    def leaving(self) -> None:
-        """Note that the main thread leaves the loop."""
-        self._leaving.set()
-
     def close(self) -> None:
         """Note that the main thread has left the loop."""
-        self._leaving.set()
+        self.leaving.set()
         self._closed.set()
 
 

@@ -148,7 +148,9 @@ def differences(
         before, now = _parts(old, new), _parts(new, old)
         if before is None or now is None or not (before or now):
             if (was := _shown(old)) != (is_now := _shown(new)):
-                yield Difference(".".join(map(_name, place)), was, is_now)
+                yield Difference(
+                    ".".join(_shown(part) if "." in str(part) else str(part) for part in place), was, is_now
+                )
             return
         are_settings = not place or (len(place) == 1 and place[0] in sections)
         for name in {**before, **now}:
@@ -166,10 +168,6 @@ def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, list) and (other is _MISSING or isinstance(other, list)):
         return dict(enumerate(value))
     return {} if value is _MISSING and isinstance(other, Mapping | list) else None
-
-
-def _name(part: object) -> str:
-    return _shown(part) if "." in str(part) else str(part)
 
 
 def _shown(value: object) -> str:

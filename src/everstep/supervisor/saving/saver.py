@@ -379,21 +379,17 @@ class Snapshot:
 
     Attributes:
         commit: has the whole tree as the common one, and no digest yet.
+        meta: its facts; with "interim", as the checkpoint only replaces the later one at the epoch's end.
         own: paths of what is this rank's own; empty on one process.
         prove: tries, before the commit, what the state claims of live arrays; None: it claims nothing.
         position: end of the journal's rows that belong to this state.
     """
 
     commit: Commit
+    meta: dict[str, Any]
     own: frozenset[tuple[str, ...]]
     prove: Callable[[], None] | None
     position: Position
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """Facts; with "interim", as the checkpoint only replaces the later one at the epoch's end."""
-        meta: Any = self.commit.meta
-        return meta  # type: ignore[no-any-return]
 
 
 def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapshot:
@@ -447,7 +443,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     guarded = engine.user.guarded(user["user"], encoded.arrays) if guards else frozenset[str]()
     partial = phase == "epoch" and engine.loop.is_partial()
     commit = Commit(name, encoded, "", current.epoch, phase, partial, meta, guarded)
-    return Snapshot(commit, own, engine.user.prove(), position)
+    return Snapshot(commit, meta, own, engine.user.prove(), position)
 
 
 class Writing:

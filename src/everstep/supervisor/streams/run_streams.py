@@ -14,9 +14,9 @@ from everstep.data.wrappers import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
+from everstep.supervisor.data_ranks import require_same_samples
 from everstep.supervisor.streams.generators import Generators, note_left
 from everstep.supervisor.streams.run_stream import RunStream
-from everstep.supervisor.streams.same_samples import require_same_samples
 
 
 class QuarantineCursor(CursorWrapper):
