@@ -28,7 +28,8 @@ class Loop:
         self.heard: list[tuple[str, int]] = []
         self.met: list[int] = []
         self.wakeups = Wakeups(lambda: simulation.now)
-        self.agreement = Agreement(group, self.count, self.wakeups.look)
+        self.lost: list[BaseException] = []
+        self.agreement = Agreement(group, self.count, self.wakeups.look, self.lost.append)
         self.wakeups.agree_by(self.agreement, keeps_time=False)
         self.wakeups.plan(0, every, None)
 
@@ -220,14 +221,20 @@ def test_when_the_store_dies_a_loop_with_nothing_due_learns_it() -> None:
 
 
 def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None:
+    """Each rank's watch hears of it once, that of the rank itself, too."""
+
     def play(loop: Loop, rank: int) -> Any:
         if rank == 1:
             loop.group.fail("ValueError: no such file")
-            return None
-        return loop.until_it_fails()
+            loop.simulation.pause(math.inf, lambda: bool(loop.lost))
+            return [repr(error) for error in loop.lost]
+        failure = loop.until_it_fails()
+        loop.simulation.pause(math.inf, lambda: bool(loop.lost))
+        return failure if len(loop.lost) == 1 else loop.lost
 
     for seed in range(20):
         with interrupted(seed, 3) as simulation:
             found = simulated(simulation, play)
         for rank in (0, 2):
             assert found[rank][:2] == ("PeerFailedError", (1,)) and found[rank][2] < 2, (seed, found)
+        assert found[1] == ["GroupError('ValueError: no such file')"], (seed, found)

@@ -184,6 +184,7 @@ class Engine:
             stack.callback(HangThread(watch, self._position, marks, self.reporter).close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
+        stack.callback(self.lost_group.leaving.set)
         # before they open: a service may read its state there
         if recovered.checkpoint is not None:
             where, services = opening.run_dir.checkpoints / recovered.checkpoint, recovered.tree["services"]
