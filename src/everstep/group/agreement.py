@@ -43,8 +43,7 @@ class Agreement:
     ) -> None:
         self._group, self._store, self._steps, self._look = group, group.store, steps, look
         self._lost, self._bell = lost, group.bells[group.rank]
-        # a connection of its own, in which a request waits for the bell
-        self._listening = group.store.clone()
+        self._listening = group.store.clone()  # a connection in which a request waits for the bell
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._number = 1
@@ -136,8 +135,7 @@ class Agreement:
                 return
             require_no_failure(self._group)
             if (failure := self._group.failure()) is not None:
-                # of this rank, whose main thread leaves: it may still meet the others
-                self._end_by(GroupError(failure[1]))
+                self._end_by(GroupError(failure[1]))  # of this rank, whose main thread leaves
                 return
             with self._changed:
                 number, reached = self._number, self._agreed is None
