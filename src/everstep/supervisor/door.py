@@ -15,8 +15,7 @@ from everstep.record import misfit
 from everstep.schedule import Schedule
 from everstep.services.judges import FunctionService
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.exit import Exit, best_record
+from everstep.supervisor.leaving.exit import BestRecord, Ending, Exit, best_record
 from everstep.supervisor.settings import LoopDriver
 
 
@@ -24,13 +23,11 @@ class Handle:
     """Registration of a function, made by `on`; `remove()` ends it."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove: Callable[[], None] | None = remove
+        self._remove = remove
 
     def remove(self) -> None:
         """End the registration; a second call does nothing."""
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        self._remove()
 
 
 class Door:
@@ -285,8 +282,9 @@ class Door:
         engine.services_changed()
 
         def remove() -> None:
-            engine.board.remove(service)
-            engine.services_changed()
+            if service in engine.board:
+                engine.board.remove(service)
+                engine.services_changed()
 
         return Handle(remove)
 

@@ -132,16 +132,7 @@ class LoopOptions(RunOptions, total=False):
 
 
 class Settings:
-    """Checked arguments of a start, without its state.
-
-    Attributes:
-        services: the given services, then those that every run has.
-        streams: the data that is declared, by name.
-        data_ranks: what this rank says of the data that it reads; None: a part of its own.
-        replay: what this process executes again; None in a training.
-        checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
-            one that is not there.
-    """
+    """Checked arguments of a start, without its state; `services` has those that every run has, too."""
 
     def __init__(
         self,
