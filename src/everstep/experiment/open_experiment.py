@@ -15,7 +15,7 @@ import xxhash
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.experiment.calls import Call, misfits
 from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import Resolved, resolve
@@ -197,6 +197,11 @@ def _fork_options(run_dir: Path, digest: str) -> dict[str, Any]:
     names, parent = Store(located(run_dir)).names(), facts["parent"]
     if names and names[-1] > CheckpointName.parse(parent["checkpoint"]):
         return {}
+    if not names and not Path(parent["path"]).exists():
+        raise NoCheckpointError(
+            f"the fork {run_dir} has saved nothing, and the checkpoint with which it begins is gone, by its "
+            f"parent's retention: {parent['path']}; fork again from the config file, with --on-change fork"
+        )
     return {"on_change": "override"} | ({} if names else {"resume": parent["path"]})
 
 
@@ -299,8 +304,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Where steps are executed again, the start is the one whose steps these are.
     """
-    journal, plan = RunJournal(run_dir), plan_of_process()
-    replayed = 0 if plan is None else plan.start
+    journal, replayed = RunJournal(run_dir), getattr(plan_of_process(), "start", 0)
     start = next((each for each in journal.events("segment") if each.segment == replayed), None)
     start = start or journal.newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
