@@ -54,7 +54,7 @@ def _wraps_scheduler(value: Any) -> bool:
     inner = getattr(value, "scheduler", None)
     if not isinstance(inner, LRScheduler) or not isinstance(value, Stateful):
         return False
-    return value.state_dict().keys() == inner.state_dict().keys()
+    return bool(value.state_dict().keys() == inner.state_dict().keys())
 
 
 def _is_schedule(value: Any) -> bool:
