@@ -30,14 +30,14 @@ from everstep.state import restore
 
 
 class RecordedProgram(NamedTuple):
-    """Program that can be started in a working directory, with warnings; where `takes_run`, the path of the
-    run directory follows as the last argument.
+    """Program that can be started in a working directory, with warnings; where `start` names the run's start
+    whose config counts, the path of the run directory follows as the last argument.
     """
 
     command: tuple[str, ...]
     folder: Path
     notes: tuple[str, ...] = ()
-    takes_run: bool = False
+    start: int = 0
 
 
 def resumed_from(start: Event) -> str:
@@ -72,8 +72,9 @@ def program_of(
         words = command(script, tuple(given[1:]))
         return RecordedProgram(words, Path.cwd(), _changed(start, script.resolve()))
     if _of_config(facts):
-        words = (sys.executable, "-m", "everstep", "resume", *(["--trust"] if trust else []))
-        return RecordedProgram(words, Path.cwd(), _changed(start, None), takes_run=True)
+        options = ("--on-change", "override", *(["--trust"] if trust else []))
+        words = (sys.executable, "-m", "everstep", "resume", *options)
+        return RecordedProgram(words, Path.cwd(), _changed(start, None), start.segment)
     return _recorded(run_dir, start, facts, trust)
 
 
@@ -249,8 +250,8 @@ def execute(
     program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **plan: Any
 ) -> Executed:
     """Start a program, and wait until it leaves behind a step."""
-    env, out = _write_plan(copy, last, **plan)
-    words = (*program.command, *([str(copy.place)] if program.takes_run else []))
+    env, out = _write_plan(copy, last, start=program.start, **plan)
+    words = (*program.command, *([str(copy.place)] if program.start else []))
     start = Program(words, copy.folder, env=env, cwd=program.folder).start(witness=witness)
     executed = Executed(copy, read_lines(out), [record._replace(run="") for record in start.witnessed])
     if not executed.last("left"):

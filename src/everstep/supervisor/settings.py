@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
-from everstep.arguments import integer, number, plain
+from everstep.arguments import flag, integer, number, plain
 from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
@@ -168,7 +168,7 @@ class Settings:
             )
         self.init_from = InitFrom.of(options.get("init_from"))
         self.init_fn, self.local_init_fn = options.get("init_fn"), options.get("local_init_fn")
-        self.ready, self.lock = options.get("ready"), options.get("lock", True)
+        self.ready, self.lock = options.get("ready"), flag("lock", options.get("lock", True))
         self.config = Configuration.of(options.get("config"), options.get("config_free", ()))
         self.uneven = Share(uneven=options.get("uneven")).uneven
         self.data_ranks = said(options.get("data_ranks"))

@@ -497,8 +497,14 @@ def require_epoch(task: Task, epoch: int) -> None:
 
 
 def require_our_names(task: Task) -> None:
-    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence."""
+    """Refuse a name that is another library's method, which nothing calls, or that no Trainer can set."""
     for theirs, ours in _TASK.items():
         inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")
         if inherited and hasattr(type(task), theirs):
             raise ConfigError(f"{type(task).__name__}.{theirs} is not called by a Trainer; name it {ours}")
+    epoch = getattr(type(task), "epoch", None)
+    if isinstance(epoch, property) and epoch.fset is None:
+        raise ConfigError(
+            f"{type(task).__name__}.epoch is a property that cannot be set, and the Trainer sets the number "
+            "of the epoch there; give it another name, or leave it out and read self.epoch"
+        )

@@ -44,7 +44,17 @@ _ATTRIBUTES = "_attributes"
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
     made = next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    if made is None and _wraps_scheduler(value):
+        return SchedulerEntry(value)
     return ScheduleEntry(value) if made is None and _is_schedule(value) else made
+
+
+def _wraps_scheduler(value: Any) -> bool:
+    """Whether an object has a scheduler inside, and its state alone: as accelerate's have."""
+    inner = getattr(value, "scheduler", None)
+    if not isinstance(inner, LRScheduler) or not isinstance(value, Stateful):
+        return False
+    return bool(value.state_dict().keys() == inner.state_dict().keys())
 
 
 def _is_schedule(value: Any) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep import unattended
-from everstep.checkpoint import Checkpoint, Store, names_inside, read_checkpoint, trial_write
+from everstep.checkpoint import Checkpoint, Store, read_checkpoint, trial_write
 from everstep.contracts.group import Group
-from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError, UsageError
+from everstep.errors import RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
@@ -259,17 +259,15 @@ class OpenRun:
         return newest, notes
 
     def inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
-        """Find the checkpoint inside the epoch that `closed` had cut short; without one return `closed`."""
-        why: object = "there is no checkpoint inside it"
-        for path in (closed.path.with_name(str(name)) for name in names_inside(closed.name)):
-            if path.exists():
-                try:
-                    inside = self._read(path)
-                except DamagedCheckpointError as error:
-                    why = error
-                else:
-                    self.voice.say(f"{reopened}: the epoch continues from {path.name}")
-                    return inside
+        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
+
+        There is none where the program left the last step by `break`, or asked for the stop after the
+        steps: then `closed` is returned.
+        """
+        inside, why = self.store.inside(closed, self.group.rank)
+        if inside is not None:
+            self.voice.say(f"{reopened}: the epoch continues from {inside.name}")
+            return inside
         self.voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
 

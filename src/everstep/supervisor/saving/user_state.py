@@ -229,13 +229,16 @@ class UserState:
     def load_or_put_back(self, user: Mapping[str, Any], *, is_read_late: bool = False) -> None:
         """Load as `load_user`; if an entry raises, put all back as they were.
 
-        `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Models
-        that only torch's own code loads from checked arrays take no memory for a copy.
+        Entries that may refuse are loaded first, and only they take memory for a copy.  Models and tensors
+        that torch's own code alone loads from checked arrays come last, when nothing can fail any more.
+
+        `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Then all
+        entries are copied.
         """
-        may_refuse = is_read_late or any(entry.may_refuse for entry in self.entries.values())
-        kept = encode({name: _saved(name, entry) for name, entry in self.entries.items() if may_refuse})
+        refusing = [name for name, each in self.entries.items() if is_read_late or each.may_refuse]
+        kept = encode({name: _saved(name, self.entries[name]) for name in refusing})
         try:
-            self.load_user(user)
+            self.load_user(user, refusing)
         except Exception as error:
             for name, tree in decode(kept).items():
                 try:
@@ -245,6 +248,7 @@ class UserState:
                         f"state entry {name!r} could not be put back: {type(again).__name__}: {again}"
                     )
             raise
+        self.load_user(user, self.entries.keys() - refusing)
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
         for name in names:
