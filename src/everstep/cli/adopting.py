@@ -77,9 +77,9 @@ def adopt_command(
         with tempfile.NamedTemporaryFile("w", dir=script.parent, suffix=".py", encoding="utf-8") as plain:
             plain.write(patch.plain)
             plain.flush()
-            problem = compare(Path(plain.name), output, args)
-        if problem is not None:
-            cli.say(problem, err=True)
+            difference = compare(Path(plain.name), output, args)
+        if difference is not None:
+            cli.say(difference, err=True)
             sys.exit(1)
         cli.say("the two scripts make equal updates\n")
         drill_command.main([str(output), *args], prog_name="everstep drill", standalone_mode=False)
