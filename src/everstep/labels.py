@@ -80,7 +80,7 @@ def set_note(run_dir: Path, note: str) -> Labels:
     if len(note) > _LONGEST_NOTE:
         raise ConfigError(f"a note of {len(note):,} characters is too long; give {_LONGEST_NOTE:,} at most")
     with _changing(run_dir) as (old, write):
-        return write(old._replace(note=_clean(redacted(note))))
+        return write(old._replace(note=clean(redacted(note))))
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def _read(run_dir: Path) -> Labels:
         return Labels()
     if not isinstance(content, dict) or any(misfits(content, {"tags?": list[str], "note?": str})):
         raise ValueError("it is not an object of tags, a list of strings, and a note")
-    short = (_clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
-    return Labels(tuple(short), _clean(content.get("note", ""))[:_LONGEST_NOTE])
+    short = (clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
+    return Labels(tuple(short), clean(content.get("note", ""))[:_LONGEST_NOTE])
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Replace what a database refuses, so that the index has what the file has: lone surrogates, and NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

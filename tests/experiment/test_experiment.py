@@ -19,8 +19,8 @@ import everstep
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
+from everstep.experiment.config import TrainerConfig
 from everstep.experiment.experiment import SCHEDULES
-from everstep.experiment.experiment_config import TrainerConfig
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal

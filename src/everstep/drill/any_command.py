@@ -110,7 +110,7 @@ class Chain:
         """Start the command, and wait until it ends."""
         n = len(self.starts) + 1
         log, trace = self.folder / f"start-{n}.log", self.folder / f"start-{n}.jsonl"
-        words = self.resume if self.starts else self.command
+        template = self.resume if self.starts else self.command
         env: dict[str, str] = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(
@@ -121,7 +121,7 @@ class Chain:
             "EVERSTEP_OBSERVED_FOLDERS": os.pathsep.join([str(self.work), str(self.out)]),
         }
         began = time.monotonic()
-        command = [word.replace(OUT, str(self.out)) for word in words]
+        command = [word.replace(OUT, str(self.out)) for word in template]
         with owned_process(command, env, log, "EVERSTEP_OBSERVED", self.work) as process:
             try:
                 status = process.wait(self.timeout)
@@ -186,8 +186,6 @@ def _require_small(folder: Path) -> None:
 
 
 class _CommandCampaign(Campaign):
-    """Drill of any command."""
-
     def begin(self, command: Sequence[str], resume: Sequence[str]) -> None:
         """Start the command twice undisturbed."""
         self.command, self.resume, report = command, resume, self.report
@@ -209,14 +207,14 @@ class _CommandCampaign(Campaign):
 
     def _undisturbed(self, name: str) -> Start:
         """Start the command undisturbed, and refuse what cannot be drilled."""
-        start, words = self._chain(name).start(), self.report.script
+        start, script = self._chain(name).start(), self.report.script
         if start.status == TOO_LONG:
-            raise too_long(words, self.timeout)
+            raise too_long(script, self.timeout)
         self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
-                f"{words} made no step of a torch optimizer in a Python process that reads PYTHONPATH; drill "
-                "a program that trains with torch.optim, without `python -I` or -E"
+                f"{script} made no step of a torch optimizer in a Python process that reads PYTHONPATH; "
+                "drill a program that trains with torch.optim, without `python -I` or -E"
             )
         return start
 

@@ -18,9 +18,8 @@ from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.experiment.calls import Call, misfits
 from everstep.experiment.code_trust import admit, findable
-from everstep.experiment.config import Resolved, resolve
+from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
 from everstep.experiment.import_paths import imported
 from everstep.index.location import facts_at
 from everstep.record import RunDir, RunJournal, located, to_read
@@ -325,7 +324,6 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _config_in(checkpoint: Any) -> dict[str, Any]:
-    """Return the config in a checkpoint; empty without one."""
     return {} if checkpoint is None else checkpoint.meta.get("config") or {}
 
 

@@ -291,7 +291,6 @@ def begin(observer: Observer) -> None:
 
 
 def _next_sitecustomize() -> None:
-    """Execute the `sitecustomize` that this one hides, if there is one."""
     mine = os.path.dirname(os.path.abspath(__file__))
     others = [each for each in sys.path if os.path.abspath(each) != mine]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

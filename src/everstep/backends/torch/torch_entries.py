@@ -13,18 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import given_values
-from everstep.backends.torch.model_wrappers import (
-    BareNames,
-    address,
-    bare,
-    contents,
-    stepped_by,
-    tensors_of,
-)
+from everstep.backends.torch.model_wrappers import BareNames, address, bare, contents, stepped_by, tensors_of
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
-from everstep.contracts.state import BESIDE, Entry, Mismatch, Stateful
+from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -217,20 +210,7 @@ class ModuleEntry(Entry):
             return False
 
 
-class _OwnStateEntry(Entry):
-    """Entry of an object with a `state_dict`."""
-
-    def __init__(self, obj: Any) -> None:
-        self.obj = obj
-
-    def save(self) -> Any:
-        return self.obj.state_dict()
-
-    def load(self, tree: Any) -> None:
-        self.obj.load_state_dict(tree)
-
-
-class _OptionsEntry(_OwnStateEntry):
+class _OptionsEntry(StateDictEntry):
     """Entry of an object whose options a program gives and training changes."""
 
     def enter(self) -> None:
@@ -379,7 +359,7 @@ class OptimizerEntry(_OptionsEntry):
             given_values.use_option(self.obj, name)
 
 
-class ScalerEntry(_OwnStateEntry):
+class ScalerEntry(StateDictEntry):
     def load(self, tree: Any) -> None:
         super().load(tree)
         if self.obj.is_enabled():

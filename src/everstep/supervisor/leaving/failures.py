@@ -199,7 +199,6 @@ class HangThread:
                     self._noticed(name)
 
     def _noticed(self, name: str) -> None:
-        """Say that a part of this rank does not move."""
         where = self._places(self._group) if isinstance(self._group, StoreGroup) else self._place()
         what, reporter = f"{name} for {self._after:g} s; {where}", self._reporter
         if self._watch.then == "stop":

@@ -178,7 +178,6 @@ class Retries:
                 self._wait(retry.seconds(attempt))
 
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
-        """Record a try, and say it."""
         seconds = retry.seconds(attempt)
         message = f"{type(error).__name__}: {error}"
         text = f"{what} failed ({message}): try {attempt} of {retry.times}, in {seconds:g} s"
