@@ -6,11 +6,14 @@ import sys
 import threading
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from everstep.backends.torch.observer import Observer
+from everstep.backends.torch.observer import Observer, state_of
 from everstep.drill.any_command import Reference, Start, drill_command
+from everstep.drill.program import read_lines
 from everstep.drill.report import DrillReport
 
 LOOP = Path(__file__).with_name("plain_loop.py")
@@ -81,6 +84,37 @@ def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:
     seen.set()
     thread.join()
     assert here
+
+
+def test_a_spawned_process_is_told_its_rank_after_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    observer.before_update(optimizer, (), {})
+    observer.after_update(optimizer, (), {})
+    assert [(line["at"], line["rank"]) for line in read_lines(tmp_path / "trace")] == [
+        ("enter", 1),
+        ("update", 1),
+    ]
+
+
+def test_an_optimizer_of_keras_has_weights_moments_and_a_rate() -> None:
+    weight, moment, rate = (SimpleNamespace(value=torch.full((2,), n)) for n in (1.0, 2.0, 3.0))
+    optimizer = SimpleNamespace(
+        _trainable_variables=[weight],
+        variables=[rate, moment],
+        _learning_rate=rate,
+        learning_rate=torch.tensor(3.0),
+    )
+    before = state_of(optimizer)
+    rate.value += 1
+    assert state_of(optimizer) == before
+    moment.value += 1
+    assert state_of(optimizer)["weights"] == before["weights"]
+    assert state_of(optimizer)["moments"] != before["moments"]
 
 
 @pytest.mark.campaign("long")
