@@ -38,10 +38,8 @@ class Observer:
     """What is known of this process; it does nothing in processes that are forked from it."""
 
     def __init__(self, trace: str, strike: str, folders: str) -> None:
-        self.trace, self.folders = (
-            trace,
-            tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep)),
-        )
+        self.trace = trace
+        self.folders = tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep))
         self.pid, self.rank = os.getpid(), 0
         self.action, point, count, rank = strike.split(":") if strike else ("", "", "0", "-1")
         self.strike_at = (point, int(count), int(rank))
@@ -83,19 +81,21 @@ class Observer:
         os.kill(self.pid, number)
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.here and all(known is not optimizer for known in self.optimizers):
-            if not self.optimizers:  # nothing is written before; a spawned process is given its rank late
-                self.rank = rank_here()
-            self.optimizers.append(optimizer)
-            self.busy = True
-            self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
-            self.busy = False
+        known = any(each is optimizer for each in self.optimizers)
+        if not self.here or known or makes_state(optimizer):
+            return
+        if not self.optimizers:  # nothing is written before; a spawned process is given its rank late
+            self.rank = rank_here()
+        self.optimizers.append(optimizer)
+        self.busy = True
+        self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
+        self.busy = False
 
     def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.here:
+        number = next((i for i, known in enumerate(self.optimizers) if known is optimizer), None)
+        if not self.here or number is None:
             return
         self.busy = True
-        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         draws, self.draws = self.draws, []
         parameters, _, settings = parts_of(optimizer)
         self.write(
@@ -127,7 +127,7 @@ class Observer:
         if event == "open":
             path, _, flags = args
             if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-                tear = None if flags & os.O_APPEND else lambda: _empty(path)
+                tear = None if flags & os.O_APPEND else lambda: open(path, "wb").close()
                 self.file("open", path, tear)
         elif event in ("os.rename", "os.remove", "os.truncate"):
             self.file(event[3:], args[1] if event == "os.rename" else args[0])
@@ -170,8 +170,12 @@ def rank_here() -> int:
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
-def _empty(path: Any) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+def makes_state(optimizer: Any) -> bool:
+    """Whether a step with gradients of zero only makes the state into which a checkpoint is loaded."""
+    if getattr(optimizer, "state", True):
+        return False
+    gradients = [each.grad for each in parts_of(optimizer)[0] if each.grad is not None]
+    return bool(gradients) and all(digest(each) == digest(each * 0) for each in gradients)
 
 
 def digest(value: Any) -> str:
@@ -249,7 +253,9 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
         ids = set(key)
         modules: list[Any] = []
         for each in gc.get_objects():
-            if isinstance(each, torch.nn.Module) and any(id(own) in ids for own in each._parameters.values()):
+            # isinstance() would ask each object for its __class__, which runs code of proxies
+            is_module = issubclass(type(each), torch.nn.Module)
+            if is_module and any(id(own) in ids for own in each._parameters.values()):
                 modules.append(each)
         order = {number: place for place, number in enumerate(key)}
         _holders[key] = sorted(
@@ -309,18 +315,15 @@ def begin(observer: Observer) -> None:
 
         module._BaseDataLoaderIter.__next__ = __next__
 
-    def on_saving(module: Any) -> None:
-        module.save = observer.saving(module.save)
-
-    def on_safetensors(module: Any) -> None:
-        module.save_file = observer.saving(module.save_file)
+    def wrapped(name: str) -> Callable[[Any], None]:
+        return lambda module: setattr(module, name, observer.saving(getattr(module, name)))
 
     patches: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": on_optimizers,
         "keras.src.optimizers.base_optimizer": on_keras,
         "torch.utils.data.dataloader": on_loaders,
-        "torch.serialization": on_saving,
-        "safetensors.torch": on_safetensors,
+        "torch.serialization": wrapped("save"),
+        "safetensors.torch": wrapped("save_file"),
     }
     sys.meta_path.insert(0, Patches(patches))
     sys.addaudithook(observer.audit)
