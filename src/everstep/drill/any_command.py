@@ -49,7 +49,8 @@ UNKNOWN = (
     "what was trained (another precision, averaged weights), or something changes the weights first"
 )
 CAUSES = {
-    "samples": "the place in the data is not restored: the order of the epoch, or the batches in it",
+    "samples": "the place in the data is not restored: the batches of the epoch that were done, or its "
+    "order, which is drawn from random state",
     "random state": "a generator of random numbers is not restored",
     "moments": "the optimizer's moments are not restored",
     "settings": "the optimizer's settings are not restored: the schedule of its learning rate, say",
@@ -78,11 +79,6 @@ class Start:
     @property
     def updates(self) -> int:
         return len(self.of_rank(0, "update"))
-
-    @property
-    def fails(self) -> bool:
-        """Whether the command is to be started again: it failed, and did not hang."""
-        return self.status not in (0, TOO_LONG)
 
 
 @dataclass
@@ -224,8 +220,9 @@ class _CommandCampaign(Campaign):
         if not chain.start(aimed).strike:
             result = KillResult(name, "not hit", struck="it ended before")
         else:
-            while len(chain.starts) == 1 or (len(chain.starts) <= LAST_STARTS and chain.starts[-1].fails):
-                chain.start()
+            for _ in range(LAST_STARTS):
+                if chain.start().status in (0, TOO_LONG):
+                    break
             result = self._judged(name, chain.starts)
         if not self.keep:
             shutil.rmtree(chain.folder, ignore_errors=True)
@@ -241,9 +238,10 @@ class _CommandCampaign(Campaign):
             if start.updates:
                 differences.append(reference.first_difference(start, places))
         end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
-        if last.status == 0 and end != reference.updates:
-            counts = str(reference.updates), str(end)
-            differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
+        for status, reached in ((first.status, sum(spans[0])), (last.status, end)):
+            if status == 0 and reached != reference.updates:
+                counts = str(reference.updates), str(reached)
+                differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         difference = next((each for each in differences if each is not None), None)
         saved = reference.saved_before(first)
         if difference is None and saved and starts[1].updates and not resumed[1]:
@@ -335,10 +333,13 @@ class Reference:
     def _cause(self, pairs: list[tuple[dict[str, Any], dict[str, Any]]], place: int, rank: int) -> Difference:
         """Name what differed first among updates of which the last left other weights or moments."""
         for n, (was, now) in enumerate(pairs, place + 1):
-            # the first update of a resume may have drawn more: what was passed over
-            drawn = now["draws"][-len(was["draws"]) or None :] if n == place + 1 else now["draws"]
+            draws = was["draws"], now["draws"]
+            if n == place + 1:  # a resume may have drawn more, what was passed over, or an update before
+                drawn = [each for line in self.lines[rank][:n] for each in line["draws"]]
+                count = max(1, len(was["draws"]))
+                draws = drawn[-count:], now["draws"][-count:]
             generators = [[line["random"].get(each) for each in sorted(self.seeded)] for line in (was, now)]
-            parts = {"samples": (was["draws"], drawn), "random state": tuple(generators)}
+            parts = {"samples": draws, "random state": tuple(generators)}
             for part, (expected, actual) in (parts | {p: (was[p], now[p]) for p in LEFT}).items():
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)
