@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
 from everstep.errors import ConfigError
+from everstep.record.badges import REPORTS
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
@@ -332,7 +333,8 @@ class StepComparison:
             steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
             aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
         if not self.steps and not equal:
-            return f"resume not verified: {aside or 'nothing was executed again'}"
+            begin = REPORTS["not verified" if aside else "nothing to verify"]
+            return f"{begin}: {aside or 'no step was executed again'}"
         counts = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
             why = self._incomparable()
@@ -342,10 +344,11 @@ class StepComparison:
             counts.append(f"{_several(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
         if self.steps:
-            verified = "verified" if equal else "not verified"
-            report = f"resume {verified}: {_several(self.steps, 'step')} executed again: {results}"
+            begin = REPORTS["verified" if equal else "not verified"]
+            report = f"{begin}: {_several(self.steps, 'step')} executed again: {results}"
         else:
-            report = f"resume not verified: no step was executed again; {results}"
+            begin = REPORTS["not verified" if aside else "nothing to verify"]
+            report = f"{begin}: no step was executed again; {results}"
         return f"{report}; {aside}" if aside else report
 
     def advice(self) -> str:
