@@ -360,7 +360,7 @@ class RemoteSink(Service, ABC):
     def _ask(self) -> None:
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
-        self.key, self.run_config, _ = described(self.run_dir, min(valid))
+        self.key, self.run_config, _, root = described(journal, min(valid))
         text = self.position()
         try:
             had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
@@ -371,7 +371,7 @@ class RemoteSink(Service, ABC):
             ) from error
         self._older, self._own, self._has, self._had = [], [], {}, set()
         for segment in journal.segments():
-            if segment.number < min(valid):
+            if segment.number < root:
                 continue  # before the run started over
             # numbers come again where a run is restored from a mirror, the time of a start does not
             times = [event.time for event in segment.events if event.kind == "segment"]
@@ -395,14 +395,17 @@ class RemoteSink(Service, ABC):
         return line
 
 
-def described(run_dir: Path, root: int) -> tuple[str, dict[str, Any], float]:
+def described(journal: RunJournal, first: int) -> tuple[str, dict[str, Any], float, int]:
     """Return what another program is told of a run: its id there, its config, the time of its beginning.
 
-    `root` is the number of the start that started over last.
+    The last value is the start by whose `resume=False` the run started over last, 1 if it never did.
+    `first`, the first start whose rows are valid, may have begun anew unasked, as nothing was saved yet.
     """
-    run = RunDir.open(run_dir, create=False)
-    config = RunJournal(run_dir).facts().get("config") or {}
-    return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"]
+    run, config = RunDir.open(journal.run_dir, create=False), journal.facts().get("config") or {}
+    starts = [event for event in journal.events("segment", valid=False) if event.segment <= first]
+    over = (event.segment for event in starts if event.data["facts"].get("starts_over"))
+    root = max(over, default=1)
+    return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"], root
 
 
 def last_status(run_dir: Path) -> str:
