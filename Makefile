@@ -82,6 +82,10 @@ clean:
 	-c constraints.txt -e .
 	@touch $@
 
+# Where pip finds a torch without CUDA, but torchvision only with it, torchvision cannot be imported: then torch with CUDA
+# (=== takes no build 2.13.0+cpu), 4 GB more.
 .venv/.recipes: tools/setup.sh docs/recipes/requirements.txt constraints.txt
 	@PYTHON="$(PYTHON)" sh tools/setup.sh --beside recipes -r docs/recipes/requirements.txt -c constraints.txt -e .
+	@.venv/recipes/bin/python -c "import torchvision" 2>/dev/null || \
+	.venv/recipes/bin/python -m pip install -qq --disable-pip-version-check "$$(sed 's/==/===/' constraints.txt)"
 	@touch $@

@@ -184,10 +184,9 @@ FAULTS = {
     "the clock in the digest": Fault(
         (
             Edit(
-                r"commit = Commit\(snapshot\.name, common, digest\(mine\)",
-                "commit = Commit(snapshot.name, common, digest(mine, ()), snapshot.epoch, snapshot.phase, "
-                "snapshot.partial, snapshot.meta, snapshot.guarded, own, "
-                "{} if exchange is None else digests(common, own, self._together_with))",
+                r"commit = replace\(snapshot\.commit, common=common, digest=digest\(mine\)",
+                "commit = replace(snapshot.commit, common=common, digest=digest(mine, ()), own=own, "
+                "replicated=replicated)",
             ),
         ),
         "supervisor/test_slots.py::test_what_is_changed_in_place_is_restored_in_place",

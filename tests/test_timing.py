@@ -17,7 +17,6 @@ from everstep.timing import Estimator, progress
         ((25, 1, 100, None), {}, 0.25),
         ((25, 1, 100, None), {"within_step": True}, 0.24),
         ((120, 1, 100, None), {}, 1.0),
-        ((0, 0, 0, None), {}, 1.0),
         ((5, 1, None, 4), {"within_epoch": True, "steps_per_epoch": 10.0}, 0.125),
         ((5, 1, None, 4), {"within_epoch": True, "within_step": True, "steps_per_epoch": 10.0}, 0.1),
         ((5, 1, None, 4), {"within_epoch": True}, 0.0),

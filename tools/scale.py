@@ -192,7 +192,7 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
     store, trees = CountingStore(), held(size)
     writer = Store(run_dir, 1)
     kinds: list[type[WriterExchange | RankExchange]] = [WriterExchange, *[RankExchange] * (size - 1)]
-    exchanges = [kind(Group(rank, size, store), 300.0) for rank, kind in enumerate(kinds)]
+    exchanges = [kind(Group(rank, size, store, 300.0)) for rank, kind in enumerate(kinds)]
 
     def save_on(rank: int, step: int) -> None:
         own = encode({"rng": {f"rank{rank}": np.arange(8) + step}})

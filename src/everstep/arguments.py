@@ -100,6 +100,12 @@ def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
     return value
 
 
+def flag(what: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what}={value!r}: give True or False")
+    return value
+
+
 def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
     """Return a number of more than 0 as an int or a float, with `zero` of 0 or more.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -179,13 +178,13 @@ def discard(path: Path, room: str) -> None:
             path.unlink()
 
 
-def discard_leftovers(folder: Path, room: str, name: str = "") -> None:
-    """Delete leftovers of dead processes directly in `folder` whose names begin with `name`.
+def discard_leftovers(folder: Path, room: str) -> None:
+    """Delete leftovers of dead processes directly in `folder`.
 
     Call this before this process saves anything: a leftover with our own process id is then that of an
     earlier process (in containers, ids repeat).
     """
-    for path in list(folder.glob(f"{TMP}{glob.escape(name)}*")):
+    for path in list(folder.glob(f"{TMP}*")):
         pid = path.name.rpartition("-")[2]
         if not (pid.isascii() and pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
             discard(path, room)

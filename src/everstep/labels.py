@@ -2,8 +2,8 @@
 
     {"tags": ["baseline", "paper"], "note": "with the old data"}
 
-The file is no part of the training, so anybody may change it at any time, also while the run trains.  It is
-written whole, under a lock of its own, so that of two writers at once none undoes the other's change.
+The file is no part of the training, so anybody may change it at any time, also while the run trains: it is
+written whole, under a lock of its own.
 """
 
 from __future__ import annotations
@@ -59,42 +59,45 @@ def add_tags(run_dir: Path, tags: Sequence[str]) -> Labels:
                 f"tag {tag[:20]!r}: give a word without blanks, commas, quotes and control characters, of "
                 f"{_LONGEST_TAG} characters at most"
             )
-
-    def change(old: Labels) -> Labels:
+    with _changing(run_dir) as (old, write):
         new = tuple(dict.fromkeys([*old.tags, *map(redacted, tags)]))
         if len(new) > _MOST_TAGS:
             raise ConfigError(f"{len(new)} tags are too many for a run; give {_MOST_TAGS} at most")
-        return old._replace(tags=new)
-
-    return _change(run_dir, change)
+        return write(old._replace(tags=new))
 
 
 def remove_tags(run_dir: Path, tags: Sequence[str]) -> Labels:
     """Take tags from a run."""
-
-    def change(old: Labels) -> Labels:
+    with _changing(run_dir) as (old, write):
         for tag in tags:
             if tag not in old.tags:
                 raise ConfigError(f"the run has no tag {tag!r}; {nearest(tag, old.tags)}")
-        return old._replace(tags=tuple(tag for tag in old.tags if tag not in tags))
-
-    return _change(run_dir, change)
+        return write(old._replace(tags=tuple(tag for tag in old.tags if tag not in tags)))
 
 
 def set_note(run_dir: Path, note: str) -> Labels:
     """Give a run a note in place of the old one; an empty one removes it."""
     if len(note) > _LONGEST_NOTE:
         raise ConfigError(f"a note of {len(note):,} characters is too long; give {_LONGEST_NOTE:,} at most")
-    return _change(run_dir, lambda old: old._replace(note=_clean(redacted(note))))
+    with _changing(run_dir) as (old, write):
+        return write(old._replace(note=clean(redacted(note))))
 
 
-def _change(run_dir: Path, change: Callable[[Labels], Labels]) -> Labels:
-    path = run_dir / FILE
+@contextmanager
+def _changing(run_dir: Path) -> Iterator[tuple[Labels, Callable[[Labels], Labels]]]:
+    """Give the labels, and a function that writes others, while other writers are kept out."""
+    path, lock = run_dir / FILE, run_dir / _LOCK  # the lock's file stays: another writer may wait for it
+
+    def write(new: Labels) -> Labels:
+        write_whole(path, json.dumps(new._asdict(), indent=1).encode() + b"\n", "labels")
+        return new
+
     try:
-        require_no_link(path, run_dir)
-        with _locked(run_dir):
-            new = change(_read(run_dir))
-            write_whole(path, json.dumps(new._asdict(), indent=1).encode() + b"\n", "labels")
+        for each in (path, lock):
+            require_no_link(each, run_dir)
+        with open(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)) as locked:
+            fcntl.lockf(locked, fcntl.LOCK_EX)
+            yield _read(run_dir), write
     except (RunDirError, ConfigError):
         raise
     except OSError as error:
@@ -103,20 +106,6 @@ def _change(run_dir: Path, change: Callable[[Labels], Labels]) -> Labels:
         ) from error
     except ValueError as error:
         raise RunDirError(f"{path} is damaged ({error}): correct or delete it") from error
-    return new
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Keep other writers out; the lock's file stays, since another writer may wait for it."""
-    path = run_dir / _LOCK
-    require_no_link(path, run_dir)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(run_dir: Path) -> Labels:
@@ -128,10 +117,10 @@ def _read(run_dir: Path) -> Labels:
         return Labels()
     if not isinstance(content, dict) or any(misfits(content, {"tags?": list[str], "note?": str})):
         raise ValueError("it is not an object of tags, a list of strings, and a note")
-    short = (_clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
-    return Labels(tuple(short), _clean(content.get("note", ""))[:_LONGEST_NOTE])
+    short = (clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
+    return Labels(tuple(short), clean(content.get("note", ""))[:_LONGEST_NOTE])
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Replace what a database refuses, so that the index has what the file has: lone surrogates, and NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,8 +1,7 @@
 """Timing of a run: its progress, the time that is left, and where the seconds of a start went.
 
-Progress is a pure function of counters and limits.  The rate of steps is measured over a recent time and
-without evaluations, so that neither a slow start nor a long validation makes the ETA jump.  The time of
-future evaluations is estimated from the time of the past ones, and added.
+The rate of steps is measured over a recent time and without evaluations, so that neither a slow start nor a
+long validation makes the ETA jump.  The time of future evaluations is estimated from that of past ones.
 """
 
 from __future__ import annotations
@@ -25,25 +24,18 @@ def progress(
 ) -> float | None:
     """Return the part of the run that is done, 0 to 1; None if the run is unbounded.
 
-    Args:
-        step: the step counter, from 1; 0 before the first step.
-        epoch: the epoch counter, from 1; 0 before the first epoch.
-        steps_per_epoch: known from the stream, or the mean of the epochs so far; None if unknown.
-        within_epoch, within_step: whether `epoch`, `step` is still open, and therefore not done.
+    An epoch or a step that is still open (`within_epoch`, `within_step`) is not done.
     """
     steps = step - within_step
     parts = []
     if max_step is not None:
-        parts.append(_part(steps, max_step))
+        parts.append(steps / max_step)
     if max_epoch is not None and steps_per_epoch:
-        parts.append(_part(steps, max_epoch * steps_per_epoch))
+        parts.append(steps / (max_epoch * steps_per_epoch))
     elif max_epoch is not None:
-        parts.append(_part(epoch - within_epoch, max_epoch))
-    return max(parts, default=None)  # the limit that is reached first ends the run
-
-
-def _part(done: float, limit: float) -> float:
-    return min(max(done / limit, 0.0), 1.0) if limit > 0 else 1.0
+        parts.append((epoch - within_epoch) / max_epoch)
+    # the limit that is reached first ends the run
+    return min(max(*parts, 0.0), 1.0) if parts else None
 
 
 class _Sample(NamedTuple):
@@ -54,8 +46,7 @@ class _Sample(NamedTuple):
 class Estimator:
     """Estimate of the time that is left, by the rate over the later half of the training since `start`.
 
-    So a slow first step is soon forgotten, and noisy steps average out even if the run has few.  `update` and
-    `exclude` belong to one thread; `eta` and `rate` may be called from any thread.
+    `update` and `exclude` belong to one thread; `eta` and `rate` may be called from any thread.
     """
 
     SAMPLES = 128
@@ -134,7 +125,6 @@ class TimeSpent:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the loop is at a boundary, whose time counts as that of services."""
         return self._boundary is not None
 
     def begin_boundary(self) -> None:

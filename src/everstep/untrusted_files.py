@@ -31,13 +31,15 @@ _SPARSEST = 4
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a regular file for reading."""
     try:
-        found = os.stat(path)
+        _require_regular(os.stat(path), path)
     except ValueError as error:  # a NUL, or half a character
         raise OSError(errno.EINVAL, "is not a name of a file", os.fspath(path)) from error
-    _require_regular(found, path)
-    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    return _opened(FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)), path)
+
+
+def _opened(file: FileIO, path: str | os.PathLike[str]) -> FileIO:
+    """Check again: another file may have got the name since the first check."""
     try:
-        # Checked again: another file may have got the name since the first check.
         _require_regular(os.fstat(file.fileno()), path)
     except OSError:
         file.close()
@@ -55,15 +57,9 @@ def open_below(top: str | os.PathLike[str], parts: Sequence[str]) -> FileIO:
             folder = below
         _require_regular(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False), parts[-1])
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = FileIO(os.open(parts[-1], flags, dir_fd=folder))
+        return _opened(FileIO(os.open(parts[-1], flags, dir_fd=folder)), parts[-1])
     finally:
         os.close(folder)
-    try:
-        _require_regular(os.fstat(file.fileno()), parts[-1])
-    except OSError:
-        file.close()
-        raise
-    return file
 
 
 def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:

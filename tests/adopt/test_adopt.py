@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import warm
-from everstep.cli.adopt_patch import Patch
+from everstep.cli.adopting import Patch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = ["functions", "lines", "one_loop"]

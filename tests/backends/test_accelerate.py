@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import everstep
-from everstep.errors import DataError
+from everstep.errors import ConfigError, DataError
 
 
 def program(run_dir: Path, *, stop_at: int = 0) -> list[torch.Tensor]:
@@ -41,6 +41,30 @@ def test_an_optimizer_that_accelerate_has_prepared_is_the_one_inside(tmp_path: P
         program(tmp_path / "cut", stop_at=7)
     for expected, got in zip(whole, program(tmp_path / "cut"), strict=True):
         assert torch.equal(expected, got)
+
+
+def test_a_schedule_that_accelerate_has_prepared_is_compared(tmp_path: Path) -> None:
+    def train(epochs: int, period: int, **options: Any) -> list[float]:
+        accelerator, rates = accelerate.Accelerator(cpu=True), []
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, period)
+        optimizer, schedule = accelerator.prepare(optimizer, schedule)
+        state = {"weight": weight, "optimizer": optimizer, "schedule": schedule}
+        with everstep.TrainLoop(tmp_path, state, max_epoch=epochs, seed=1, **options) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps([torch.ones(2)] * 3):
+                    optimizer.zero_grad()
+                    accelerator.backward((weight * batch).sum())
+                    optimizer.step()
+                    schedule.step()
+                    rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    train(1, 2)
+    with pytest.raises(ConfigError, match="'schedule': step_size: stored 2, given 1"):
+        train(2, 1)
+    assert train(2, 1, on_change="override") == pytest.approx([1e-5, 1e-6, 1e-7])
 
 
 class Window:

@@ -230,6 +230,13 @@ def test_each_optimizer_has_its_window_and_parameters_without_one_have_names(wat
     assert pending(counting) == {"second": {0, 1}, "c": {"weight", "bias"}, "bare": {0}}
 
 
+def test_a_loss_in_the_state_is_not_asked_for_a_gradient(watch: Any) -> None:
+    model = net()
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    assert pending(watch(model=model, loss=loss)) == {"model": {"weight", "bias"}}  # without torch's warning
+
+
 def test_frozen_and_unused_parameters_do_not_hide_an_open_window(watch: Any) -> None:
     experts = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(20)])
     optimizer = sgd(experts)

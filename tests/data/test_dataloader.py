@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from everstep.data import as_stream
+from everstep.data import as_stream, replay
 from everstep.errors import DataError, NotResumableError
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
@@ -332,6 +332,21 @@ def test_single_samples_are_counted_for_a_sampler_without_a_length(recwarn):
     cursor = stream.open("train", 0, seed=0)
     next(cursor)
     assert len(cursor.position()["order"]["indices"]) == 1 << 16 and not recwarn.list
+
+
+def test_a_live_sampler_is_drawn_batch_by_batch_where_it_is_declared_to_be_replayed():
+    class Live(Sampler):
+        asked = 0
+
+        def __iter__(self):
+            for at in range(6):
+                self.asked += 1
+                yield at
+
+    for wrap, asked in ((replay, [2, 4, 6]), (lambda loader: loader, [6, 6, 6])):
+        sampler = Live()
+        cursor = as_stream(wrap(DataLoader(range(6), 2, sampler=sampler))).open("train", 0, seed=0)
+        assert [next(cursor) is not None and sampler.asked for _ in range(3)] == asked
 
 
 def test_a_stateful_sampler_of_no_length_is_refused_and_one_of_length_0_is_not():

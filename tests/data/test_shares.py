@@ -16,7 +16,7 @@ from everstep.data import arrays, as_stream, checked, prefetch
 from everstep.data.adapt import describe
 from everstep.errors import DataError
 from everstep.record import Batch
-from everstep.supervisor.streams.ledger import Ledger
+from everstep.supervisor.streams.run_stream import Ledger
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.testing import check_stream
 

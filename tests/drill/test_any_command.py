@@ -6,11 +6,15 @@ import sys
 import threading
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from everstep.backends.torch.observer import Observer
-from everstep.drill.any_command import Reference, Start, drill_command
+from everstep.backends.torch.observer import Observer, buffers_of, state_of
+from everstep.drill.any_command import Reference, Start, _CommandCampaign, drill_command
+from everstep.drill.program import read_lines
 from everstep.drill.report import DrillReport
 
 LOOP = Path(__file__).with_name("plain_loop.py")
@@ -81,6 +85,102 @@ def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:
     seen.set()
     thread.join()
     assert here
+
+
+def test_a_spawned_process_is_told_its_rank_after_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    observer.before_update(optimizer, (), {})
+    observer.after_update(optimizer, (), {})
+    lines = read_lines(tmp_path / "trace")
+    assert [(line["at"], line["rank"]) for line in lines] == [("enter", 1), ("update", 1)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_step_by_which_a_checkpoint_is_loaded_is_no_update(
+    kind: type[torch.optim.Optimizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    model, observer = torch.nn.Linear(1, 1), Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(observer.before_update)
+    optimizer.register_step_post_hook(observer.after_update)
+    get_optimizer_state_dict(model, optimizer)
+    assert not read_lines(tmp_path / "trace")
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert [line["at"] for line in read_lines(tmp_path / "trace")] == ["enter", "update"]
+
+
+def test_an_optimizer_of_keras_has_weights_moments_and_a_rate() -> None:
+    weight, moment, rate = (SimpleNamespace(value=torch.full((2,), n)) for n in (1.0, 2.0, 3.0))
+    optimizer = SimpleNamespace(
+        _trainable_variables=[weight],
+        variables=[rate, moment],
+        _learning_rate=rate,
+        learning_rate=torch.tensor(3.0),
+    )
+    before = state_of(optimizer)
+    rate.value += 1
+    assert state_of(optimizer) == before
+    moment.value += 1
+    assert state_of(optimizer)["weights"] == before["weights"]
+    assert state_of(optimizer)["moments"] != before["moments"]
+
+
+def test_looking_for_modules_asks_no_proxy_for_its_class() -> None:
+    asked = []
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            asked.append(self)
+            return torch.nn.Module
+
+    proxy, model = Proxy(), torch.nn.BatchNorm1d(2)
+    assert buffers_of([*model.parameters()]) == [model._buffers]
+    assert not asked, proxy
+
+
+def line(at: str, n: object, *draws: str) -> dict[str, object]:
+    state = dict.fromkeys(("weights", "moments", "settings", "buffers"), str(n))
+    return {"at": at, "rank": 0, "number": 0, "random": {"torch": str(n)}, "draws": [*draws], **state}
+
+
+def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished(tmp_path: Path) -> None:
+    every = [line("enter", 0), *(line("update", n) for n in range(1, 5))]
+    whole = Start("", 0, 1.0, every, tmp_path / "log")
+    strike = {"at": "strike", "point": "update", "rank": 0}
+    struck = Start("SIGTERM:update:2:0", 0, 1.0, [*every[:3], strike], tmp_path / "log")
+    report = DrillReport("train", [], 0, runs=[], steps=4, seconds=1.0)
+    campaign = _CommandCampaign(report, tmp_path, 60.0, keep=False)
+    campaign.reference = Reference(whole)
+    # from the inside: the same from the outside takes eight processes, and is the test after this one
+    first = campaign._judged("SIGTERM", [struck, whole]).divergence
+    assert first is not None and (first.name, first.expected, first.actual) == ("updates", "4", "2")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "component"), [("c", "random state"), ("b c", "random state"), ("a", "samples")]
+)
+def test_a_batch_may_be_drawn_an_update_before_it_is_used(drawn: str, component: str, tmp_path: Path) -> None:
+    updates = [line("update", 1, "a", "b"), line("update", 2, "c"), line("update", 3)]
+    reference = Reference(Start("", 0, 1.0, [line("enter", 0), *updates], tmp_path / "log"))
+    lines = [line("enter", 2), line("update", "other", *drawn.split())]
+    resumed = Start("", 0, 1.0, lines, tmp_path / "log")
+    difference = reference.first_difference(resumed, {0: 2})
+    assert difference is not None and (difference.step, difference.component) == (3, component)
+
+
+@pytest.mark.campaign("long")
+def test_a_loop_that_leaves_with_status_0_at_a_signal_differs() -> None:
+    kill, stop = drilled("leaves", strikes=2).results
+    assert kill.verdict == "exact"
+    assert stop.divergence is not None and stop.divergence.name == "updates"
 
 
 @pytest.mark.campaign("long")

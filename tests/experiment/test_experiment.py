@@ -19,8 +19,8 @@ import everstep
 from everstep.checkpoint import Store, read_checkpoint
 from everstep.errors import ChangedError, ConfigError, DataError, NoCheckpointError, RestoreError, UsageError
 from everstep.experiment import Call, ExperimentConfig, open_config, open_run, resolve
+from everstep.experiment.config import TrainerConfig
 from everstep.experiment.experiment import SCHEDULES
-from everstep.experiment.experiment_config import TrainerConfig
 from everstep.experiment.open_experiment import Configured, stored
 from everstep.experiment.predictions import write as write_predictions
 from everstep.record import RunDir, RunJournal
@@ -508,6 +508,20 @@ def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> N
     assert Path("runs/tiny/checkpoints/epoch-0002-step-00000006").exists()
     forked = opened(file, "optimizer.lr=0.2", services, on_change="fork").train().ending
     assert (forked.step, forked.resumed_from) == (12, "step-00000005")
+    # also where the fork meets the same limit first
+    changed = ("optimizer.lr=0.3", services)
+    assert opened(file, *changed, "trainer.max_step=6", on_change="fork").train().ending.step == 6
+    again = opened(file, *changed, run_dir="runs/tiny-fork-2").train().ending
+    assert (again.step, again.resumed_from) == (12, "step-00000005")
+
+
+def test_a_fork_whose_beginning_is_gone_says_how_to_fork_again(file: Path) -> None:
+    opened(file, "trainer.max_epoch=1").train()
+    changed = ("optimizer.lr=0.2", "trainer.max_epoch=2")
+    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
+    shutil.rmtree("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    with pytest.raises(NoCheckpointError, match=r"saved nothing, and the checkpoint .* is gone.*fork again"):
+        opened(file, *changed, run_dir="runs/tiny-fork-1")
 
 
 def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_forked(file: Path) -> None:

@@ -15,8 +15,7 @@ import pytest
 import everstep
 from everstep.errors import ConfigError
 from everstep.experiment.calls import CallWith
-from everstep.experiment.config import Call, as_yaml, resolve
-from everstep.experiment.experiment_config import MAIN_SERVICES, ExperimentConfig, TrainerConfig
+from everstep.experiment.config import MAIN_SERVICES, Call, ExperimentConfig, TrainerConfig, as_yaml, resolve
 from everstep.schedule import At, Every, Never, Schedule
 from gate import share
 

@@ -17,7 +17,7 @@ from foreign_files import FLAT, as_distributed, as_safetensors, as_shards, as_to
 
 import everstep
 from everstep.errors import CheckpointError, NoCheckpointError
-from everstep.formats.distributed import read_pickle
+from everstep.formats.foreign import read_pickle
 
 INDEX = "model.safetensors.index.json"
 

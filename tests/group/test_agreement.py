@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ class Loop:
         self.heard: list[tuple[str, int]] = []
         self.met: list[int] = []
         self.wakeups = Wakeups(lambda: simulation.now)
-        self.agreement = Agreement(group, self.count, self.wakeups.look)
+        self.lost: list[BaseException] = []
+        self.agreement = Agreement(group, self.count, self.wakeups.look, self.lost.append)
         self.wakeups.agree_by(self.agreement, keeps_time=False)
         self.wakeups.plan(0, every, None)
 
@@ -126,6 +128,38 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_steps() -> None:
     assert agreed > len(seeds)
 
 
+@pytest.mark.campaign("long", gate="share")
+def test_where_steps_suddenly_take_a_hundred_times_as_long_a_stop_waits_for_two_of_them_at_most() -> None:
+    """Each step has a collective; one rank wishes when the steps have become slow, or when they become it."""
+    slow = 10.0
+
+    def play(loop: Loop, rank: int) -> tuple[list[int], int, float]:
+        simulation, wished = loop.simulation, [0, 0.0]
+
+        def wish() -> None:
+            simulation.pause(math.inf, lambda: loop.steps >= sudden)
+            simulation.sleep(2 * slow * simulation.random.random())
+            wished[:] = loop.steps, simulation.now
+            loop.wish("a stop")
+
+        if rank == seed % simulation.size:
+            simulation.thread(wish)
+        while not loop.heard:
+            entered[rank] += 1
+            simulation.pause(math.inf, lambda: min(entered) >= entered[rank])
+            simulation.sleep(slow if loop.steps >= sudden else slow / 100)
+            loop.complete()
+        return loop.met, loop.heard[0][1] - int(wished[0]), simulation.now - wished[1]
+
+    for seed in share(range(2000), 30):
+        with interrupted(seed, 2 + seed % 3) as simulation:
+            entered, sudden = [0] * simulation.size, simulation.random.randrange(5, 40)
+            found = simulated(simulation, play, NEVER if seed % 3 else 50)
+        met, steps, seconds = found[seed % len(found)]
+        assert all(each[0] == met for each in found), (seed, found)
+        assert 0 < steps <= 2 and seconds < 2 * slow + 2, (seed, found)
+
+
 def test_a_step_with_nothing_due_makes_no_request_and_agreements_leave_no_keys() -> None:
     def play(loop: Loop, rank: int) -> None:
         simulation, requests = loop.simulation, loop.simulation.requests[rank]
@@ -187,14 +221,20 @@ def test_when_the_store_dies_a_loop_with_nothing_due_learns_it() -> None:
 
 
 def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None:
+    """Each rank's watch hears of it once, that of the rank itself, too."""
+
     def play(loop: Loop, rank: int) -> Any:
         if rank == 1:
             loop.group.fail("ValueError: no such file")
-            return None
-        return loop.until_it_fails()
+            loop.simulation.pause(math.inf, lambda: bool(loop.lost))
+            return [repr(error) for error in loop.lost]
+        failure = loop.until_it_fails()
+        loop.simulation.pause(math.inf, lambda: bool(loop.lost))
+        return failure if len(loop.lost) == 1 else loop.lost
 
     for seed in range(20):
         with interrupted(seed, 3) as simulation:
             found = simulated(simulation, play)
         for rank in (0, 2):
             assert found[rank][:2] == ("PeerFailedError", (1,)) and found[rank][2] < 2, (seed, found)
+        assert found[1] == ["GroupError('ValueError: no such file')"], (seed, found)

@@ -15,7 +15,7 @@ from rank_loops import HEAD
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
 from everstep import data
-from everstep.supervisor.streams.same_samples import samples
+from everstep.supervisor.data_ranks import samples
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,7 @@ def test_a_quiet_step_makes_no_request_and_a_boundary_few() -> None:
             outputs(
                 HEAD
                 + """
-from everstep.backends.torch.key_value_store import TorchStore
+from everstep.backends.torch.parallel import TorchStore
 requests, collectives = [], []
 for name in ("set", "set_all", "has", "get", "set_once", "delete", "block"):
     def counted(self, *given, call=getattr(TorchStore, name), name=name):

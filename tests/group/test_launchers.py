@@ -90,7 +90,7 @@ def test_a_rank_whose_torchrun_was_dead_before_ends_soon() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         program = RANK.format(port=port(taken)) + (
-            "from everstep.backends.torch import key_value_store\nkey_value_store.ANSWER = 0.1\n"
+            "from everstep.backends.torch import parallel\nparallel.ANSWER = 0.1\n"
             "from everstep.group import find_group\nfind_group()"
         )
         done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
@@ -181,7 +181,7 @@ def test_a_process_with_a_process_group_pauses_at_its_end() -> None:
     program = f"""
 import atexit, time
 import torch.distributed as dist
-from everstep.backends.torch.key_value_store import connect
+from everstep.backends.torch.parallel import connect
 pauses = []
 time.sleep = pauses.append
 atexit.register(lambda: print(pauses))

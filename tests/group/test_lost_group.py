@@ -33,7 +33,7 @@ journal = Journal.open(run, rank + 1, None, {{}})
 pages, progress = FailurePages(run, 1, rank), Progress(seed=1, step=12, epoch=2)
 words = FailureReporter(pages, group, progress, journal, Voice())
 lost = LostGroup(group, words, signals.give_up)
-agreement = Agreement(group, lambda: 12, lambda: None, lost.lost)
+agreement = Agreement(group, lambda: 12, lambda: None, lost.watch)
 peers = Peers(group)
 group.barrier("all are here")
 if rank == 2:
@@ -81,11 +81,11 @@ def test_a_main_thread_that_comes_back_leaves_by_itself(tmp_path: Path) -> None:
         """
 while signals.hopeless is None:
     time.sleep(0.01)
-lost.leaving()
+lost.leaving.set()
 if rank == 1:
     time.sleep(60)
-agreement.close()
 lost.close()
+agreement.close()
 peers.close()
 signals.restore()
 say(threading.active_count())
@@ -104,14 +104,15 @@ def test_a_rank_that_fails_leaves_though_its_leaving_hangs(tmp_path: Path) -> No
     left(
         """
 if rank == 0:
-    lost.leaving(ValueError("mine"))
+    lost.leaving.set()
+    words.report(ValueError("mine"))
 time.sleep(60)
 """,
         tmp_path / "run",
         [1, 1],
     )
     pages = {page.rank: page for page in failures(tmp_path / "run")}
-    assert pages[0].what == "the main thread did not leave the loop within 5 s of the loss: mine"
+    assert pages[0].what == "the main thread did not leave the loop within 5 s of the loss: ValueError: mine"
 
 
 def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.contracts.state import HostArray
 from everstep.state import Encoded, encode
-from everstep.supervisor.saving.replicas import difference, differing, digests, leaf_digests
+from everstep.supervisor.saving.rank_parts import difference, differing, digests, leaf_digests
 
 
 def common(**user: Any) -> Encoded:

@@ -24,8 +24,7 @@ from everstep.checkpoint.array_file import read_arrays
 from everstep.checkpoint.retention import Facts
 from everstep.contracts.state import Unread
 from everstep.errors import EverstepError
-from everstep.formats.distributed import read_pickle
-from everstep.formats.foreign import open_foreign
+from everstep.formats.foreign import open_foreign, read_pickle
 from everstep.mirror.mirror import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
@@ -432,9 +431,8 @@ def _mirror() -> Target:
 
 
 def _config() -> Target:
-    from everstep.experiment.config import resolve
+    from everstep.experiment.config import ExperimentConfig, resolve
     from everstep.experiment.config_layers import as_yaml, parsed
-    from everstep.experiment.experiment_config import ExperimentConfig
 
     tree = {
         "task": {"call": "nowhere:Task", "scale": 1.0},

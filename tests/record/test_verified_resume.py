@@ -52,6 +52,18 @@ def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
     assert tiny.loop.ending.warnings == ()
 
 
+def test_the_verification_is_on_disk_when_its_line_comes(tmp_path: Path) -> None:
+    crashed(tmp_path)
+    on_disk = {}
+
+    def say(line: str) -> None:
+        on_disk[line] = [event["report"] for event in events(tmp_path, "verified")]
+
+    start(tmp_path, say=say).train()
+    (line,) = [line for line in on_disk if line.startswith("resume verified")]
+    assert on_disk[line] == [line], "a start that is killed now would be called not verified"
+
+
 def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tmp_path: Path) -> None:
     crashed(tmp_path)
     tiny = differing(start(tmp_path, on_divergence="stop"))

@@ -12,6 +12,7 @@ import pytest
 from test_diverge import diverge, place
 from test_replay import as_it_is, replay, start
 
+import everstep
 from everstep.proof.audit import audit
 from everstep.record import RunJournal
 
@@ -37,6 +38,9 @@ def main():
 
 everstep.recovering(main)
 """
+
+
+KEEP = "services.1.Checkpoints.keep_last=null"
 
 
 def killed(times: int, *command: str | Path, **environment: str) -> None:
@@ -95,6 +99,19 @@ def everstep_train(*arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def test_steps_are_executed_again_under_the_config_of_their_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
+    from tiny_experiment import write
+
+    write(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["everstep", "train", "tiny.yaml"])
+    for epochs in (1, 2):
+        everstep.experiment.open_config("tiny.yaml", [f"trainer.max_epoch={epochs}", KEEP]).train()
+    assert "\nverified: " in replay("runs/tiny", "--verify", "5:6")
+
+
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize(("change", "component"), [("seed=9", "samples"), ("optimizer.lr=0.05", "weights")])
 def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
@@ -104,10 +121,9 @@ def test_a_fork_and_its_parent_are_compared_from_the_fork_on(
     from tiny_experiment import write
 
     write(tmp_path)
-    keep = "services.1.Checkpoints.keep_last=null"
-    everstep_train("trainer.max_epoch=1", keep)
-    everstep_train("trainer.max_epoch=3", change, "--on-change", "fork", keep)
-    everstep_train("trainer.max_epoch=3", keep)
+    everstep_train("trainer.max_epoch=1", KEEP)
+    everstep_train("trainer.max_epoch=3", change, "--on-change", "fork", KEEP)
+    everstep_train("trainer.max_epoch=3", KEEP)
     (fork,) = Path("runs").glob("tiny-fork-*")
     told, found = diverge("runs/tiny", fork)
     assert place(found) == (5, component), told

@@ -18,7 +18,7 @@ from everstep import EarlyStop, Every, Service, Stop
 from everstep.errors import ConfigError, GuardStop, LossBoundError
 from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled, SetValue
 from everstep.services.judges import Judge
-from everstep.supervisor.opening.comparing import changed_controllers
+from everstep.supervisor.opening.configuration import changed_controllers
 from tiny_runs import Boom, Tiny, boom_at, rows
 
 NAN, INF = float("nan"), float("inf")

@@ -15,7 +15,7 @@ import pytest
 
 import everstep
 from everstep import Every
-from everstep.errors import TriedAgain
+from everstep.errors import DivergenceError, TriedAgain
 from everstep.record import RunJournal
 from everstep.services import Retry
 from everstep.supervisor.leaving import undoing
@@ -157,6 +157,22 @@ def test_another_error_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         train(tmp_path / "run", step=(5,), retry=Retry([TimeoutError], backoff=0))
     assert tries(tmp_path / "run") == []
+
+
+def test_other_batches_than_before_the_stop_are_not_tried_again(tmp_path: Path) -> None:
+    def start(order: list[int], *services: everstep.Service, boom: int = 0) -> None:
+        services = (everstep.Checkpoints(Every(steps=2)), *services)
+        with everstep.TrainLoop(tmp_path, {"w": np.zeros(2)}, seed=7, max_epoch=1, services=services) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps([np.full(2, at) for at in order]):
+                    if step == boom:
+                        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        start([0, 1, 2, 3], boom=4)
+    with pytest.raises(DivergenceError):
+        start([3, 2, 1, 0], Retry([Exception], backoff=0))
+    assert tries(tmp_path) == []
 
 
 def test_what_can_be_read_only_once_is_not_tried_again(tmp_path: Path) -> None:

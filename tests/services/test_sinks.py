@@ -150,6 +150,17 @@ def test_a_sink_that_opens_the_path_itself_is_named(tmp_path: Path) -> None:
     assert tiny.loop.ending.step == 8 and "'database' failed and is skipped" in tiny.loop.ending.warnings[0]
 
 
+class Wrong(Sink):
+    def write(self, file: IO[str], items: Any) -> None:
+        raise KeyError("accuracy")
+
+
+def test_an_error_of_write_is_a_warning_at_the_end_as_in_training(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=[Wrong("logs/wrong", every=Every(steps=1))]).train()
+    assert tiny.loop.ending.finished and "'wrong' failed and is skipped" in tiny.loop.ending.warnings[0]
+    assert any("logs/wrong is not complete (KeyError: 'accuracy')" in line for line in tiny.lines)
+
+
 @pytest.mark.campaign("long")
 def test_going_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     tiny(tmp_path / "whole").train(tail=evaluated)

@@ -15,7 +15,7 @@ from everstep.contracts.group import DataRanks, Group
 from everstep.errors import ConfigError, DisagreementError
 from everstep.state import isolated, seed_all
 from everstep.supervisor.data_ranks import Said, begin_random, divide, said
-from everstep.supervisor.opening.comparing import fingerprint, layout
+from everstep.supervisor.opening.configuration import fingerprint, layout
 
 
 class Told(Group):

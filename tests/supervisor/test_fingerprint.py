@@ -11,7 +11,7 @@ import torch
 
 import everstep
 from everstep.contracts.group import DataRanks
-from everstep.supervisor.opening.comparing import changes, fingerprint
+from everstep.supervisor.opening.configuration import changes, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
 
 

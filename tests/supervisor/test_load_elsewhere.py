@@ -367,3 +367,29 @@ def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
             everstep.load(wrong, net.state)  # type: ignore[arg-type]
     with pytest.raises(RunDirError, match="is not a run"):
         everstep.runs.best(run.parent / "rum")
+
+
+def test_what_may_refuse_is_loaded_first_and_a_model_needs_no_copy(tmp_path: Path) -> None:
+    class Picky:
+        model: torch.nn.Linear
+
+        def state_dict(self) -> dict[str, int]:
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            seen.append(self.model.bias.item())
+
+    seen: list[float] = []
+    for value in (5.0, 1.0):
+        model, picky = torch.nn.Linear(1, 1), Picky()
+        torch.nn.init.constant_(model.bias, value)
+        picky.model = model
+        state = {"model": model, "picky": picky}
+        if value == 5.0:
+            with everstep.Supervisor(tmp_path, state, max_step=1) as sv:
+                while not sv.should_stop():
+                    sv.advance()
+            seen.clear()
+        else:
+            everstep.load(tmp_path, state)
+            assert seen == [1.0] and model.bias.item() == 5.0

@@ -15,7 +15,7 @@ import everstep
 from everstep import Every
 from everstep.errors import Interrupted
 from everstep.state import Buffers, digest, encode
-from everstep.supervisor.saving.spill import Spill
+from everstep.supervisor.saving.saver import Spill
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, Tiny, boom_at
 

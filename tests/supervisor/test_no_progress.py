@@ -19,7 +19,7 @@ from everstep.errors import Interrupted, ProgressError
 from everstep.record import RunJournal, failures
 from everstep.services import HangWatch
 from everstep.services.recovery import HALF_AN_HOUR
-from everstep.supervisor.checks import no_progress
+from everstep.supervisor.checks import sanity_checks
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Tiny, quiet
 from waiting import until
@@ -104,8 +104,8 @@ STUCK: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_loop_that_gets_nowhere_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object], words: str
 ) -> None:
-    monkeypatch.setattr(no_progress, "WORKING", 1_000)
-    monkeypatch.setattr(no_progress, "BUSY", 2_000)
+    monkeypatch.setattr(sanity_checks, "WORKING", 1_000)
+    monkeypatch.setattr(sanity_checks, "BUSY", 2_000)
     with pytest.raises(ProgressError, match=words):
         call(tmp_path)
 
@@ -165,11 +165,11 @@ def test_a_loop_that_asks_inside_its_steps_completes_the_step_before_a_signal_en
 def test_who_waits_and_other_threads_may_ask_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(no_progress, "WORKING", 100)
-    monkeypatch.setattr(no_progress, "BUSY", 100)
+    monkeypatch.setattr(sanity_checks, "WORKING", 100)
+    monkeypatch.setattr(sanity_checks, "BUSY", 100)
     clock = ManualClock()
     times = SimpleNamespace(monotonic=clock, thread_time=lambda: clock() / 20)
-    monkeypatch.setattr(no_progress, "time", times)
+    monkeypatch.setattr(sanity_checks, "time", times)
     asked: list[int] = []
     threads: list[threading.Thread] = []
 

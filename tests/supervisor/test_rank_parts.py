@@ -40,8 +40,7 @@ from everstep.state import (
     restore,
     split,
 )
-from everstep.supervisor.saving.rank_parts import for_rank, own_paths
-from everstep.supervisor.saving.replicas import digests
+from everstep.supervisor.saving.rank_parts import digests, for_rank, own_paths
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams.run_streams import Streams
 

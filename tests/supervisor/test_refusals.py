@@ -110,6 +110,10 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     # arguments of the doors
     *((door(seed=seed), ConfigError, f"seed={seed!r}") for seed in (-1, 1.5, True, "7")),
     *((door(on_change=value), ConfigError, '"error" or "override"') for value in ("keep", "", None)),
+    *((door(**{name: value}), ConfigError, f"{name}={value!r}: give True or False")
+      for name in ("lock", "show_eta") for value in (0, None, "yes")),
+    *((door(groups=value), ConfigError, "give a list of prefixes") for value in ("encoder", 3, [1], None)),
+    (door(formatter="%.3f"), ConfigError, r"formatter='%\.3f': give an everstep"),
     *((door(max_time=value), ConfigError, "positive") for value in (0, -1, NAN, True, "60")),
     *((door(services=value), ConfigError, LISTED) for value in (everstep.Checkpoints(), 3, print)),
     *((door({"w": np.zeros(1)}, data_ranks=value), ConfigError, FORMS)

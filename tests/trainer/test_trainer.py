@@ -267,6 +267,12 @@ def test_a_task_that_counts_in_the_number_of_the_epoch_is_refused(tmp_path: Path
         trainer(tmp_path / "run", task).run_training()
 
 
+def test_a_task_whose_number_of_the_epoch_cannot_be_set_is_refused(tmp_path: Path) -> None:
+    kind = type("Fixed", (TinyTask,), {"epoch": property(lambda self: 1)})
+    with pytest.raises(ConfigError, match=r"Fixed\.epoch is a property that cannot be set"):
+        trainer(tmp_path / "run", kind())
+
+
 def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     lines: list[str] = []
     services = [everstep.EarlyStop("valid/loss", patience=9), everstep.Evaluate(validate_first=True)]

@@ -15,6 +15,6 @@ from everstep.checkpoint.format import FORMAT, Checkpoint, Phase, read_own_trees
 from everstep.checkpoint.format import read as read_checkpoint
 from everstep.checkpoint.format import read_body as read_manifest
 from everstep.checkpoint.format import verify as verify_checkpoint
-from everstep.checkpoint.retention import CheckpointName, Retention, is_interim, names_inside
+from everstep.checkpoint.retention import CheckpointName, Retention, is_interim
 from everstep.checkpoint.store import Store, find_checkpoint
 from everstep.checkpoint.writer import Writer, disk_failed

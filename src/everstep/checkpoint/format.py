@@ -157,7 +157,6 @@ _DESCRIPTION: dict[str, Any] = {
 
 
 def _oddities(body: Mapping[str, Any]) -> list[str]:
-    """List the facts that are missing or of a wrong kind."""
     if odd := [*misfits(body, _BODY)]:
         return odd
     listed, own = body["files"], body["ranks"]

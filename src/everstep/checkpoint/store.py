@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from everstep.checkpoint import files, format
+from everstep.checkpoint import files, format, retention
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
@@ -108,7 +108,6 @@ class Store:
         self, which: bool | int | str | Path, *, interim: bool = True
     ) -> tuple[Checkpoint | None, list[str]]:
         """Find the checkpoint to resume from, and notes on the choice; None only if there is none.
-
 
         Args:
             which: True for the newest whole checkpoint, or the one that the file `checkpoint` names; a step
@@ -480,11 +479,25 @@ class Store:
         chosen = self._chosen
         if chosen is not None:
             if chosen.path != self.path(chosen.name):
+                if (inside := self.inside(chosen)[0]) is not None:
+                    self.adopt(inside, journal=None, rollbacks=[])
                 self.adopt(chosen, journal=None, rollbacks=[])
             self.supersede_after(chosen.name)
         elif self._left:
             self.supersede_all()
         self._chosen, self._left = None, frozenset()
+
+    def inside(self, closed: Checkpoint, rank: int = 0) -> tuple[Checkpoint | None, object]:
+        """Read the checkpoint, of whatever run, inside the epoch that `closed` cut short; or say why not."""
+        why: object = "there is no checkpoint inside it"
+        for name in retention.names_inside(closed.name) if closed.partial else ():
+            path = closed.path.with_name(str(name))
+            try:
+                if path.exists():
+                    return format.read(path, rank, regions=self.regions), ""
+            except DamagedCheckpointError as error:
+                why = error
+        return None, why
 
     def supersede_after(self, name: CheckpointName) -> None:
         """Let later starts continue from `name`: later checkpoints go to superseded/, or damaged/.

@@ -20,21 +20,18 @@ _REPORTERS |= {"getLogger", "writer", "device"}
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
 _PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
 _PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
-_PURE |= {
-    "detach",
-    "reshape",
-    "flatten",
-    "squeeze",
-    "unsqueeze",
-    "transpose",
-    "permute",
-    "t",
-    "clone",
-    "index",
-}
+_PURE |= {"detach", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "clone"}
+_PURE |= {"index"}
 """Methods that leave their object as it is, if their result is used."""
 _CHANGING = {"next", "shuffle", "heappush", "heappop"}
 """Functions that change their argument."""
+
+WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
+DRAWS = {
+    "torch": "manual_seed|set_seed|seed_everything",
+    r"\brandom\.(random|randint|choice|shuffle|sample|uniform|rand|randn|permutation)\(": r"random\.seed\(",
+}
+"""What draws random numbers, and what seeds it: regular expressions."""
 
 
 class Variable(NamedTuple):

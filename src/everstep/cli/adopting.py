@@ -1,16 +1,33 @@
-"""The command `adopt`: puts a plain training script under a `TrainLoop`."""
+"""The command `adopt`: puts a plain PyTorch script under a `TrainLoop` by edits of its text.
+
+Nothing of the script is executed, unless it is compared with its patched form.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from everstep.cli import common as cli
+from everstep.cli.adopt_script import (
+    DRAWS,
+    LOOPS,
+    OPTIMIZERS,
+    WRAPPED,
+    Flow,
+    Script,
+    Variable,
+    called,
+    dotted,
+)
 
 
 @cli.command()
@@ -35,7 +52,6 @@ def adopt_command(
     Exit status: 0 patched, 1 not patched, or the patched script trains otherwise; with --drill then that of
     everstep drill.
     """
-    from everstep.cli.adopt_patch import Patch
     from everstep.cli.proving import drill_command
 
     if drill and output is None:
@@ -45,8 +61,8 @@ def adopt_command(
         patch = Patch(before, script.stem, seed)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
-    for line, words in sorted(patch.refused):
-        cli.say(f"line {line}: {words}", err=True)
+    for line, problem in sorted(patch.refused):
+        cli.say(f"line {line}: {problem}", err=True)
     if patch.refused:
         cli.say(f"{script} is not patched; change these lines, or wrap it by hand", err=True)
         sys.exit(1)
@@ -61,9 +77,9 @@ def adopt_command(
         with tempfile.NamedTemporaryFile("w", dir=script.parent, suffix=".py", encoding="utf-8") as plain:
             plain.write(patch.plain)
             plain.flush()
-            problem = compare(Path(plain.name), output, args)
-        if problem is not None:
-            cli.say(problem, err=True)
+            difference = compare(Path(plain.name), output, args)
+        if difference is not None:
+            cli.say(difference, err=True)
             sys.exit(1)
         cli.say("the two scripts make equal updates\n")
         drill_command.main([str(output), *args], prog_name="everstep drill", standalone_mode=False)
@@ -93,3 +109,351 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     if difference is None and now.updates == first.updates:
         return None
     return f"{patched} trains otherwise: {now.updates} updates, not {first.updates}; {difference}"
+
+
+class _Refused(Exception):
+    """What no patch can change, and what to write by hand."""
+
+
+class Patch:
+    """A script under a `TrainLoop`, or the reasons why it is not.
+
+    Args:
+        source: text of the script.
+        name: of the run, below runs/.
+        seed: seed to set after the imports; None: the script seeds itself.
+
+    Attributes:
+        refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
+        text: the patched script.
+        plain: the script with the seed alone.
+
+    Raises:
+        SyntaxError: the source is not Python.
+    """
+
+    def __init__(self, source: str, name: str, seed: int | None = None) -> None:
+        self._source, self._name, self._seed = source.encode(), name, seed
+        self._edits: list[tuple[int, int, str]] = []
+        self.refused: set[tuple[int, str]] = set()
+        self.text, self.plain, self._script = "", source, Script(source)
+        known = {each.id for each in self._script.names} | self._script.imported
+        self._loop, self._kept = (each + "_" * (each in known) for each in ("loop", "kept"))
+        try:
+            self._find_loops()
+            self._check_loops()
+            self._find_carried()
+            self._write(self._find_state())
+        except _Refused:
+            return
+        pieces, at = list[bytes](), 0
+        for start, end, text in sorted(self._edits, key=lambda edit: edit[:2]):
+            pieces += [self._source[at:start], text.encode()]
+            at = end
+        if not self.refused:
+            self.text = b"".join([*pieces, self._source[at:]]).decode()
+            compile(self.text, name, "exec")
+
+    def _refuse(self, node: Any, problem: str) -> None:
+        self.refused.add((node.lineno, problem))
+
+    def _give_up(self, node: Any, problem: str) -> NoReturn:
+        self._refuse(node, problem)
+        raise _Refused
+
+    # ------------------------------------------------------------------------------- the loops
+
+    def _reached(self, node: ast.AST) -> Iterator[Any]:
+        """Yield what is in a node, and in the functions of the script that it names."""
+        todo, seen = [node], set[ast.AST]()
+        while todo:
+            for each in ast.walk(todo.pop()):
+                yield each
+                function = self._script.functions.get(each.id) if isinstance(each, ast.Name) else None
+                if function is not None and function not in seen:
+                    seen.add(function)
+                    todo.append(function)
+
+    def _inner(self, nodes: list[Any], way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """Yield the nearest loops that train, each with the calls of functions on the way to it."""
+        for node in nodes:
+            if node in self._training:
+                yield node, way
+                continue
+            function = self._script.functions.get(dotted(node)) if isinstance(node, ast.Call) else None
+            if function is not None and len(way) < 3:
+                yield from self._inner(function.body, (*way, node))
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield from self._inner([*ast.iter_child_nodes(node)], way)
+
+    def _find_loops(self) -> None:
+        """Find the loop over epochs, that over steps (perhaps the same), and the call between them."""
+        script, first = self._script, self._script.tree.body[0]
+        loops = [node for node in script.nodes if isinstance(node, LOOPS)]
+        self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
+        below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
+        outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
+        if not outer or "everstep" in script.imported:
+            self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
+        if len(outer) > 1:
+            self._give_up(outer[1], "a second loop that trains: give each loop a run directory of its own")
+        ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
+        is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
+        if not ways or not is_range:
+            ways = [(outer[0], ())]  # each of its rounds is a step
+        if len(ways) > 1:
+            self._give_up(ways[1][0], "a second loop in an epoch: iter_steps(data, name=...) for each")
+        self._epochs, (self._steps, calls) = outer[0], ways[0]
+        for loop in (self._epochs, self._steps):
+            if isinstance(loop, ast.While):
+                self._give_up(loop, "`while` trains: use a Supervisor, with sv.advance() after each step")
+            rest = self._source[self._end(loop.iter) : self._at((loop.iter.end_lineno or 0) + 1)]
+            is_plain = rest.partition(b"#")[0].strip() == b":" and not loop.orelse and len(calls) < 2
+            if not is_plain or script.nearest(loop, ast.ClassDef):
+                self._give_up(loop, "this loop is in a class, two calls deep, with an else, or in one line")
+        self._call = next(iter(calls), None)
+        self._home, self._inside = (script.nearest(e, ast.FunctionDef) for e in (self._epochs, self._steps))
+
+    def _check_loops(self) -> None:
+        """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
+        script = self._script
+        node: Any = self._steps
+        while (function := script.nearest(node, ast.FunctionDef)) is not None:
+            calls = script.calls_of(function)
+            if len(calls) != 1 or function in script.above(calls[0]):
+                problem = f"{function.name}() is called {len(calls)} times: a run directory for each"
+                self._give_up(function, problem)
+            node = calls[0]
+        loops = [self._epochs, self._steps]
+        for node in script.nodes:
+            home = script.nearest(node, ast.FunctionDef)
+            above = [loop for loop in loops if loop in script.above(node)]
+            leaves = isinstance(node, ast.Return | ast.Yield)
+            leaves = leaves and any(script.nearest(loop, ast.FunctionDef) is home for loop in above)
+            breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
+            if leaves or breaks:
+                problem = f"leaves the epochs: call {self._loop}.request_stop(), and let the epoch end"
+                self._refuse(node, problem)
+            elif called(node) in ("spawn", "init_process_group"):
+                self._refuse(node, "starts several processes: see docs/guide/processes.md")
+            elif isinstance(node, ast.Nonlocal):
+                self._refuse(node, "a function assigns variables of another: keep them in a dictionary")
+            elif isinstance(node, ast.Global) and script.nearest(node, ast.ClassDef):
+                self._refuse(node, "a method assigns a global variable: keep it in an attribute")
+        for node in self._reached(self._epochs):
+            if dotted(node) == "torch.load":
+                self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
+
+    # ---------------------------------------------------------------------------- the variables
+
+    def _find_carried(self) -> None:
+        """Find the variables that go from one round to the next, or out of the loop."""
+        script, epochs, steps = self._script, self._epochs, self._steps
+        inside = {*ast.walk(epochs), *(ast.walk(self._inside) if self._call else ())}
+        outside = {script.variable(each) for each in script.stores if each not in inside}
+        step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
+        sure = step.round(steps, set())
+        epoch.round(epochs, set())
+        head, rest = list[ast.stmt](), list[ast.stmt]()
+        if steps is not epochs:
+            head, rest = script.beside(steps, self._inside if self._call else epochs)
+        if self._call is not None:
+            above, below = script.beside(self._call, epochs)
+            head, rest = [*head, *above], [ast.Expr(self._call), *rest, *below]
+        tail.run(rest, set())
+        after.run(script.beside(epochs, self._home)[1], set())
+        self._used, self._carried = epoch.read, set[Variable]()
+        in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
+        moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
+        moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
+        for each in sorted(moved, key=lambda each: each.name):
+            self._carry(each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned)
+        for node in (each for top in head for each in ast.walk(top) if isinstance(each, ast.Assign)):
+            flow = Flow(script)
+            flow.run([node], set())
+            is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
+            used = (flow.assigned & (step.read | tail.read)) - self._carried
+            if is_late and used:
+                problem = (
+                    f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state="
+                )
+                self._refuse(node, problem)
+
+    def _carry(self, variable: Variable, changed: bool, assigned: bool) -> None:
+        script, (scope, name) = self._script, variable
+        kind, first = script.kind(variable), script.first(variable)
+        targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
+        is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
+        if not isinstance(scope, ast.FunctionDef | None) or kind == "reporter":
+            return
+        if kind == "state" and assigned:
+            problem = "is made anew in the loop: make it before, and name it in state="
+        elif kind == "state":
+            return
+        elif is_target:
+            problem = f"counts rounds and is read after them: use {self._loop}.epoch, .step"
+        elif not isinstance(first, ast.Name) or name in {each.name for each in self._carried}:
+            problem = "changes in the loop, and is an argument, or no variable alone of its name"
+        elif kind != "plain" and changed:
+            problem = "may change in the loop: give it a state_dict(), and name it in state="
+        else:
+            self._carried.add(variable)
+            return
+        self._refuse(first, f"`{name}` {problem}")
+
+    def _find_state(self) -> list[str]:
+        """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
+        script = self._script
+        used = {each for each in self._used if script.kind(each) == "state"}
+        for value in [value for each in used for value in script.values(each)]:
+            if isinstance(value, ast.Call) and called(value) in OPTIMIZERS and value.args:
+                used |= self._trained(value.args[0])
+        for each in used:
+            first = script.first(each)
+            choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
+            is_choice = isinstance(choice, ast.If) and not choice.orelse
+            is_here = each.scope is None or (each.scope is self._home and first.lineno <= self._epochs.lineno)
+            if not is_here:
+                self._refuse(first, f"`{each.name}` is not known where the epochs begin: make it there")
+            elif is_choice and "__name__" not in ast.unparse(choice.test):
+                self._refuse(first, f"`{each.name}` is made under a condition: write state= under the same")
+        if not used:
+            self._refuse(self._epochs, "the model and the optimizer were not found: write state= by hand")
+        return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
+
+    def _trained(self, parameters: ast.AST) -> set[Variable]:
+        """Return the objects whose parameters an optimizer gets, by their names or in a list."""
+        found, script = set[Variable](), self._script
+        for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
+            variable = script.variable(name)
+            values = [ast.walk(value) for value in script.values(variable) if value is not None]
+            names = [each for nodes in values for each in nodes if isinstance(each, ast.Name)]
+            inner = {
+                each for each in (variable, *map(script.variable, names)) if script.kind(each) == "state"
+            }
+            is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.others
+            if is_own and not inner:
+                self._refuse(name, f"the optimizer trains `{name.id}`, which is no module: name it in state=")
+            found |= {variable} & inner or inner
+        return found
+
+    # ---------------------------------------------------------------------------------- the edits
+
+    def _at(self, line: int, column: int = 0) -> int:
+        return sum(map(len, self._source.splitlines(keepends=True)[: line - 1])) + column
+
+    def _end(self, node: Any) -> int:
+        return self._at(node.end_lineno, node.end_col_offset)
+
+    def _text(self, node: Any) -> str:
+        return self._source[self._at(node.lineno, node.col_offset) : self._end(node)].decode()
+
+    def _replace(self, first: Any, last: Any, text: str) -> None:
+        self._edits.append((self._at(first.lineno, first.col_offset), self._end(last), text))
+
+    def _insert(self, at: int, text: str) -> None:
+        self._edits.append((at, at, text))
+
+    def _first_line(self, loop: ast.For, depth: str, text: str) -> None:
+        start = self._at(loop.body[0].lineno)
+        indent = self._source[start : start + loop.body[0].col_offset].decode()
+        self._insert(self._at((loop.iter.end_lineno or 0) + 1), f"{depth}{indent}{text}\n")
+
+    def _write(self, state: list[str]) -> None:
+        epochs, loop, kept, script = self._epochs, self._loop, self._kept, self._script
+        start, is_one = self._at(epochs.lineno), epochs is self._steps
+        indent = self._source[start : start + epochs.col_offset].decode()
+        unit = "\t" if "\t" in indent else "    "
+        limit, number = ("1", "1") if is_one else self._range()
+        entries = [f'"{name}": {name}' for name in state] + [f'"{kept}": vars({kept})'] * bool(self._carried)
+        arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
+        lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
+        if len(indent + lines[0]) > 100:
+            lines = ["with everstep.TrainLoop(", *(f"{unit}{each}," for each in arguments), f") as {loop}:"]
+        lines += [f"{unit}for _ in {loop}.iter_epochs():"] * is_one
+        self._insert(start, "".join(f"{indent}{line}\n" for line in lines))
+        depth, target = unit * (1 + is_one), self._text(epochs.target)
+        if not is_one:
+            self._replace(epochs.target, epochs.iter, f"{target} in {loop}.iter_epochs()")
+            shift = "-= 1" if number == "0" else f"+= {number} - 1"
+            if number != "1" and target in script.loaded:
+                self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
+        self._write_steps(depth if self._inside is self._home else "")
+        if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
+            for after in (self._at(self._inside.lineno), self._end(self._call.func)):
+                at = self._source.index(b"(", after) + 1
+                self._insert(at, loop if self._source[at:].lstrip().startswith(b")") else f"{loop}, ")
+        texts = [node for node in ast.walk(epochs) if isinstance(node, ast.JoinedStr | ast.Constant)]
+        inside = {line for each in texts for line in range(each.lineno + 1, (each.end_lineno or 0) + 1)}
+        for line in range(epochs.lineno, (epochs.end_lineno or 0) + 1):
+            if self._source[self._at(line) : self._at(line + 1)].strip() and line not in inside:
+                self._insert(self._at(line), depth)
+        headers = (epochs.target, self._steps.target, self._steps.iter)
+        fixed = [each for node in headers for each in ast.walk(node)]
+        fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
+        for name in (each for each in script.names if script.variable(each) in self._carried):
+            if self._text(name) != name.id or name in fixed:
+                self._refuse(name, f"`{name.id}` cannot be replaced here: read it from another variable")
+            elif is_one or name not in {*ast.walk(epochs.iter)}:
+                self._replace(name, name, f"{kept}.{name.id}")
+        self._write_head()
+
+    def _write_head(self) -> None:
+        """Import everstep, and seed, below the imports at the top."""
+        body, seeds, text = self._script.tree.body, list[str](), self._source.decode()
+        if self._seed is not None:
+            calls = {"random": "seed", "np": "random.seed", "numpy": "random.seed", "torch": "manual_seed"}
+            seeds = [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
+        for drawn, seeded in DRAWS.items() if self._seed is None else ():
+            if re.search(drawn, text) and not re.search(seeded, text):
+                problem = f"no line has {seeded!r}: seed before the model is made, or give --seed 0"
+                self._refuse(self._epochs, problem)
+        lines = ["import everstep", *seeds]
+        if self._carried:
+            comment = "what goes from one step or epoch to the next"
+            lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
+        ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
+        top = body[: [*ends, True].index(True)]
+        imports = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
+        at = self._at(max(imports, default=0) + 1)
+        self._insert(at, "".join(f"{line}\n" for line in lines))
+        before, after = self._source[:at].decode(), self._source[at:].decode()
+        self.plain = "".join([before, *(f"{line}\n" for line in seeds), after])
+
+    def _range(self) -> tuple[str, str]:
+        """Return how many epochs there are, and the number of the first, as source."""
+        numbers = _unbarred(self._epochs.iter).args
+        if len(numbers) > 2 or not isinstance(self._epochs.target, ast.Name):
+            self._give_up(self._epochs, "epochs with another step than 1, or without a number: count from 0")
+        first, end = ("0", *map(self._text, numbers))[-2:]
+        if isinstance(numbers[0], ast.Name) and len(numbers) > 1:  # a later start may begin with another one
+            variable = self._script.variable(numbers[0])
+            if not isinstance(self._script.first(variable), ast.Name):
+                self._give_up(self._epochs, f"`{first}` is no variable of its own: count epochs from 0")
+            self._carried.add(variable)
+            first, end = (re.sub(rf"\b{first}\b", f"{self._kept}.{first}", each) for each in (first, end))
+        if first == "1" and isinstance(numbers[1], ast.BinOp) and ast.unparse(numbers[1]).endswith(" + 1"):
+            return self._text(numbers[1].left), first
+        return end if first == "0" else f"len(range({first}, {end}))", first
+
+    def _write_steps(self, depth: str) -> None:
+        steps, data, batch = self._steps, _unbarred(self._steps.iter), self._steps.target
+        index, more = "", ""
+        if isinstance(data, ast.Call) and called(data) == "enumerate" and isinstance(batch, ast.Tuple):
+            index, batch = self._text(batch.elts[0]), batch.elts[1]
+            more = "".join(f" + {self._text(n)}" for n in (*data.args[1:], *(k.value for k in data.keywords)))
+            data = _unbarred(data.args[0])
+        values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
+        if any(called(each) in WRAPPED for each in (data, *values)):
+            self._refuse(data, "this hides the place in its data: give iter_steps() the data itself")
+        target = self._text(batch)
+        if isinstance(batch, ast.Tuple) and not target.startswith("("):
+            target = f"({target})"
+        self._replace(steps.target, steps.iter, f"_, {target} in {self._loop}.iter_steps({self._text(data)})")
+        if index in self._script.loaded:
+            self._first_line(steps, depth, f"{index} = {self._loop}.batch_index{more}")
+
+
+def _unbarred(data: Any) -> Any:
+    """Return what a progress bar shows: E of `tqdm(E)`."""
+    return data.args[0] if called(data) == "tqdm" and data.args else data

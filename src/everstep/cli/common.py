@@ -139,11 +139,6 @@ def note(problems: Iterable[str]) -> None:
         say(f"note: {in_line(redacted(problem))}", err=True)
 
 
-def plural(count: int, what: str) -> str:
-    """Return "1 run", "2 runs"."""
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 def print_json(value: Any) -> None:
     """Print strict JSON: "nan", "inf" and "-inf" are strings, which every language can read back."""
     from everstep.display.cells import with_leaves

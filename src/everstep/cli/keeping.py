@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.cli import common as cli
-from everstep.display.cells import in_line
+from everstep.display.cells import in_line, plural
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import (
     CheckpointError,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def _deleted(count: int, what: str, deleted: bool) -> str:
     done = "deleted" if deleted else "would be deleted; pass --delete to delete"
-    return f"{cli.plural(count, what)} {done}"
+    return f"{plural(count, what)} {done}"
 
 
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")

@@ -14,7 +14,7 @@ import click
 
 from everstep import labels
 from everstep.cli import common as cli
-from everstep.display.cells import cell, flat, in_line, size
+from everstep.display.cells import cell, flat, in_line, plural, size
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, RunIndexError, nearest
 from everstep.index.run_facts import FACTS, GONE
@@ -140,9 +140,9 @@ def compare_command(
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")
-    from everstep.views.compare_runs import compare
+    from everstep.views.describe_run import side_by_side
 
-    compared = compare(runs, cli.find_all(runs, index))
+    compared = side_by_side(runs, cli.find_all(runs, index))
     facts = compared.facts if show_all else compared.differing()
     if as_json:
         cli.print_json({"runs": compared.runs, "facts": facts, "metrics": compared.metrics})
@@ -175,7 +175,7 @@ def audit_command(run: str = cli.RUN, index: str | None = cli.INDEX, as_json: bo
         cli.print_json({**found._asdict(), "passes": [each._asdict() for each in found.passes]})
     else:
         state = "finished" if found.finished else "not finished"
-        starts = cli.plural(found.starts, "start")
+        starts = plural(found.starts, "start")
         cli.say(f"{in_line(found.run)}: {found.verdict} ({state}, step {found.step:,}, {starts})")
         for kind, texts in (("wrong", found.problems), ("note", found.notes)):
             for text in texts:
@@ -189,7 +189,7 @@ def audit_command(run: str = cli.RUN, index: str | None = cli.INDEX, as_json: bo
 @cli.command()
 def tag_command(
     run: str = cli.RUN,
-    words: tuple[str, ...] = cli.argument("WORD...", nargs=-1),
+    added: tuple[str, ...] = cli.argument("WORD...", nargs=-1),
     removed: tuple[str, ...] = cli.option(
         "WORD", "Tag to take away; may be repeated.", "--remove", multiple=True
     ),
@@ -205,11 +205,11 @@ def tag_command(
     The run may be training meanwhile.
     """
     found = cli.find(run, index)
-    if words:
-        labels.add_tags(found.path, words)
+    if added:
+        labels.add_tags(found.path, added)
     if removed:
         labels.remove_tags(found.path, removed)
-    if words or removed:
+    if added or removed:
         _ship_labels(found.path, index)
     cli.say(in_line(" ".join([f"{found.facts['name']}:", *labels.labels(found.path).tags])))
 
@@ -287,7 +287,7 @@ def report_command(
         write_whole(out.absolute(), page, "report")
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file") from None
-    cli.say(f"{out}: {cli.plural(len(once), 'run')}, {size(len(page))}")
+    cli.say(f"{out}: {plural(len(once), 'run')}, {size(len(page))}")
 
 
 @cli.command()
@@ -304,8 +304,7 @@ def ui_command(
     The page is on 127.0.0.1.  The printed link opens it once, in one browser; then the next link is printed.
     From another machine: ssh -L PORT:127.0.0.1:PORT, and the same link.  Ctrl-C ends the page.
     """
-    from everstep.ui.followed_index import FollowedIndex
-    from everstep.ui.server import serve
+    from everstep.ui.server import FollowedIndex, serve
 
     index_followed = FollowedIndex(index)
     cli.note(index_followed.problems)

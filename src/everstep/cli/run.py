@@ -145,14 +145,14 @@ class _End(NamedTuple):
         return ""
 
     def described(self) -> str:
-        words = cli.in_words(self.status)
-        if words == "failed":
-            words = f"exit status {self.status}"
+        ending = cli.in_words(self.status)
+        if ending == "failed":
+            ending = f"exit status {self.status}"
         where = "before it opened a run"
         for path, (step, _) in [*self.runs.items()][-1:]:
             short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
             where = f"after step {step} of {short}"
-        return in_line(f"{words} {where}" + (f": {self.error}" if self.error else ""))
+        return in_line(f"{ending} {where}" + (f": {self.error}" if self.error else ""))
 
 
 def _notify(end: _End, reason: str) -> None:

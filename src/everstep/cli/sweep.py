@@ -180,6 +180,6 @@ class _Trainings:
             lines = output.read().decode(errors="replace").splitlines() if code else []
         self._ended(trial, code, "\n  ".join([cli.in_words(code), *lines]))
 
-    def _ended(self, trial: Trial, code: int, words: str) -> None:
+    def _ended(self, trial: Trial, code: int, outcome: str) -> None:
         self.codes[trial.run_dir] = code
-        cli.say(f"[{len(self.codes)}/{len(self._trials)}] {trial.run_dir}: {words}", err=True)
+        cli.say(f"[{len(self.codes)}/{len(self._trials)}] {trial.run_dir}: {outcome}", err=True)

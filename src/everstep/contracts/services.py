@@ -17,7 +17,7 @@ from everstep.schedule import Instant, Schedule, Unscheduled
 if TYPE_CHECKING:
     from everstep.contracts.state import Json
     from everstep.metrics.collector import Reader
-    from everstep.supervisor.door import Door
+    from everstep.supervisor.door import RunView as LoopView
 
 
 class Moment(enum.Enum):
@@ -201,7 +201,7 @@ class Boundary:
     outputs: Mapping[str, Any] = field(default_factory=dict)
 
 
-RunView: TypeAlias = "Door"
+RunView: TypeAlias = "LoopView"
 """The loop as a service sees it: facts to read, ways to speak, and a few requests."""
 Readings: TypeAlias = "Reader"
 """Metric window of one service: its reads clear no other window."""

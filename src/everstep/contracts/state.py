@@ -234,6 +234,19 @@ class Entry(ABC):
         """Use these options as the program gave them; called after `load`."""
 
 
+class StateDictEntry(Entry):
+    """Entry of an object with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+
+    def save(self) -> Any:
+        return self.obj.state_dict()
+
+    def load(self, tree: Any) -> None:
+        self.obj.load_state_dict(tree)
+
+
 class OwnEntry(ABC):
     """Object that makes its own entry: one that can refuse a state before anything is loaded."""
 

@@ -159,7 +159,6 @@ class SampledStream(Stream):
         return samples
 
     def __len__(self) -> int:
-        """Number of batches in a pass."""
         return self._sampling.batches
 
     def __iter__(self) -> Iterator[Any]:

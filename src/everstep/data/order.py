@@ -76,7 +76,6 @@ class Sampling:
             self._require_parts()
 
     def _require_parts(self) -> None:
-        """Require that each batch of a pass has a part for each rank."""
         whole, rest = self._counts()
         for count in [self.batch_size] * (whole > 0) + [rest] * (rest > 0):
             self.share.require(count, self.kind)

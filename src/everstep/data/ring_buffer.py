@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everstep.arguments import checked_keywords, integer
-from everstep.contracts.state import Entry, Mismatch, OwnEntry
+from everstep.contracts.state import Entry, Mismatch, OwnEntry, StateDictEntry
 from everstep.errors import ConfigError, DataError, RestoreError, nearest
 from everstep.state import stamp, unstamp
 
@@ -189,18 +189,10 @@ class RingBuffer(OwnEntry):
         return f"RingBuffer({self._count} of {self.capacity} items: {fields})"
 
 
-class _RingEntry(Entry):
-    def __init__(self, memory: RingBuffer) -> None:
-        self.memory = memory
-
-    def save(self) -> Any:
-        return self.memory.state_dict()
-
+class _RingEntry(StateDictEntry):
     def check(self, tree: Any) -> Mismatch:
-        return self.memory.compare(tree)
-
-    def load(self, tree: Any) -> None:
-        self.memory.load_state_dict(tree)
+        mismatch: Mismatch = self.obj.compare(tree)
+        return mismatch
 
 
 def _zeros(name: str, capacity: int, kind: Any) -> NDArray[Any]:

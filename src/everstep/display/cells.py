@@ -47,6 +47,11 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def plural(count: int, what: str) -> str:
+    """Return "1 run", "2 runs"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def flat(
     tree: Mapping[str, Any], above: str = "", is_leaf: Callable[[dict[str, Any]], bool] = lambda _: False
 ) -> Iterator[tuple[str, Any]]:

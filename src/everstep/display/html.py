@@ -79,7 +79,7 @@ def _cells(row: Mapping[str, Any], aligned: Mapping[str, str]) -> str:
 
 def _picture(chart: Chart) -> str:
     data = base64.b64encode(drawn(chart).encode()).decode()
-    return f'<img align="top" alt="{_escaped(chart.words())}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img align="top" alt="{_escaped(chart.legend())}" src="data:image/svg+xml;base64,{data}">'
 
 
 WIDTH, HEIGHT = 420, 240
@@ -105,7 +105,7 @@ class Chart(NamedTuple):
     title: str
     lines: Sequence[Line]
 
-    def words(self) -> str:
+    def legend(self) -> str:
         """Say what the chart shows: each line with its number of points and its last value."""
         lines = (f"{line.name}: {len(line.y)} points, last {line.y[-1]:.6g}" for line in self.shown())
         return "; ".join([f"{self.title} by step", *lines, *self.rest()])
@@ -130,8 +130,8 @@ def drawn(chart: Chart) -> str:
             note = f" ({left_out} not finite)" if left_out else ""
             body += [f'<path d="M{_LEFT} {y}h24" {mark}/>', _text(_LEFT + 30, y + 4, _cut(line.name) + note)]
             y += _ROW
-    for words in chart.rest():
-        body.append(_text(_LEFT + 30, y + 4, words))
+    for text in chart.rest():
+        body.append(_text(_LEFT + 30, y + 4, text))
         y += _ROW
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '

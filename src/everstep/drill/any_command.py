@@ -49,7 +49,8 @@ UNKNOWN = (
     "what was trained (another precision, averaged weights), or something changes the weights first"
 )
 CAUSES = {
-    "samples": "the place in the data is not restored: the order of the epoch, or the batches in it",
+    "samples": "the place in the data is not restored: the batches of the epoch that were done, or its "
+    "order, which is drawn from random state",
     "random state": "a generator of random numbers is not restored",
     "moments": "the optimizer's moments are not restored",
     "settings": "the optimizer's settings are not restored: the schedule of its learning rate, say",
@@ -79,11 +80,6 @@ class Start:
     def updates(self) -> int:
         return len(self.of_rank(0, "update"))
 
-    @property
-    def fails(self) -> bool:
-        """Whether the command is to be started again: it failed, and did not hang."""
-        return self.status not in (0, TOO_LONG)
-
 
 @dataclass
 class Chain:
@@ -110,7 +106,7 @@ class Chain:
         """Start the command, and wait until it ends."""
         n = len(self.starts) + 1
         log, trace = self.folder / f"start-{n}.log", self.folder / f"start-{n}.jsonl"
-        words = self.resume if self.starts else self.command
+        template = self.resume if self.starts else self.command
         env: dict[str, str] = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(
@@ -121,7 +117,7 @@ class Chain:
             "EVERSTEP_OBSERVED_FOLDERS": os.pathsep.join([str(self.work), str(self.out)]),
         }
         began = time.monotonic()
-        command = [word.replace(OUT, str(self.out)) for word in words]
+        command = [word.replace(OUT, str(self.out)) for word in template]
         with owned_process(command, env, log, "EVERSTEP_OBSERVED", self.work) as process:
             try:
                 status = process.wait(self.timeout)
@@ -186,8 +182,6 @@ def _require_small(folder: Path) -> None:
 
 
 class _CommandCampaign(Campaign):
-    """Drill of any command."""
-
     def begin(self, command: Sequence[str], resume: Sequence[str]) -> None:
         """Start the command twice undisturbed."""
         self.command, self.resume, report = command, resume, self.report
@@ -209,14 +203,14 @@ class _CommandCampaign(Campaign):
 
     def _undisturbed(self, name: str) -> Start:
         """Start the command undisturbed, and refuse what cannot be drilled."""
-        start, words = self._chain(name).start(), self.report.script
+        start, script = self._chain(name).start(), self.report.script
         if start.status == TOO_LONG:
-            raise too_long(words, self.timeout)
+            raise too_long(script, self.timeout)
         self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
-                f"{words} made no step of a torch optimizer in a Python process that reads PYTHONPATH; drill "
-                "a program that trains with torch.optim, without `python -I` or -E"
+                f"{script} made no step of a torch optimizer in a Python process that reads PYTHONPATH; "
+                "drill a program that trains with torch.optim, without `python -I` or -E"
             )
         return start
 
@@ -226,8 +220,9 @@ class _CommandCampaign(Campaign):
         if not chain.start(aimed).strike:
             result = KillResult(name, "not hit", struck="it ended before")
         else:
-            while len(chain.starts) == 1 or (len(chain.starts) <= LAST_STARTS and chain.starts[-1].fails):
-                chain.start()
+            for _ in range(LAST_STARTS):
+                if chain.start().status in (0, TOO_LONG):
+                    break
             result = self._judged(name, chain.starts)
         if not self.keep:
             shutil.rmtree(chain.folder, ignore_errors=True)
@@ -243,9 +238,10 @@ class _CommandCampaign(Campaign):
             if start.updates:
                 differences.append(reference.first_difference(start, places))
         end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
-        if last.status == 0 and end != reference.updates:
-            counts = str(reference.updates), str(end)
-            differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
+        for status, reached in ((first.status, sum(spans[0])), (last.status, end)):
+            if status == 0 and reached != reference.updates:
+                counts = str(reference.updates), str(reached)
+                differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         difference = next((each for each in differences if each is not None), None)
         saved = reference.saved_before(first)
         if difference is None and saved and starts[1].updates and not resumed[1]:
@@ -337,10 +333,13 @@ class Reference:
     def _cause(self, pairs: list[tuple[dict[str, Any], dict[str, Any]]], place: int, rank: int) -> Difference:
         """Name what differed first among updates of which the last left other weights or moments."""
         for n, (was, now) in enumerate(pairs, place + 1):
-            # the first update of a resume may have drawn more: what was passed over
-            drawn = now["draws"][-len(was["draws"]) or None :] if n == place + 1 else now["draws"]
+            draws = was["draws"], now["draws"]
+            if n == place + 1:  # a resume may have drawn more, what was passed over, or an update before
+                drawn = [each for line in self.lines[rank][:n] for each in line["draws"]]
+                count = max(1, len(was["draws"]))
+                draws = drawn[-count:], now["draws"][-count:]
             generators = [[line["random"].get(each) for each in sorted(self.seeded)] for line in (was, now)]
-            parts = {"samples": (was["draws"], drawn), "random state": tuple(generators)}
+            parts = {"samples": draws, "random state": tuple(generators)}
             for part, (expected, actual) in (parts | {p: (was[p], now[p]) for p in LEFT}).items():
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)

@@ -164,8 +164,6 @@ def drill(
 
 
 class _ScriptCampaign(Campaign):
-    """Drill of a script that uses everstep."""
-
     _count = 0
     """Number of programs that were struck."""
 

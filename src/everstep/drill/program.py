@@ -222,9 +222,9 @@ class Program:
         return status or next(stopped, 0)  # see `everstep.group.exit_status`
 
 
-def too_long(words: str, timeout: float) -> DrillError:
+def too_long(program: str, timeout: float) -> DrillError:
     """Make the error of a start that has taken longer than its time."""
-    what = f"{words} ran longer than {timeout:g} s in one start"
+    what = f"{program} ran longer than {timeout:g} s in one start"
     return DrillError(f"{what}; make it smaller by its arguments, or raise the timeout")
 
 

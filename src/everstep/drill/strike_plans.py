@@ -48,12 +48,7 @@ def _at_step(what: str) -> Plan:
     return lambda points, draw: [f"{what}:{draw.randint(1, points.count(STEP))}"]
 
 
-def _start_up(points: Points, draw: Random) -> list[str]:
-    return _kill_at(points, range(points.index(STEP)), draw)
-
-
 def _last_step(points: Points, draw: Random) -> list[str]:
-    """Kill at a step that ends an epoch or a run."""
     after = _followed(points, STEP, ("witness.epoch", "witness.exit"))
     return [f"kill:{STEP}:{draw.choice([n for n, name in enumerate(after, 1) if name != STEP])}"]
 
@@ -102,7 +97,7 @@ def _message(points: Points, draw: Random) -> list[str]:
 
 HAZARDS: dict[str, Plan | None] = {
     "random instant": None,
-    "start-up": _start_up,
+    "start-up": lambda points, draw: _kill_at(points, range(points.index(STEP)), draw),
     "commit": _after("checkpoint."),
     "tail": _after("loop.tail"),
     "last step": _last_step,

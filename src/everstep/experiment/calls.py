@@ -226,7 +226,6 @@ def _with_calls(value: Any, place: Place, problems: Problems, do: Callable[[Call
 
 
 def _as_type(annotation: Any, value: Any) -> Any:
-    """Convert a value of a config to the type of an annotation."""
     # Import paths and schedules are converted here: pydantic knows neither.
     kinds = [typing.get_origin(each) or each for each in members([annotation])]
     if isinstance(value, str) and ":" in value and any(kind in _CALLABLES for kind in kinds):

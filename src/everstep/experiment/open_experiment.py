@@ -15,17 +15,17 @@ import xxhash
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.experiment.calls import Call, misfits
 from everstep.experiment.code_trust import admit, findable
-from everstep.experiment.config import Resolved, resolve
+from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.experiment_config import FREE, ExperimentConfig, ServiceCall
 from everstep.experiment.import_paths import imported
 from everstep.index.location import facts_at
 from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
+from everstep.services.replayed import plan_of_process
 from everstep.supervisor import InitFrom
 from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
 from everstep.supervisor.saving.state_tree import reading, saved_tree
@@ -196,6 +196,11 @@ def _fork_options(run_dir: Path, digest: str) -> dict[str, Any]:
     names, parent = Store(located(run_dir)).names(), facts["parent"]
     if names and names[-1] > CheckpointName.parse(parent["checkpoint"]):
         return {}
+    if not names and not Path(parent["path"]).exists():
+        raise NoCheckpointError(
+            f"the fork {run_dir} has saved nothing, and the checkpoint with which it begins is gone, by its "
+            f"parent's retention: {parent['path']}; fork again from the config file, with --on-change fork"
+        )
     return {"on_change": "override"} | ({} if names else {"resume": parent["path"]})
 
 
@@ -294,8 +299,13 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
 
 def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the facts of the newest start, and its config; that of the checkpoint if it saved nothing."""
-    start = RunJournal(run_dir).newest_start()
+    """Return the facts of the newest start, and its config; that of the checkpoint if it saved nothing.
+
+    Where steps are executed again, the start is the one whose steps these are.
+    """
+    journal, replayed = RunJournal(run_dir), getattr(plan_of_process(), "start", 0)
+    start = next((each for each in journal.events("segment") if each.segment == replayed), None)
+    start = start or journal.newest_start()
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(facts.get("config") or {})
     if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
@@ -304,7 +314,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "its config file: everstep train FILE"
         )
     newest = Store(run_dir).facts()[-1:]
-    if newest and newest[0].segment != start.segment:
+    if newest and newest[0].segment != start.segment != replayed:
         saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
         if changes := touching(saved, Resolved(None, tree)):
             note = _message("the newest start saved nothing, and what it changed is left out", changes)
@@ -314,7 +324,6 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _config_in(checkpoint: Any) -> dict[str, Any]:
-    """Return the config in a checkpoint; empty without one."""
     return {} if checkpoint is None else checkpoint.meta.get("config") or {}
 
 

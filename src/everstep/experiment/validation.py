@@ -114,12 +114,12 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
         elif kind != "needs_python_object":  # no config can hold an object of this type
             others.append(Problem(place, f"{reduce(getitem, place, value)!r}: {word}; correct it"))
     of_type = []
-    for place, words in wanted.items():
+    for place, expected in wanted.items():
         if any(other[: len(place)] == place != other for other in wanted):
             continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, place, value)
-        words = [word for word in words if word != "an integer" or "a number" not in words]
-        give = " or ".join(dict.fromkeys(words))
+        expected = [word for word in expected if word != "an integer" or "a number" not in expected]
+        give = " or ".join(dict.fromkeys(expected))
         of_type.append(Problem(place, f"{node!r} is {kind_of(node)}; give {give}"))
     if not of_type and not others:
         give = f"give {{{CALL}: module:name}} for a call that makes it"

@@ -1,16 +1,215 @@
-"""Weights that a program without everstep has written: a file, or a folder of shards."""
+"""Weights that a program without everstep has written: a file, a folder of shards, or one of torch's.
+
+A folder of torch.distributed.checkpoint has a pickle with facts about arrays, and files with their chunks.
+The pickle is read as data (`read_pickle`), and each chunk, which torch.save has written, by torch's reader
+for weights only.  Objects other than tensors are pickles, too; they are left out and listed.
+"""
 
 from __future__ import annotations
 
 import importlib
+import io
+import math
+import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from everstep.contracts.state import Unread
-from everstep.formats import distributed, safetensors_file
+import numpy as np
+from numpy.typing import NDArray
+
+from everstep.checkpoint.pieces import tile
+from everstep.contracts.state import HostArray, Unread
+from everstep.formats import safetensors_file
 from everstep.formats.safetensors_file import inside, refuse, unreadable
 from everstep.untrusted_files import open_regular, parse_json, read_regular
+
+METADATA = ".metadata"
+LARGEST_METADATA = 256 << 20
+"""Most bytes of the pickle; that of 1,000 ranks with 1,000 tensors has about 100 MB."""
+_ROOM = "torch.distributed.checkpoint."
+
+
+class Made:
+    """Description of an object: the name of its class or function (`kind`), its arguments, and its state."""
+
+    kind = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> Made:
+        made = object.__new__(cls)
+        made.args = args
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_FOLLOWED = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT
+SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES EMPTY_TUPLE EMPTY_LIST EMPTY_DICT
+TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET
+GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD
+"""
+"""Operations of a pickle that are followed: those that torch.distributed.checkpoint needs, and no others."""
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, whose memo needs no more memory than its content; each class or function is a `Made`."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: pickle._Unpickler.dispatch[code] for name in _FOLLOWED.split() for code in getattr(pickle, name)
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        return type("Made", (Made,), {"kind": f"{module}.{name}"})
+
+
+def read_pickle(data: bytes) -> Any:
+    """Return the value of a pickle with a `Made` in place of each object; nothing is imported or called."""
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:  # whatever Python meets in odd bytes
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+class _Chunk(NamedTuple):
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    size: int
+
+
+def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """List the arrays of a folder, each read when it is needed, and the names of its other objects."""
+    path = folder / METADATA
+    try:
+        raw = read_regular(path, LARGEST_METADATA)
+    except OSError as error:
+        unreadable(path, error)
+    try:
+        return _content(folder, read_pickle(raw))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        refuse(path, f"is not the metadata of a checkpoint, or is damaged ({reason})", error)
+
+
+def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
+    about = _facts(root, "metadata.Metadata")
+    places = {}
+    for index, stored in about["storage_data"].items():
+        key, place = _facts(index, "metadata.MetadataIndex"), _facts(stored, "filesystem._StorageInfo")
+        offset = () if key.get("offset") is None else _size(key["offset"])
+        places[key["fqn"], offset] = _place(folder, key["fqn"], place)
+    named = about.get("planner_data")
+    tree: dict[str, Any] = {}
+    others = []
+    for name, facts in about["state_dict_metadata"].items():
+        if _kind(facts) != f"{_ROOM}metadata.TensorStorageMetadata":
+            others.append(str(name))
+            continue
+        # its path in the tree that was saved, where that is known; the result has two levels, or one
+        path: Any = named.get(name) if isinstance(named, dict) else None
+        is_path = isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path)
+        top, *rest = map(str, path if is_path else (name,))
+        branch: Any = tree.setdefault(top, {}) if rest else tree
+        inner = ".".join(rest) if rest else top
+        if not isinstance(branch, dict) or inner in branch:
+            raise ValueError(f"two values have the name {name!r}")
+        branch[inner] = _array(name, facts.state, places)
+    return tree, others
+
+
+def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, int]:
+    if place.get("transform_descriptors"):
+        refuse(folder, f"has {name!r} in an encoding of another program", remedy="save without extensions")
+    file = inside(folder, place["relative_path"], folder / METADATA)
+    start, size = _lengths((place["offset"], place["length"]))
+    try:
+        length = file.stat().st_size
+    except OSError as error:
+        unreadable(file, error)
+    if start + size > length:
+        refuse(file, f"has {length:,} bytes, and {name!r} should end at {start + size:,}")
+    return file, start, size
+
+
+def _array(name: str, facts: dict[str, Any], places: dict[Any, tuple[Path, int, int]]) -> Unread:
+    properties, shape = facts["properties"].state, _size(facts["size"])
+    dtype = properties["dtype"] if isinstance(properties, dict) else properties[0]
+    if not (isinstance(dtype, type) and issubclass(dtype, Made)):
+        raise ValueError(f"{name!r} has no element type")
+    chunks = []
+    for chunk in facts["chunks"]:
+        region = _facts(chunk, "metadata.ChunkStorageMetadata")
+        offset, sizes = _size(region["offsets"]), _size(region["sizes"])
+        chunks.append(_Chunk(offset, sizes, *places[name, offset]))
+    if not tile([{"offset": each.offset, "shape": each.shape} for each in chunks], shape):
+        raise ValueError(f"the chunks of {name!r} are not the whole of {shape}")
+    element = _torch().dtype_name(dtype.kind)
+    return Unread(element, shape, partial(_read, name, element, shape, chunks))
+
+
+def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> HostArray:
+    whole: NDArray[np.uint8] | None = None
+    extra: dict[str, Any] = {}
+    for chunk in chunks:
+        part = _read_chunk(name, chunk)
+        if part.extra.get("dtype", part.dtype) != dtype or part.shape != chunk.shape:
+            refuse(chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {name!r}")
+        extra = {key: value for key, value in part.extra.items() if key == "dtype"}
+        item = part.data.nbytes // max(1, math.prod(part.shape))
+        if whole is None:
+            whole = np.zeros((*shape, item), np.uint8)
+        place = tuple(slice(at, at + count) for at, count in zip(chunk.offset, chunk.shape, strict=True))
+        whole[place] = part.data.reshape(*part.shape, item)
+    data = np.empty(0, np.uint8) if whole is None else whole.reshape(-1)
+    return HostArray("U8" if extra else dtype, shape, data, "torch", extra)
+
+
+def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
+    try:
+        with open_regular(chunk.file) as file:
+            file.seek(chunk.start)
+            raw = file.read(chunk.size)
+    except OSError as error:
+        unreadable(chunk.file, error)
+    tensor = _torch().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
+    if not isinstance(tensor, Unread):
+        refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
+    return tensor.read()
+
+
+def _kind(value: Any) -> str:
+    return value.kind if isinstance(value, Made) else type(value).__name__
+
+
+def _facts(value: Any, kind: str) -> dict[str, Any]:
+    """Return the state of an object that must be of a class of torch.distributed.checkpoint."""
+    if _kind(value) != _ROOM + kind or not isinstance(value.state, dict):
+        raise ValueError(f"{_kind(value)!r:.100} in place of {kind}")
+    facts: dict[str, Any] = value.state
+    return facts
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    if _kind(value) != "torch.Size":
+        raise ValueError(f"{_kind(value)!r:.100} in place of torch.Size")
+    return _lengths(*value.args)
+
+
+def _lengths(numbers: Any) -> tuple[int, ...]:
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{numbers!r:.100} are not sizes")
+    return tuple(numbers)
+
+
+def _torch() -> Any:
+    return importlib.import_module("everstep.backends.torch.saved_files")
+
 
 DISTRIBUTED = "torch.distributed.checkpoint"
 """Kind of a folder whose chunks are read, and found to be damaged, when they are needed."""
@@ -37,8 +236,8 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     headers are read now, and files of torch.save as a whole, to compare their checksums.  Nothing in a file
     is run.
     """
-    if (path / distributed.METADATA).exists():
-        tree, others = distributed.open_folder(path)
+    if (path / METADATA).exists():
+        tree, others = open_folder(path)
         if others:
             some = ", ".join(others[:5])
             say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")

@@ -9,13 +9,6 @@ No other room knows how processes communicate: one process is a group of one, an
 """
 
 from everstep.group.agreement import Agreement
-from everstep.group.environment import (
-    Single,
-    exit_status,
-    find_group,
-    group_size,
-    launched,
-    write_error_file,
-)
+from everstep.group.environment import Single, exit_status, find_group, group_size, launched, write_error_file
 from everstep.group.peers import Peers
 from everstep.group.store_group import StoreGroup, failure_of_another, report

@@ -24,7 +24,7 @@ from everstep.errors import ConfigError, StoreLostError
 from everstep.group.store_group import StoreGroup
 from everstep.unattended import STARTED
 
-_STORE = "everstep.backends.torch.key_value_store"
+_STORE = "everstep.backends.torch.parallel"
 LIMIT_VARIABLE = "EVERSTEP_GROUP_LIMIT"
 RUN_ID = "TORCHELASTIC_RUN_ID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

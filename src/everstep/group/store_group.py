@@ -25,13 +25,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
-from everstep.errors import (
-    DisagreementError,
-    GroupError,
-    MissingRankError,
-    PeerFailedError,
-    StoreLostError,
-)
+from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError, StoreLostError
 from everstep.polling import looking, wait_until
 
 LEAVING = 10.0

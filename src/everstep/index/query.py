@@ -150,8 +150,8 @@ def _rows(connection: Connection, collection: str, where: Node) -> Generator[dic
     """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
     from sqlalchemy import select
 
-    from everstep.index.run_queries import clean
     from everstep.index.sql_tables import checkpoints, runs, valid_metrics
+    from everstep.labels import clean
 
     is_save, v, c = collection == "checkpoints", valid_metrics.c, checkpoints.c
     columns: dict[str, Any] = {name: (c if is_save else v)[name] for name in _FIELDS[collection]}
@@ -183,7 +183,6 @@ def _ask_runs(
     limit: int | None,
     fields: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Return facts, record and last values of runs."""
     from everstep.index.columns import RunColumns
     from everstep.index.run_queries import last_values_of, newest_facts
 

@@ -14,6 +14,7 @@ from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.errors import ConfigError, nearest
 from everstep.index.run_facts import GONE
 from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
+from everstep.labels import clean
 
 if TYPE_CHECKING:
     from everstep.record import Rollback  # it brings NumPy, which a list of runs does not need
@@ -26,11 +27,6 @@ _PHASES = {"tail": 0, "epoch": 1, "step": 3, "head": 4}
 def by_phase(phase: str) -> tuple[int, str]:
     """Return a key that sorts phases, that of lowest rank first."""
     return _PHASES.get(phase, 2), phase
-
-
-def clean(text: str) -> str:
-    """Replace the characters that a database refuses: lone surrogates, and NUL."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:

@@ -24,7 +24,7 @@ from everstep.errors import JournalError, RunDirError, RunIndexError
 from everstep.index.database import Database
 from everstep.index.location import facts_at, id_at, is_run
 from everstep.index.run_facts import GONE
-from everstep.index.run_queries import clean, newest_facts, run_rows
+from everstep.index.run_queries import newest_facts, run_rows
 from everstep.index.sql_tables import (
     blocks,
     checkpoints,
@@ -37,7 +37,7 @@ from everstep.index.sql_tables import (
     stored,
 )
 from everstep.labels import NAMES as LABELS
-from everstep.labels import has_labels, labels
+from everstep.labels import clean, has_labels, labels
 
 if TYPE_CHECKING:
     from everstep.record import Event, RunDir
@@ -179,7 +179,6 @@ def _known(database: Database) -> dict[str, dict[str, Any]]:
 
 
 def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the index has a run as it is."""
     row = known.get(str(id_at(run_dir)))
     if row is None or row["path"] != str(run_dir) or row["status"] == GONE:
         return False
@@ -360,7 +359,6 @@ _ENDS = {"ended": "finished", "interrupted": "stopped", "closed": ""}
 
 
 def _note(start: dict[str, Any], event: Event) -> None:
-    """Update a segment's row from an event."""
     from everstep.record import ACCEPTED
 
     step, epoch = event.completed
@@ -408,7 +406,6 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
 
 
 def _insert(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows whose values are in the order of the table's columns."""
     if rows:  # as the driver takes them: SQLAlchemy would make a dictionary of each
         connection.exec_driver_sql(str(insert(table).compile(connection)), rows)
 

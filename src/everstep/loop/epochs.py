@@ -133,7 +133,6 @@ class Epochs(LoopDriver):
         self._engine.boundaries.announce_epoch()
 
     def _close_epoch(self) -> None:
-        """Close the epoch after its tail, with the AFTER_EPOCH boundary."""
         engine = self._engine
         hazard.reach("loop.tail_end")
         self.left_open = self.left_open or engine.collector.open_step != 0

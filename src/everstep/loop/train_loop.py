@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from everstep import backends
-from everstep.arguments import checked_keywords, integer
+from everstep.arguments import checked_keywords, flag, integer
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs
@@ -349,6 +349,14 @@ def loop_settings(
 ) -> Settings:
     """Check the arguments of a loop, and add the `Best` of the watched metric to its services."""
     services = with_best(options.get("watch"), listed(services))
+    flag("show_eta", options.get("show_eta", True))
+    groups, formatter = options.get("groups", ()), options.get("formatter")
+    if not isinstance(formatter, MetricFormatter | None):
+        raise ConfigError(f"formatter={formatter!r}: give an everstep.metrics.MetricFormatter()")
+    if not isinstance(groups, list | tuple) or not all(isinstance(each, str) for each in groups):
+        raise ConfigError(
+            f"groups={groups!r}: give a list of prefixes, as in groups=['encoder', 'model.head']"
+        )
     return Settings(kind, run_dir, services, streams, options, options.get("max_epoch"))
 
 

@@ -291,17 +291,17 @@ class _Stream:
         verdict: Verdict = "not provable"
         first = f"batches {own.before + 1} to {own.place}" if own.before else f"{own.place:,} batches"
         if own.wrong:
-            verdict, words = "wrong", "; ".join(own.wrong)
+            verdict, found = "wrong", "; ".join(own.wrong)
         elif isinstance(own.plan, str):
             why = own.unknown or f"by one chain of their digests; {own.plan}"
-            words = " ".join(filter(None, [how, f"{first}, each once, {why}"]))
+            found = " ".join(filter(None, [how, f"{first}, each once, {why}"]))
         elif own.unknown:
-            words = f"{first}, each once; {own.unknown}"
+            found = f"{first}, each once; {own.unknown}"
         elif not np.array_equal(np.sort(own.plan.order), np.arange(len(own.plan.order))):
-            verdict, words = "wrong", "its order does not have each sample once"
+            verdict, found = "wrong", "its order does not have each sample once"
         else:
-            verdict, words = "proven", self._samples(own, own.plan, how)
-        self._note(own.number, own.number, verdict, words)
+            verdict, found = "proven", self._samples(own, own.plan, how)
+        self._note(own.number, own.number, verdict, found)
 
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
@@ -324,13 +324,13 @@ class _Stream:
         by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
         return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
 
-    def _note(self, first: int, last: int, verdict: Verdict, words: str) -> None:
+    def _note(self, first: int, last: int, verdict: Verdict, found: str) -> None:
         """Note a finding, together with the passes before of which the same is known."""
         before = self.findings[-1] if self.findings else None
-        if before is not None and before[2:] == (first, verdict, words):
+        if before is not None and before[2:] == (first, verdict, found):
             self.findings[-1] = before._replace(last=last + 1)
         else:
-            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, words))
+            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, found))
 
 
 def _batches(first: int, end: int) -> str:

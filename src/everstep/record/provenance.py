@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from everstep.display.cells import with_leaves
 from everstep.redaction import redacted, redacted_line
 
 GIT_SECONDS = 2.0
@@ -68,13 +69,9 @@ def machine() -> dict[str, str]:
 
 def as_json(value: Any) -> Any:
     """Convert `value` to JSON: dicts with string keys, lists, and reprs for the rest."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    return repr(value)
+    return with_leaves(
+        value, lambda leaf: leaf if isinstance(leaf, bool | int | float | str | None) else repr(leaf)
+    )
 
 
 def packages() -> dict[str, str]:

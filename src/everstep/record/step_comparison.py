@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
+from everstep.display.cells import plural
 from everstep.errors import ConfigError
 from everstep.record.badges import REPORTS
 from everstep.record.event_fields import ACCEPTED
@@ -341,11 +342,11 @@ class StepComparison:
             counts.append(f"{uncompared} not compared{f' ({why})' if why else ''}")
         bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
         if equal and bare:
-            counts.append(f"{_several(bare, 'step')} left nothing to compare")
+            counts.append(f"{plural(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
         if self.steps:
             begin = REPORTS["verified" if equal else "not verified"]
-            report = f"{begin}: {_several(self.steps, 'step')} executed again: {results}"
+            report = f"{begin}: {plural(self.steps, 'step')} executed again: {results}"
         else:
             begin = REPORTS["not verified" if aside else "nothing to verify"]
             report = f"{begin}: no step was executed again; {results}"
@@ -402,17 +403,13 @@ def row_words(old: Value | None, new: Value | None) -> tuple[str, str]:
 
 def _counted(counts: Counter[str]) -> str:
     """Format counts, such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
-    kinds = [_several(counts[kind], kind) for kind in _KINDS if counts[kind]]
+    kinds = [plural(counts[kind], kind) for kind in _KINDS if counts[kind]]
     metrics = [name for name, count in counts.items() if count and name not in _KINDS]
     if metrics:
         total = sum(counts[name] for name in metrics)
         what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"
-        kinds.append(f"{_several(total, 'value')} {what}")
+        kinds.append(f"{plural(total, 'value')} {what}")
     return _listed(kinds)
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -208,7 +208,6 @@ class Trail:
         self._descriptor = None
 
     def _begin(self, step: int, after: bytes = b"") -> None:
-        """Begin the file with `step` and the lines after it."""
         self._end, self._copied, self._whole = 0, (-1, 0), max(step, self._whole)
         try:
             if self._descriptor is None:

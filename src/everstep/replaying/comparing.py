@@ -59,7 +59,7 @@ class Comparison:
         """Whether something was compared, and all of it is equal."""
         return self.compared and self.first is None
 
-    def words(self, one: Difference) -> str:
+    def described(self, one: Difference) -> str:
         return f"{one}: {one.expected} {self.sides[0]}, {one.actual} {self.sides[1]}"
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Comparison:
         end = "not comparable: nothing is recorded that can be compared"
         if self.first is not None:
             more = f" ({self.differing} values differ)" if self.differing > 1 else ""
-            end = f"differ: {self.words(self.first)}{more}"
+            end = f"differ: {self.described(self.first)}{more}"
         elif self.compared:
             end = "verified: all recorded values are equal"
         return "\n".join([*self.about, f"equal values: {', '.join(counts) or 'none'}", end])
@@ -167,13 +167,12 @@ def compare_recorded(a: Path, b: Path) -> Comparison:
     if first is not None:
         facts["recorded"] = first._asdict()
         facts["last_equal"] = str(max((name for name in alike if name.step < first.step), default=""))
-        report.about.append(f"the first recorded value that differs: {report.words(first)}")
+        report.about.append(f"the first recorded value that differs: {report.described(first)}")
         report.about.append(f"the last equal checkpoint: {facts['last_equal'] or 'none'}")
     return report
 
 
 def _of_rows(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator[Difference]:
-    """Compare the rows of the metrics that both have."""
     # lines at the head of an epoch that is entered again write no rows
     one, other = (
         {key: row for key, row in RunJournal(run).comparable() if key[1] in steps and key[2] != "head"}

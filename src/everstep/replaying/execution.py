@@ -30,14 +30,14 @@ from everstep.state import restore
 
 
 class RecordedProgram(NamedTuple):
-    """Program that can be started in a working directory, with warnings; where `takes_run`, the path of the
-    run directory follows as the last argument.
+    """Program that can be started in a working directory, with warnings; where `start` names the run's start
+    whose config counts, the path of the run directory follows as the last argument.
     """
 
     command: tuple[str, ...]
     folder: Path
     notes: tuple[str, ...] = ()
-    takes_run: bool = False
+    start: int = 0
 
 
 def resumed_from(start: Event) -> str:
@@ -69,11 +69,12 @@ def program_of(
         script = Path(given[0])
         if not script.is_file():
             raise ConfigError(f"{script} is not a file; give the path of the script after --")
-        words = command(script, tuple(given[1:]))
-        return RecordedProgram(words, Path.cwd(), _changed(start, script.resolve()))
+        command_line = command(script, tuple(given[1:]))
+        return RecordedProgram(command_line, Path.cwd(), _changed(start, script.resolve()))
     if _of_config(facts):
-        words = (sys.executable, "-m", "everstep", "resume", *(["--trust"] if trust else []))
-        return RecordedProgram(words, Path.cwd(), _changed(start, None), takes_run=True)
+        options = ("--on-change", "override", *(["--trust"] if trust else []))
+        command_line = (sys.executable, "-m", "everstep", "resume", *options)
+        return RecordedProgram(command_line, Path.cwd(), _changed(start, None), start.segment)
     return _recorded(run_dir, start, facts, trust)
 
 
@@ -127,7 +128,6 @@ def _as_module(script: Path) -> tuple[str, ...]:
 
 
 def _changed(start: Event, script: Path | None) -> tuple[str, ...]:
-    """Warn of code that is not what the start ran, by git."""
     facts = start.data.get("facts") or {}
     code = [Path(each) for each in facts.get("code") or [] if isinstance(each, str)]
     folder = code[0] if code else Path.cwd() if script is None else script.parent
@@ -249,9 +249,9 @@ def execute(
     program: RecordedProgram, copy: RunCopy, last: int, *, witness: bool = False, **plan: Any
 ) -> Executed:
     """Start a program, and wait until it leaves behind a step."""
-    env, out = _write_plan(copy, last, **plan)
-    words = (*program.command, *([str(copy.place)] if program.takes_run else []))
-    start = Program(words, copy.folder, env=env, cwd=program.folder).start(witness=witness)
+    env, out = _write_plan(copy, last, start=program.start, **plan)
+    command_line = (*program.command, *([str(copy.place)] if program.start else []))
+    start = Program(command_line, copy.folder, env=env, cwd=program.folder).start(witness=witness)
     executed = Executed(copy, read_lines(out), [record._replace(run="") for record in start.witnessed])
     if not executed.last("left"):
         shown, ended = " ".join(program.command[1:]), executed.last("ended")

@@ -15,14 +15,7 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 
 from everstep import hazard
 from everstep.arguments import checked_keywords, integer
-from everstep.checkpoint import (
-    Checkpoint,
-    CheckpointName,
-    files,
-    find_checkpoint,
-    finite,
-    place_apart,
-)
+from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, finite, place_apart
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.durable import require_no_link, temporary
@@ -33,16 +26,7 @@ from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
 from everstep.services import sink
 from everstep.services.judges import Condition, Conditional
-from everstep.state import (
-    Encoded,
-    array_name,
-    array_paths,
-    children,
-    digest,
-    encode,
-    make_entry,
-    within,
-)
+from everstep.state import Encoded, array_name, array_paths, children, digest, encode, make_entry, within
 
 FORMATS = ("safetensors", "torch.export")
 DISTRIBUTED = "torch.distributed.checkpoint"

@@ -31,14 +31,7 @@ from everstep.contracts.services import (
     Stop,
 )
 from everstep.contracts.state import Json
-from everstep.errors import (
-    BadStepError,
-    ConfigError,
-    GuardStop,
-    LossBoundError,
-    NonFiniteError,
-    UsageError,
-)
+from everstep.errors import BadStepError, ConfigError, GuardStop, LossBoundError, NonFiniteError, UsageError
 from everstep.metrics import Stats
 from everstep.schedule import At, Every, Instant, Schedule
 from everstep.services.best import Best, better, direction, latest, matches, name_patterns, reaches

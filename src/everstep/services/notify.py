@@ -69,13 +69,13 @@ class Target(NamedTuple):
             return self._too_long() if late else f"{type(error).__name__}: {error}"
         return None
 
-    def _call(self, words: bytes) -> str | None:
+    def _call(self, message: bytes) -> str | None:
         # a file, not a pipe: what the command leaves running would hold a pipe open
         with tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
                     self.command,
-                    input=words,
+                    input=message,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
                     timeout=self.timeout,

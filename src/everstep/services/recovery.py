@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from everstep.arguments import integer, number
 from everstep.checkpoint import CheckpointName
 from everstep.contracts.services import Boundary, BuiltIn, Moment, Stage
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, DivergenceError
 from everstep.record import Rollback
 
 HALF_AN_HOUR = 1800.0
@@ -101,7 +101,7 @@ class Retry(BuiltIn):
     After an error in a step, its data or an evaluation, the loop is left through `TriedAgain`, exit status 3,
     and the run resumes from its newest checkpoint; a `Trainer` and `everstep.recovering` do so by themselves.
     A save is tried again where it failed.  A try counts until the run has passed the furthest step that
-    failed.  After the last try the error stands.
+    failed.  After the last try the error stands; a `DivergenceError` always does: it would come again.
 
     Args:
         errors: classes of errors that go away by themselves.
@@ -127,7 +127,7 @@ class Retry(BuiltIn):
         self.backoff = number("backoff", backoff, of="seconds", zero=True)
 
     def takes(self, error: BaseException) -> bool:
-        return isinstance(error, self.errors)
+        return isinstance(error, self.errors) and not isinstance(error, DivergenceError)
 
     def seconds(self, attempt: int) -> float:
         """Compute the wait before a try, in seconds; tries count from 1."""

@@ -45,6 +45,8 @@ class ReplayPlan:
     """Names of the checkpoints of the run with which the state is compared."""
     shown: int = 0
     """Step whose batch is shown; 0: none."""
+    start: int = 0
+    """Start of the run with whose config the copy is opened; 0: the newest that has saved."""
     in_process: bool = False
     """Whether `ReplayLeft` leaves the program; else the process ends."""
 

@@ -197,9 +197,12 @@ class Sink(Service, ABC):
             assert self._file is not None
             self.foot(self._file)
             self._file.flush()
-        except OSError as error:
+        except UsageError:  # the program's own mistake, which each start would make
+            raise
+        except Exception as error:  # of `write`: a warning, as at each step
             self._run.println(
-                f"warning: {self.path} is not complete ({error}); repair the cause and start the run again"
+                f"warning: {self.path} is not complete ({type(error).__name__}: {error}); repair the cause "
+                "and start the run again"
             )
         finally:
             self._release()

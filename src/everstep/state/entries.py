@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from everstep import backends
 from everstep.arguments import checked_keywords
 from everstep.backends.numpy import GeneratorEntry
-from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, Stateful
+from everstep.contracts.state import Declaration, Entry, Mismatch, OwnEntry, StateDictEntry, Stateful
 from everstep.errors import ConfigError, StateError
 from everstep.state.codec import PLAIN, SAVEABLE, array_paths
 
@@ -165,17 +165,8 @@ class _AsSavedEntry(Entry):
         yield from ((path, reduce(getitem, path, tree)) for path in array_paths(tree))
 
 
-class StatefulEntry(_AsSavedEntry):
-    """Entry of an object with `state_dict` and `load_state_dict`."""
-
-    def __init__(self, obj: Any) -> None:
-        self.obj = obj
-
-    def save(self) -> Any:
-        return self.obj.state_dict()
-
-    def load(self, tree: Any) -> None:
-        self.obj.load_state_dict(tree)
+class StatefulEntry(_AsSavedEntry, StateDictEntry):
+    """Entry of an object that belongs to no framework."""
 
 
 class SlotEntry(_AsSavedEntry):

@@ -6,7 +6,7 @@ boundary boundaries.py, board.py (the services) and saving/ are at work, at the 
 """
 
 from everstep.supervisor.door import Handle
-from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.exit import BestRecord, Ending
 from everstep.supervisor.leaving.undoing import recovering
 from everstep.supervisor.opening.init_from import InitFrom, Loaded, best, load
 from everstep.supervisor.supervisor import Supervisor

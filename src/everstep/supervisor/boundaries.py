@@ -138,10 +138,7 @@ class Boundaries:
     ) -> None:
         """Run the due services, by stage, between two steps or after an epoch's tail.
 
-        Args:
-            batch: the batch that the last step read.
-            can_save: as in `complete_step`.
-            rest: names of the services that had not run, where an interruption had left this boundary open.
+        `rest`: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
         self.inside = True

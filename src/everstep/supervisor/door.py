@@ -15,8 +15,7 @@ from everstep.record import misfit
 from everstep.schedule import Schedule
 from everstep.services.judges import FunctionService
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.leaving.ending import BestRecord, Ending
-from everstep.supervisor.leaving.exit import Exit, best_record
+from everstep.supervisor.leaving.exit import BestRecord, Ending, Exit, best_record
 from everstep.supervisor.settings import LoopDriver
 
 
@@ -24,36 +23,17 @@ class Handle:
     """Registration of a function, made by `on`; `remove()` ends it."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove: Callable[[], None] | None = remove
+        self._remove = remove
 
     def remove(self) -> None:
         """End the registration; a second call does nothing."""
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        self._remove()
 
 
-class Door:
-    """Base class of `Supervisor` and `TrainLoop`; services see it as `RunView`."""
+class RunView:
+    """The loop as a service sees it: facts to read, ways to speak, and a few requests."""
 
-    def __init__(self, engine: Engine, loop: LoopDriver) -> None:
-        self._engine = engine
-        engine.driven_by(self, loop)
-        self._registered = 0
-
-    def __enter__(self) -> Self:
-        self._engine.enter()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return Exit(self._engine).leave(error)
-
-    # ------------------------------------------------------------------------------ what it is
+    _engine: Engine
 
     @property
     def run_dir(self) -> Path:
@@ -76,18 +56,6 @@ class Door:
         return self._engine.progress.epoch
 
     @property
-    def updates(self) -> int:
-        """Optimizer updates that really happened."""
-        return self._engine.user.updates
-
-    @property
-    def seed(self) -> int:
-        """The run's seed, given or drawn; a drawn seed is known once the loop is entered."""
-        if self._engine.settings.seed is None:
-            self._engine.require_entered("seed")
-        return self._engine.progress.seed
-
-    @property
     def max_step(self) -> int | None:
         """The limit of `step`; may be set while running."""
         return self._engine.limits.max_step
@@ -102,38 +70,9 @@ class Door:
         return self._engine.limits.max_epoch
 
     @property
-    def resumed(self) -> bool:
-        """Whether this start continues from a checkpoint; known once the loop is entered."""
-        self._engine.require_entered("resumed")
-        return self._engine.recovered.checkpoint is not None
-
-    @property
     def rank(self) -> int:
         """Number of this process among those that train together, from 0; the writer is rank 0."""
         return self._engine.ranks.group.rank
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes that train together, 1 or more; known once the loop is entered."""
-        return self._engine.ranks.group.size
-
-    @property
-    def data_rank(self) -> int:
-        """Number of the part of each batch that this process reads, from 0; `rank` without `data_ranks=`."""
-        return self._engine.ranks.group.data_rank
-
-    @property
-    def data_ranks(self) -> int:
-        """Number of parts into which each batch is divided; known once the loop is entered."""
-        return self._engine.ranks.group.data.size
-
-    @property
-    def batch_weight(self) -> float:
-        """Factor for the loss of the step's batch, so that the mean over ranks is the mean over the batch.
-
-        1.0 on one process, and wherever the number of ranks divides the batch.
-        """
-        return self._engine.streams.weight
 
     @property
     def interrupted(self) -> bool:
@@ -156,23 +95,6 @@ class Door:
         if entry not in objects:
             raise ConfigError(f"no state entry is named {entry!r}; {nearest(entry, objects)}")
         return objects[entry]
-
-    @property
-    def best(self) -> BestRecord | None:
-        """The best of the first `Best` service; None if there is none yet."""
-        return best_record(self._engine)
-
-    @property
-    def ending(self) -> Ending:
-        """The ending of this start.
-
-        Raises:
-            UsageError: the start has not ended.
-        """
-        ending = self._engine.ending
-        if ending is None:
-            raise UsageError("the loop has not ended; .ending is there after the with block")
-        return ending
 
     def get_progress(self) -> float | None:
         """The part of the run that is done, 0 to 1; None if it is unbounded."""
@@ -198,8 +120,6 @@ class Door:
         """
         return self._engine.spent.parts(self._engine.loop.data_wait())
 
-    # ------------------------------------------------------------------------ for the program
-
     def println(self, message: str, with_tag: bool = False, shorten: bool = False) -> None:
         """Print a line, above the live line and into the run's log.
 
@@ -210,6 +130,122 @@ class Door:
         """
         message = f"{self._engine.loop.tag()} {message}" if with_tag else message
         self._engine.voice.say(message, shorten)
+
+    def call_soon(self, action: Action) -> None:
+        """Apply `action` at the next boundary; may be called from any thread.
+
+        Raises:
+            UsageError: not a `Stop`, `Interrupt` or `Save`, or the loop has ended.
+        """
+        if not isinstance(action, Stop | Interrupt | Save):
+            raise UsageError(f"call_soon({action!r}): give Stop(...), Interrupt(...) or Save()")
+        if self._engine.status == "closed":
+            raise UsageError(f"call_soon({action!r}): the loop has ended; call it inside its with block")
+        # the action first: a boundary that is woken must find it
+        self._engine.wakeups.actions.append((None, action))
+        self._engine.wakeups.wish()
+
+    def watch(self, metric: str, seen: Callable[[float], None]) -> None:
+        """Call `seen` with each value of `metric` collected outside steps, at once."""
+        self._engine.collector.watch(metric, seen)
+
+    def flush(self) -> object:
+        """Hand every row and event so far to the journal's file."""
+        return self._engine.recording.flush()
+
+    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
+        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start.
+
+        Raises:
+            JournalError: `data` is not JSON.
+            ConfigError: the kind is one of everstep's, and `data` does not have its fields.
+        """
+        if wrong := misfit(kind, data):
+            raise ConfigError(f"an event of kind {kind!r} has other fields: {wrong}; give another kind")
+        self._engine.journal.event(kind, data, wall)
+
+    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Call `heard` with kind and data of each event of the journal, in the thread that adds it."""
+        self._engine.journal.listeners.append(heard)
+
+
+class Door(RunView):
+    """Base class of `Supervisor` and `TrainLoop`: what the program calls."""
+
+    def __init__(self, engine: Engine, loop: LoopDriver) -> None:
+        self._engine = engine
+        engine.driven_by(self, loop)
+        self._registered = 0
+
+    def __enter__(self) -> Self:
+        self._engine.enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return Exit(self._engine).leave(error)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that really happened."""
+        return self._engine.user.updates
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, given or drawn; a drawn seed is known once the loop is entered."""
+        if self._engine.settings.seed is None:
+            self._engine.require_entered("seed")
+        return self._engine.progress.seed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this start continues from a checkpoint; known once the loop is entered."""
+        self._engine.require_entered("resumed")
+        return self._engine.recovered.checkpoint is not None
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train together, 1 or more; known once the loop is entered."""
+        return self._engine.ranks.group.size
+
+    @property
+    def data_rank(self) -> int:
+        """Number of the part of each batch that this process reads, from 0; `rank` without `data_ranks=`."""
+        return self._engine.ranks.group.data_rank
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of parts into which each batch is divided; known once the loop is entered."""
+        return self._engine.ranks.group.data.size
+
+    @property
+    def batch_weight(self) -> float:
+        """Factor for the loss of the step's batch, so that the mean over ranks is the mean over the batch.
+
+        1.0 on one process, and wherever the number of ranks divides the batch.
+        """
+        return self._engine.streams.weight
+
+    @property
+    def best(self) -> BestRecord | None:
+        """The best of the first `Best` service; None if there is none yet."""
+        return best_record(self._engine)
+
+    @property
+    def ending(self) -> Ending:
+        """The ending of this start.
+
+        Raises:
+            UsageError: the start has not ended.
+        """
+        ending = self._engine.ending
+        if ending is None:
+            raise UsageError("the loop has not ended; .ending is there after the with block")
+        return ending
 
     @checked_keywords
     def request_stop(self, reason: str = "request_stop() was called") -> None:
@@ -285,49 +321,11 @@ class Door:
         engine.services_changed()
 
         def remove() -> None:
-            engine.board.remove(service)
-            engine.services_changed()
+            if service in engine.board:
+                engine.board.remove(service)
+                engine.services_changed()
 
         return Handle(remove)
-
-    # ------------------------------------------------------------------------------- for services
-
-    def call_soon(self, action: Action) -> None:
-        """Apply `action` at the next boundary; may be called from any thread.
-
-        Raises:
-            UsageError: not a `Stop`, `Interrupt` or `Save`, or the loop has ended.
-        """
-        if not isinstance(action, Stop | Interrupt | Save):
-            raise UsageError(f"call_soon({action!r}): give Stop(...), Interrupt(...) or Save()")
-        if self._engine.status == "closed":
-            raise UsageError(f"call_soon({action!r}): the loop has ended; call it inside its with block")
-        # the action first: a boundary that is woken must find it
-        self._engine.wakeups.actions.append((None, action))
-        self._engine.wakeups.wish()
-
-    def watch(self, metric: str, seen: Callable[[float], None]) -> None:
-        """Call `seen` with each value of `metric` collected outside steps, at once."""
-        self._engine.collector.watch(metric, seen)
-
-    def flush(self) -> object:
-        """Hand every row and event so far to the journal's file."""
-        return self._engine.recording.flush()
-
-    def note(self, kind: str, data: dict[str, Any], wall: bool = False) -> None:
-        """Add an event to the journal; `data` is JSON.  `wall`: it depends on the clock or on the start.
-
-        Raises:
-            JournalError: `data` is not JSON.
-            ConfigError: the kind is one of everstep's, and `data` does not have its fields.
-        """
-        if wrong := misfit(kind, data):
-            raise ConfigError(f"an event of kind {kind!r} has other fields: {wrong}; give another kind")
-        self._engine.journal.event(kind, data, wall)
-
-    def listen(self, heard: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """Call `heard` with kind and data of each event of the journal, in the thread that adds it."""
-        self._engine.journal.listeners.append(heard)
 
 
 def _moment(given: Any) -> Moment:

@@ -20,21 +20,17 @@ from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
-from everstep.supervisor.checks.no_progress import Rounds, Work
-from everstep.supervisor.checks.sanity_checks import ProgramChecks, WatchedMetrics
-from everstep.supervisor.checks.verification import Verifier
+from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, WatchedMetrics, Work
+from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.data_ranks import begin_random, divide
-from everstep.supervisor.leaving.ending import BestRecord, Ending
+from everstep.supervisor.leaving.exit import BestRecord, Ending
 from everstep.supervisor.leaving.failures import FailureReporter, HangThread, LostGroup, tell_torchrun
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
-from everstep.supervisor.opening.open_run import OpenRun, ResumePoint
-from everstep.supervisor.opening.recover import recover
+from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
-from everstep.supervisor.recording import Recording
-from everstep.supervisor.saving.saver import Saver
+from everstep.supervisor.saving.saver import Saver, take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.saving.writing import take_snapshot
 from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
@@ -44,18 +40,13 @@ from everstep.timing import Estimator, TimeSpent
 
 
 class Engine:
-    """A start of a run, from entry to exit.  The only place where a step counts.
-
-    The engine holds the parts of a run and calls them in their order; each part owns its own state.  A door
-    (`Supervisor`, `TrainLoop`) uses the engine's methods and parts.
-    """
+    """A start of a run, from entry to exit: it counts steps, and calls its parts, which own the state."""
 
     def __init__(self, settings: Settings, user: UserState) -> None:
         clock = settings.clock
         self.settings, self.user, self.clock = settings, user, clock
         self.kind, self.limits = settings.kind, settings.limits
         self.status: Literal["new", "open", "closed"] = "new"
-        """Where the program is: before the `with` block, inside, or after it."""
         self.begun = False
         """Whether the program has reached the place at which the run begins or resumes."""
         self.segment = 0
@@ -125,14 +116,14 @@ class Engine:
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
         self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
-        if not self.ranks.writer:
-            self.board.leave_reports_out()
-            self.voice.speak_to(opening.run_dir.logs / f"rank-{self.ranks.group.rank:05d}.log")
+        log = None if self.ranks.writer else f"rank-{self.ranks.group.rank:05d}.log"
         if (replayed := self.board.find(Replayed)) is not None:
             replayed.require(opening.run_dir.id, opening.run_dir.path)
+            log = "replay.log"
+        if log is not None:
             # a message, an export or a row of TensorBoard would be the run's second
             self.board.leave_reports_out()
-            self.voice.speak_to(opening.run_dir.logs / "replay.log")
+            self.voice.speak_to(opening.run_dir.logs / log)
         # before anything is restored: from here on a signal only asks for a save
         self.signals.install()
         stack.callback(self.signals.restore)
@@ -153,11 +144,7 @@ class Engine:
         stack.callback(self.journal.close)
         stack.callback(opening.mirror.close)
 
-        def note_head(stream: str, head: dict[str, Any]) -> None:
-            self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
-            self.journal.flush()  # a kill may follow
-
-        self.streams.noticed = note_head
+        self.streams.noticed = self._note_head
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
@@ -169,17 +156,24 @@ class Engine:
             self.streams.drew = lambda *batch: recovery.drew(self.progress.step + 1, *batch)
         self.saver = Saver(self)
         stack.callback(self.saver.close)
-        if (
-            self.settings.replay is None
-        ):  # before training: a disk without room for two checkpoints is refused
+        if self.settings.replay is None:
+            # before training: a disk without room for two checkpoints is refused
             arrays = self.saver.encode(self.user.save()).arrays.values()
             forecast(opening.run_dir.path, 2 * sum(array.nbytes for array in arrays) + (1 << 16))
-        self._connect()
+        self.recording = Recording(self.journal, self.verifier, self.progress, recovered, self.streams)
+        self.collector.emit = self.recording.add
+        if self.ranks.several:
+            self.collector.across = AcrossRanks(self.ranks.group)
+        self.program_checks = ProgramChecks(
+            self.user, self.progress, recovered.step, self.voice, self.warn_once
+        )
+        self.decisions = Decisions(self)
+        self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.watch)
         stack.callback(self.lost_group.close)
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.lost)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"
@@ -190,6 +184,7 @@ class Engine:
             stack.callback(HangThread(watch, self._position, marks, self.reporter).close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
+        stack.callback(self.lost_group.leaving.set)
         # before they open: a service may read its state there
         if recovered.checkpoint is not None:
             where, services = opening.run_dir.checkpoints / recovered.checkpoint, recovered.tree["services"]
@@ -205,6 +200,10 @@ class Engine:
             self.saver.tidy()
         # last: what is drawn from here on is drawn by the program's lines, which a resume runs again
         self.rng_marks = RngMarks(self.user, recovered.lines)
+
+    def _note_head(self, stream: str, head: dict[str, Any]) -> None:
+        self.journal.event("head", {"stream": stream, "step": self.progress.step, **head})
+        self.journal.flush()  # a kill may follow
 
     def _open_verifier(self, stack: ExitStack) -> None:
         recovered = self.recovered
@@ -245,18 +244,7 @@ class Engine:
         self._verifies_nothing = comparison.done and not recovered.finished
 
     def _tree(self, phase: Phase) -> Encoded:
-        return take_snapshot(self, CheckpointName(self.progress.step), phase).encoded
-
-    def _connect(self) -> None:
-        self.recording = Recording(self.journal, self.verifier, self.progress, self.recovered, self.streams)
-        self.collector.emit = self.recording.add
-        if self.ranks.several:
-            self.collector.across = AcrossRanks(self.ranks.group)
-        self.program_checks = ProgramChecks(
-            self.user, self.progress, self.recovered.step, self.voice, self.warn_once
-        )
-        self.decisions = Decisions(self)
-        self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
+        return take_snapshot(self, CheckpointName(self.progress.step), phase).commit.common
 
     def warn_once(self, message: str) -> None:
         """Warn, unless a start of this run has done so."""
@@ -306,11 +294,7 @@ class Engine:
         self.resume()
 
     def resume(self) -> None:
-        """Restore the state, the streams, then random state, at the resume point.
-
-        The program's lines before this point have run again.  The checkpoint has their effect on the state
-        already, so their second effect is undone.
-        """
+        """Restore state, streams and random state; what the lines up to here have done again is undone."""
         assert self._resume_state is not None
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
@@ -337,10 +321,7 @@ class Engine:
             announcer.announce(Moment.METRICS_COLLECTED, given)
 
     def complete_step(self, batch: Any, can_save: bool = True) -> None:
-        """Count a complete step; no other place counts steps.
-
-        `can_save` is False where the step was left by `break`: the state is not the one after a step.
-        """
+        """Count a complete step; `can_save`: not where `break` has left its body."""
         current, wakeups = self.progress, self.wakeups
         current.step = step = current.step + 1
         self.verifier.step_done(step, current.epoch)

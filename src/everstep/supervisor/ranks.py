@@ -15,7 +15,7 @@ from everstep.contracts.services import Action, Clock, Interrupt, Save, Service,
 from everstep.errors import ConfigError
 from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
-from everstep.supervisor.streams.same_samples import require_alike
+from everstep.supervisor.data_ranks import require_alike
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Pending, Wakeups
 
@@ -26,9 +26,8 @@ _ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in (Stop, Inte
 class Ranks:
     """The processes that train this run, each with an engine of its own; usually there is one.
 
-    Every rank makes the same calls in the same order.  What only one rank knows (a signal, the clock, a
-    thread's request, a finished write) is gathered at each boundary, so that all ranks decide from the same
-    facts.  On one process the facts are read where they are used.
+    What only one rank knows (a signal, the clock, a thread's request, a finished write) is gathered at each
+    boundary, so that all ranks decide from the same facts.
     """
 
     def __init__(self, signals: SignalWatch, wakeups: Wakeups, clock: Clock) -> None:
@@ -70,7 +69,7 @@ class Ranks:
     def agree_by_steps(
         self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
     ) -> None:
-        """Let all ranks stop at the same step for what one wishes; a thread tells `lost` of a lost group."""
+        """Let all ranks stop at the same step for what one wishes; a thread calls `lost` for a lost group."""
         if isinstance(group := self.group, StoreGroup):
             agreement = Agreement(group, steps, self._wakeups.look, lost)
             stack.callback(agreement.close)
@@ -112,11 +111,7 @@ class Ranks:
         handed: int | None,
         times: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell all ranks what this rank knows alone; called first at each boundary.
-
-        `asked` is what the program has asked for since the ranks met last, which must be the same on all;
-        `handed` the digest of the batches of this start, the same on ranks that read the same part.
-        """
+        """Tell all ranks what this rank knows alone; what the program has `asked` for must be the same."""
         if not self.several:
             return
         pending = self._wakeups.actions
@@ -165,10 +160,7 @@ class Ranks:
                 yield self._wakeups.actions.popleft()
 
     def together(self, actions: list[Pending], services: Iterable[Service]) -> list[Pending]:
-        """Return the actions of the services on all ranks, the same on each; called by all ranks.
-
-        A stop, an interruption or a save that one rank alone asks for counts for all.
-        """
+        """Return the actions of the services of all ranks; one rank's stop counts for all."""
         if not self.several:
             return actions
         mine = [[None if service is None else service.name, *_told(action)] for service, action in actions]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
-from everstep.arguments import integer, number, plain
+from everstep.arguments import flag, integer, number, plain
 from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
@@ -132,16 +132,7 @@ class LoopOptions(RunOptions, total=False):
 
 
 class Settings:
-    """Checked arguments of a start, without its state.
-
-    Attributes:
-        services: the given services, then those that every run has.
-        streams: the data that is declared, by name.
-        data_ranks: what this rank says of the data that it reads; None: a part of its own.
-        replay: what this process executes again; None in a training.
-        checkpoints, recovery, retry, hang_watch, console: services that say how the engine works; None for
-            one that is not there.
-    """
+    """Checked arguments of a start, without its state; `services` has those that every run has, too."""
 
     def __init__(
         self,
@@ -177,7 +168,7 @@ class Settings:
             )
         self.init_from = InitFrom.of(options.get("init_from"))
         self.init_fn, self.local_init_fn = options.get("init_fn"), options.get("local_init_fn")
-        self.ready, self.lock = options.get("ready"), options.get("lock", True)
+        self.ready, self.lock = options.get("ready"), flag("lock", options.get("lock", True))
         self.config = Configuration.of(options.get("config"), options.get("config_free", ()))
         self.uneven = Share(uneven=options.get("uneven")).uneven
         self.data_ranks = said(options.get("data_ranks"))

@@ -19,7 +19,7 @@ from everstep.group import Single, group_size
 from everstep.metrics.aggregation import Aggregate
 from everstep.record import batch_digest
 from everstep.services.evaluate import Evaluate
-from everstep.supervisor.streams.same_samples import require_alike, require_same_samples
+from everstep.supervisor.data_ranks import require_alike, require_same_samples
 
 _WHOLE = ("eval_begin", "eval_reduce", "eval_end", "next_eval_inputs")
 """Methods of a task that see more than one batch, or draw batches, as they like."""

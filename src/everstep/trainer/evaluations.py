@@ -18,14 +18,7 @@ from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
 from everstep.group import find_group
-from everstep.record import (
-    Evaluation,
-    RunDir,
-    evaluations,
-    located,
-    record_evaluation,
-    to_read,
-)
+from everstep.record import Evaluation, RunDir, evaluations, located, record_evaluation, to_read
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
@@ -43,6 +36,7 @@ class Evaluations:
     """What a Trainer evaluates, in its loop and outside.
 
     Attributes:
+        by_stream: the services that evaluate a stream of the Trainer, by its name.
         loop: the Trainer's loop while it is open.
         weights: source of the task's objects, while they are as the run left them.
         takes: outputs of evaluations that services look at.
@@ -58,7 +52,7 @@ class Evaluations:
     ) -> None:
         self.task, self.run_dir = task, run_dir
         self._streams, self._services = streams, services
-        self._by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
+        self.by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
         self._data_ranks = said(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
         self._facts: dict[str, Any] | None = None
@@ -77,14 +71,11 @@ class Evaluations:
         self.weights = None
         self._found.clear()
 
-    def service_of(self, stream: str) -> Evaluate | None:
-        return self._by_stream.get(stream)
-
     def names(self) -> list[str]:
         """List the streams to evaluate: those of services, else "valid"."""
-        if not self._by_stream:
+        if not self.by_stream:
             self._streams.get("valid")
-        return list(self._by_stream) or ["valid"]
+        return list(self.by_stream) or ["valid"]
 
     def load(self, asked: str | Path | None = None) -> None:
         """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
@@ -127,7 +118,7 @@ class Evaluations:
         ((name, data),) = self._streams.chosen([stream], "valid")
         if self.loop is None and isinstance(stream, str):
             return self._apart(name, steps(num_steps)).metrics
-        return self.here(name, data, steps(num_steps), self.service_of(name))
+        return self.here(name, data, steps(num_steps), self.by_stream.get(name))
 
     def due(self, service: Evaluate) -> dict[str, float]:
         """Evaluate the stream of a service that is due in the loop."""
@@ -153,7 +144,7 @@ class Evaluations:
             weights = self.weights
             assert weights is not None
             began = time.monotonic()
-            metrics = self._by(group, name, self._streams.get(name), num_steps, self.service_of(name))
+            metrics = self._by(group, name, self._streams.get(name), num_steps, self.by_stream.get(name))
             seconds = time.monotonic() - began
             found = Evaluation(
                 name,
@@ -281,7 +272,7 @@ class Evaluations:
 
     def _known(self, stream: str) -> dict[str, float]:
         """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty."""
-        how, weights = self.service_of(stream), self.weights
+        how, weights = self.by_stream.get(stream), self.weights
         assert weights is not None
         step, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
         if step == weights.step:
@@ -295,7 +286,7 @@ class Evaluations:
         return {}
 
     def _num_steps(self, stream: str) -> int:
-        how = self.service_of(stream)
+        how = self.by_stream.get(stream)
         return -1 if how is None else how.num_steps
 
 

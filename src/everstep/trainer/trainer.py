@@ -114,7 +114,6 @@ class Trainer:
 
     @property
     def _loop(self) -> TrainerLoop | None:
-        """The loop while it is open."""
         return self._evaluations.loop
 
     @property
@@ -197,7 +196,6 @@ class Trainer:
         return chosen
 
     def _ends(self) -> bool:
-        """Whether the open loop has come to its end."""
         return self._loop is not None and self._loop.should_stop()
 
     def _introduce(self, loop: TrainerLoop) -> None:
@@ -285,7 +283,6 @@ class Trainer:
         train_streams: Iterable[Any] | str,
         eval_streams: Iterable[Any] | str = (),
     ) -> Generator[TrainerLoop, None, None]:
-        """Run the body of an epoch; yield after each step."""
         task, together = self.task, loop.ranks > 1
         for name, stream in self._streams.chosen(train_streams, "train"):
             self._streams.require_apart(name, stream, "training")
@@ -308,7 +305,7 @@ class Trainer:
                 loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
             require_epoch(task, loop.epoch)
         for name, stream in self._streams.chosen(eval_streams, "valid"):
-            how = self._evaluations.service_of(name)
+            how = self._evaluations.by_stream.get(name)
             with loop.evaluation():
                 loop.collect_found(self._evaluations.here(name, stream, how=how))
             if how is not None and how.is_default:
@@ -497,8 +494,14 @@ def require_epoch(task: Task, epoch: int) -> None:
 
 
 def require_our_names(task: Task) -> None:
-    """Refuse a method under another library's name: nothing calls it, so it would be left out in silence."""
+    """Refuse a name that is another library's method, which nothing calls, or that no Trainer can set."""
     for theirs, ours in _TASK.items():
         inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")
         if inherited and hasattr(type(task), theirs):
             raise ConfigError(f"{type(task).__name__}.{theirs} is not called by a Trainer; name it {ours}")
+    epoch = getattr(type(task), "epoch", None)
+    if isinstance(epoch, property) and epoch.fset is None:
+        raise ConfigError(
+            f"{type(task).__name__}.epoch is a property that cannot be set, and the Trainer sets the number "
+            "of the epoch there; give it another name, or leave it out and read self.epoch"
+        )

@@ -4,34 +4,134 @@ from __future__ import annotations
 
 import gc
 import math
+import secrets
 import socket
+import threading
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 import uvicorn
+from sqlalchemy import func, select
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError, EverstepError, nearest
-from everstep.index.run_queries import clean
+from everstep.index import query
+from everstep.index.database import Database
+from everstep.index.location import is_run, runs_of
+from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
+from everstep.index.run_queries import newest_facts, run_rows
+from everstep.index.shipping import is_here, sync
+from everstep.index.sql_tables import segments
+from everstep.labels import NAMES as LABELS
+from everstep.labels import clean
 from everstep.redaction import redacted
 from everstep.ui import STATIC
-from everstep.ui.access import Access
 from everstep.ui.curves import MOST_POINTS, CurveOptions, curves
-from everstep.ui.followed_index import FollowedIndex
 from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import ListOptions, RunsTable, run_id
+
+_PAUSE, _SHARE = 0.5, 4
+"""Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
+
+_MOST_PROBLEMS = 20
+"""Most descriptions of faults that are kept."""
+
+
+class FollowedIndex:
+    """Index of runs, and their table in memory.  May be used by several threads; writes no run directory.
+
+    Args:
+        index: a folder of runs, a file, a URL, or a run directory; None for the default index.
+    """
+
+    def __init__(self, index: str | None) -> None:
+        place = query.index_place(index)
+        self._folder = runs_of(place)
+        self._is_own = isinstance(place, Path) and is_run(self._folder) and not place.exists()
+        """Whether a run directory is followed, by an index of this process alone."""
+        self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
+        self._trouble: list[str] = []
+        """Why the newest look has failed."""
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._state: object = None
+        """Rows and labels of all runs, as the table has them."""
+        self.version = 0
+        self.database, problems = (Database(None), []) if self._is_own else query.open_index(str(place))
+        self._note(problems)
+        self._look()
+
+    @property
+    def problems(self) -> list[str]:
+        """Descriptions of faults in journals and index, the newest last; then why the page shows old data."""
+        return [*self._problems, *self._trouble]
+
+    def refresh(self) -> None:
+        """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
+        if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
+            return
+        begun = time.monotonic()
+        try:
+            self._look()
+        except Exception as error:  # a server that is away for a while: the page shows what it has
+            self._trouble = [f"the page shows old data: {error}"]
+        finally:
+            now = time.monotonic()
+            self._due = now + max(_PAUSE, _SHARE * (now - begun))
+            self._lock.release()
+
+    def sizes(self, ids: Collection[str]) -> dict[str, int]:
+        """Return id -> bytes of the journal that are in the index, of runs whose charts are open.
+
+        Their journals are shipped first.
+        """
+        runs = {run["id"]: run for run in self.table.chosen(ids)}
+        watched = [run for run in runs.values() if run["status"] == "running"]
+        here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+        if here:
+            with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+                self._ship(here)
+        sized = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
+        with self.database.read() as connection:
+            found = connection.execute(sized.group_by(segments.c.run))
+            return {run_id(runs[run]): int(size) for run, size in found}
+
+    def _ship(self, only: Collection[Path] | None = None) -> None:
+        self._note(sync(self.database, [self._folder], named=self._is_own, only=only).problems)
+
+    def _note(self, problems: list[str]) -> None:
+        self._problems.extend(one for one in dict.fromkeys(problems) if one not in self._problems)
+
+    def _look(self) -> None:
+        trouble = []
+        try:
+            self._ship()
+        except (IndexBusyError, UnwritableIndexError) as error:
+            trouble = [f"the page may lack the newest rows: {error}"]
+        with self.database.read() as connection:
+            state = run_rows(connection), newest_facts(connection, names=LABELS)
+        if state != self._state:
+            self.table = RunsTable(self.database)
+            self.version, self._state = self.version + 1, state
+        self._trouble = trouble
+
 
 LONGEST_FILTER, _LONGEST_PROBLEM = 10_000, 1000
 """Most characters of a filter, and of a fault: names of a hostile run may be long."""
@@ -45,7 +145,7 @@ Answer = Callable[[Request], Response]
 
 
 def application(index: FollowedIndex) -> Starlette:
-    """Make the application; `everstep.ui.access.Access` belongs before it."""
+    """Make the application; `everstep.ui.server.Access` belongs before it."""
 
     def page(request: Request) -> Response:
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
@@ -277,3 +377,111 @@ _READERS: dict[str, Callable[[str], Any]] = {
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return Json({"error": f"{error.detail}: {request.url.path}; open /"}, error.status_code)
+
+
+HERE = ("127.0.0.1", "localhost")
+"""Names by which a browser reaches this machine itself."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every answer: no foreign script, frame or referrer."""
+
+_METHODS = ("GET", "HEAD")
+_BYTES = 32
+"""Random bytes of a token."""
+
+
+class Access:
+    """Gate before an application: answers whoever may not read, and passes on who may.
+
+    Attributes:
+        token: the token that the next browser exchanges; each works once.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] = (), used: Callable[[str], object] = lambda token: None
+    ) -> None:
+        self._app, self._used = app, used
+        self._hosts = {_name(host) for host in (*HERE, *hosts)}
+        self.token = secrets.token_urlsafe(_BYTES)
+        # Browsers send a cookie to every port of a host: another server's cookie must not replace this one.
+        self._cookie = f"everstep-{secrets.token_hex(4)}"
+        self._sessions: list[str] = []
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._refusal(scope) if scope["type"] == "http" else Response(status_code=403)
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await (answer or self._app)(scope, receive, protected)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Answer a request that may not pass, or that brings a token; None for all others."""
+        headers, path = Headers(scope=scope), scope["path"]
+        if scope["method"] not in _METHODS:
+            message = f"{scope['method']} changes nothing here: the page only reads; use GET"
+            return _refused(headers, 405, message, Allow=", ".join(_METHODS))
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
+            message = "this name does not belong to the page; open it as http://127.0.0.1:PORT"
+            return _refused(headers, 403, message)
+        # A page of another origin may send a request, though it could not read the answer.
+        elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
+        if elsewhere and not (headers.get("sec-fetch-mode", "navigate") == "navigate" and path == "/"):
+            return _refused(headers, 403, "another page asked for this; open the page itself")
+        pairs = [
+            part.strip().partition("=") for each in headers.getlist("cookie") for part in each.split(";")
+        ]
+        given = [value for name, _, value in pairs if name == self._cookie]
+        is_known = any(_equal(one, known) for one in given for known in self._sessions)
+        token = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")
+        if path == "/" and token is not None:
+            if is_known:
+                return RedirectResponse("/", status_code=303)  # the same link once more, in the same browser
+            return self._exchange(token[0], scope["method"], headers)
+        message = "the page is for whoever started it; open the link that everstep ui printed"
+        return None if is_known else _refused(headers, 401, message)
+
+    def _exchange(self, token: str, method: str, headers: Headers) -> Response:
+        with self._lock:
+            fits = method == "GET" and _equal(token, self.token)
+            if fits:
+                self.token, session = secrets.token_urlsafe(_BYTES), secrets.token_urlsafe(_BYTES)
+                self._sessions.append(session)
+        if not fits:
+            message = "this link was used, or is wrong; open the newest that everstep ui printed"
+            return _refused(headers, 401, message)
+        self._used(self.token)
+        answer = RedirectResponse("/", status_code=303)
+        # lax: sent when a link elsewhere opens the page; what a page elsewhere asks for is refused above
+        answer.set_cookie(self._cookie, session, httponly=True, samesite="lax", path="/")
+        return answer
+
+
+def _equal(one: str, other: str) -> bool:
+    return secrets.compare_digest(one.encode(), other.encode())
+
+
+def _name(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+def _refused(request: Headers, status: int, message: str, **headers: str) -> Response:
+    """Say why a request is refused: as JSON to a program, as text to a person who opened a link."""
+    if "text/html" in request.get("accept", ""):
+        return PlainTextResponse(message, status, headers)
+    return JSONResponse({"error": message}, status, headers)

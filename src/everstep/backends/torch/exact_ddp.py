@@ -25,13 +25,7 @@ from everstep.backends.torch.model_wrappers import (
 )
 from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
 from everstep.backends.torch.parallel import Ranks
-from everstep.backends.torch.sharded import (
-    fsdp_modules,
-    is_sharded,
-    layout,
-    param_groups,
-    ranks_of,
-)
+from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, param_groups, ranks_of
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
 from everstep.errors import ConfigError, StateError

@@ -304,6 +304,7 @@ def replay_schedule(scheduler: Any) -> None:
 
     A scheduler that follows a metric cannot be brought there: its schedule begins again.
     """
+    scheduler = _itself(scheduler)
     # Counted first: loading the given state sets the counter back.
     count, optimizer = _steps(scheduler), scheduler.optimizer
     for name, value in _given(optimizer).items():
@@ -331,9 +332,10 @@ def _given(obj: Any) -> dict[str, Any]:
     return {name: value for name, (_, value) in _options.of(_itself(obj)).items()}
 
 
-def _itself(obj: Optimizer | LRScheduler) -> Optimizer | LRScheduler:
-    """Return the innermost optimizer of a wrapper: a scheduler may hold any of the wrappers."""
-    return innermost(obj) if isinstance(obj, Optimizer) else obj
+def _itself(obj: Any) -> Any:
+    """Return the innermost optimizer of a wrapper, of which a scheduler may hold any, or its scheduler."""
+    inner = getattr(obj, "scheduler", None)
+    return innermost(obj) if isinstance(obj, Optimizer) else inner if isinstance(inner, LRScheduler) else obj
 
 
 def _live(obj: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class _WorkerInit:
     def __call__(self, worker_id: int) -> None:
         for number in GROUP_SIGNALS:
             # A handler, not SIG_IGN: programs that the user's dataset starts must not inherit it.
-            signal.signal(number, _ignore)
+            signal.signal(number, lambda number, frame: None)
             signal.siginterrupt(number, False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
         # The kernel ends a worker with the thread that started it: a side thread may end before its process.
@@ -90,10 +90,6 @@ class _WorkerInit:
             torch_worker._worker_info = changed
         if self._init is not None:
             self._init(worker_id)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 class WorkerBatches:

@@ -162,12 +162,12 @@ def stepped_by(optimizer: Optimizer) -> list[Tensor]:
 
 
 def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (entry, bare name, parameter) of the state's models, and its bare tensors with the name ""."""
+    """Yield (entry, bare name, parameter) of the state's models, and its leaf tensors with the name ""."""
     for entry, value in flatten(objects):
         if isinstance(value, Module):
             reshard(value)
             yield from ((entry, name, parameter) for name, parameter in named_parameters(value))
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and value.is_leaf:  # a loss, say, has no gradient of its own
             yield entry, "", value
 
 

@@ -1,8 +1,9 @@
 """Observer of a training program that knows nothing of everstep: a `sitecustomize.py` on its PYTHONPATH.
 
 It imports nothing but the standard library until the program imports torch, so it runs in any environment.
-By torch's own hooks it writes a line of JSON at each step of an optimizer (an *update*), with digests of what
-the update has read and left, and it passes a *point* at which a strike can be armed:
+By torch's own hooks, and by a wrapper of Keras' optimizers, it writes a line of JSON at each step of an
+optimizer (an *update*), with digests of what the update has read and left, and it passes a *point* at which a
+strike can be armed:
 
 | line | when | what it has |
 |---|---|---|
@@ -37,13 +38,11 @@ class Observer:
     """What is known of this process; it does nothing in processes that are forked from it."""
 
     def __init__(self, trace: str, strike: str, folders: str) -> None:
-        self.trace, self.folders = (
-            trace,
-            tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep)),
-        )
-        self.pid, self.rank = os.getpid(), int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+        self.trace = trace
+        self.folders = tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep))
+        self.pid, self.rank = os.getpid(), 0
         self.action, point, count, rank = strike.split(":") if strike else ("", "", "0", "-1")
-        self.strike_at = (point, int(count)) if int(rank) == self.rank else None
+        self.strike_at = (point, int(count), int(rank))
         self.counts: dict[str, int] = {}
         self.optimizers: list[Any] = []
         self.draws: list[str] = []
@@ -73,7 +72,7 @@ class Observer:
     def reach(self, point: str, tear: Callable[[], None] | None = None) -> None:
         """Pass a point; strike if it is armed. `tear()` leaves what a kill in the middle would leave."""
         self.counts[point] = self.counts.get(point, 0) + 1
-        if self.strike_at != (point, self.counts[point]):
+        if self.strike_at != (point, self.counts[point], self.rank):
             return
         if self.action == "tear" and tear is not None:
             tear()
@@ -82,20 +81,23 @@ class Observer:
         os.kill(self.pid, number)
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.here and all(known is not optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
-            self.busy = True
-            self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
-            self.busy = False
+        known = any(each is optimizer for each in self.optimizers)
+        if not self.here or known or makes_state(optimizer):
+            return
+        if not self.optimizers:  # nothing is written before; a spawned process is given its rank late
+            self.rank = rank_here()
+        self.optimizers.append(optimizer)
+        self.busy = True
+        self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
+        self.busy = False
 
     def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.here:
+        number = next((i for i, known in enumerate(self.optimizers) if known is optimizer), None)
+        if not self.here or number is None:
             return
         self.busy = True
-        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         draws, self.draws = self.draws, []
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        parameters, _, settings = parts_of(optimizer)
         self.write(
             "update",
             number=number,
@@ -125,7 +127,7 @@ class Observer:
         if event == "open":
             path, _, flags = args
             if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-                tear = None if flags & os.O_APPEND else lambda: _empty(path)
+                tear = None if flags & os.O_APPEND else lambda: open(path, "wb").close()
                 self.file("open", path, tear)
         elif event in ("os.rename", "os.remove", "os.truncate"):
             self.file(event[3:], args[1] if event == "os.rename" else args[0])
@@ -159,8 +161,21 @@ class Observer:
         return observed
 
 
-def _empty(path: Any) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+def rank_here() -> int:
+    """Return this process's rank: of its process group, else by the launcher's variables; 0 without any."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def makes_state(optimizer: Any) -> bool:
+    """Whether a step with gradients of zero only makes the state into which a checkpoint is loaded."""
+    if getattr(optimizer, "state", True):
+        return False
+    gradients = [each.grad for each in parts_of(optimizer)[0] if each.grad is not None]
+    return bool(gradients) and all(digest(each) == digest(each * 0) for each in gradients)
 
 
 def digest(value: Any) -> str:
@@ -194,10 +209,21 @@ def _add(hashed: Any, value: Any, depth: int) -> None:
             _add(hashed, each, depth + 1)
 
 
-def state_of(optimizer: Any) -> dict[str, str]:
-    """Digest an optimizer's weights, and its moments: what neither a forward pass nor a schedule changes."""
+def parts_of(optimizer: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the parameters, moments and settings of an optimizer of torch or Keras."""
+    if not hasattr(optimizer, "param_groups"):
+        parameters = [each.value for each in optimizer._trainable_variables]
+        moments = [each.value for each in optimizer.variables if each is not optimizer._learning_rate]
+        return parameters, moments, [float(optimizer.learning_rate)]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     moments = [optimizer.state[each] for each in parameters if each in optimizer.state]
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return parameters, moments, settings
+
+
+def state_of(optimizer: Any) -> dict[str, str]:
+    """Digest an optimizer's weights, and its moments: what neither a forward pass nor a schedule changes."""
+    parameters, moments, _ = parts_of(optimizer)
     return {"weights": digest(parameters), "moments": digest(moments)}
 
 
@@ -227,7 +253,9 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
         ids = set(key)
         modules: list[Any] = []
         for each in gc.get_objects():
-            if isinstance(each, torch.nn.Module) and any(id(own) in ids for own in each._parameters.values()):
+            # isinstance() would ask each object for its __class__, which runs code of proxies
+            is_module = issubclass(type(each), torch.nn.Module)
+            if is_module and any(id(own) in ids for own in each._parameters.values()):
                 modules.append(each)
         order = {number: place for place, number in enumerate(key)}
         _holders[key] = sorted(
@@ -264,6 +292,19 @@ def begin(observer: Observer) -> None:
         module.register_optimizer_step_pre_hook(observer.before_update)
         module.register_optimizer_step_post_hook(observer.after_update)
 
+    def on_keras(module: Any) -> None:
+        if module.backend.backend() != "torch":
+            return
+        apply = module.BaseOptimizer.apply
+
+        def observed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            observer.before_update(self, (), {})
+            result = apply(self, grads, trainable_variables)
+            observer.after_update(self, (), {})
+            return result
+
+        module.BaseOptimizer.apply = observed
+
     def on_loaders(module: Any) -> None:
         following = module._BaseDataLoaderIter.__next__
 
@@ -274,24 +315,21 @@ def begin(observer: Observer) -> None:
 
         module._BaseDataLoaderIter.__next__ = __next__
 
-    def on_saving(module: Any) -> None:
-        module.save = observer.saving(module.save)
-
-    def on_safetensors(module: Any) -> None:
-        module.save_file = observer.saving(module.save_file)
+    def wrapped(name: str) -> Callable[[Any], None]:
+        return lambda module: setattr(module, name, observer.saving(getattr(module, name)))
 
     patches: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": on_optimizers,
+        "keras.src.optimizers.base_optimizer": on_keras,
         "torch.utils.data.dataloader": on_loaders,
-        "torch.serialization": on_saving,
-        "safetensors.torch": on_safetensors,
+        "torch.serialization": wrapped("save"),
+        "safetensors.torch": wrapped("save_file"),
     }
     sys.meta_path.insert(0, Patches(patches))
     sys.addaudithook(observer.audit)
 
 
 def _next_sitecustomize() -> None:
-    """Execute the `sitecustomize` that this one hides, if there is one."""
     mine = os.path.dirname(os.path.abspath(__file__))
     others = [each for each in sys.path if os.path.abspath(each) != mine]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

@@ -13,18 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import given_values
-from everstep.backends.torch.model_wrappers import (
-    BareNames,
-    address,
-    bare,
-    contents,
-    stepped_by,
-    tensors_of,
-)
+from everstep.backends.torch.model_wrappers import BareNames, address, bare, contents, stepped_by, tensors_of
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
-from everstep.contracts.state import BESIDE, Entry, Mismatch, Stateful
+from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -44,7 +37,17 @@ _ATTRIBUTES = "_attributes"
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
     made = next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
+    if made is None and _wraps_scheduler(value):
+        return SchedulerEntry(value)
     return ScheduleEntry(value) if made is None and _is_schedule(value) else made
+
+
+def _wraps_scheduler(value: Any) -> bool:
+    """Whether an object has a scheduler inside, and its state alone: as accelerate's have."""
+    inner = getattr(value, "scheduler", None)
+    if not isinstance(inner, LRScheduler) or not isinstance(value, Stateful):
+        return False
+    return bool(value.state_dict().keys() == inner.state_dict().keys())
 
 
 def _is_schedule(value: Any) -> bool:
@@ -207,20 +210,7 @@ class ModuleEntry(Entry):
             return False
 
 
-class _OwnStateEntry(Entry):
-    """Entry of an object with a `state_dict`."""
-
-    def __init__(self, obj: Any) -> None:
-        self.obj = obj
-
-    def save(self) -> Any:
-        return self.obj.state_dict()
-
-    def load(self, tree: Any) -> None:
-        self.obj.load_state_dict(tree)
-
-
-class _OptionsEntry(_OwnStateEntry):
+class _OptionsEntry(StateDictEntry):
     """Entry of an object whose options a program gives and training changes."""
 
     def enter(self) -> None:
@@ -369,7 +359,7 @@ class OptimizerEntry(_OptionsEntry):
             given_values.use_option(self.obj, name)
 
 
-class ScalerEntry(_OwnStateEntry):
+class ScalerEntry(StateDictEntry):
     def load(self, tree: Any) -> None:
         super().load(tree)
         if self.obj.is_enabled():

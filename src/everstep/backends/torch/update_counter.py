@@ -466,7 +466,6 @@ def _parts(root: Module) -> Iterator[Any]:
 
 
 def _mark_of(root: Module | GradScaler) -> list[Any]:
-    """Mark the tensors and numbers of a module, and of those inside."""
     places = [vars(root)]
     if isinstance(root, Module):
         places = [held for part in root.modules() for held in (vars(part), part._parameters, part._buffers)]

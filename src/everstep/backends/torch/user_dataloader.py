@@ -30,13 +30,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, WeightedRandomSampler
 
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start

@@ -360,7 +360,6 @@ def _aligned(part: Any) -> Any:
 
 
 def _divided(batch: Any, count: int) -> list[Any]:
-    """Divide all arrays of a batch along their first axis."""
     columns: list[list[Any]] = []
     leaves, spec = tree_flatten(batch)
     for leaf in leaves:

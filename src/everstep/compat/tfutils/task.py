@@ -163,7 +163,6 @@ class ParamsTask(Task):
         return {"loss": mean(loss, **params.agg_func_kwargs), **self._targets(inputs, outputs)}
 
     def _targets(self, inputs: Mapping[str, Any], outputs: Any = None) -> dict[str, Any]:
-        """Return the targets of `train_params`."""
         assert self._train is not None
         if self._train.targets is None:
             return {}

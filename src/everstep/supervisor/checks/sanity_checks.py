@@ -1,17 +1,27 @@
-"""Sanity checks of a program: what its state lacks, steps without updates, metrics that never come."""
+"""Sanity checks of a program: what its state lacks, metrics that never come, loops without progress."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Set
+from threading import get_ident
+from typing import NamedTuple
 
 from everstep.contracts.services import Service
 from everstep.errors import ProgressError, StateError, alike, nearest
 from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.saving.user_state import UserState, some
 from everstep.supervisor.voice import Voice
 
 _LOOKS = 16
 """Number of first steps after which modules outside the state are looked at: an average changes rarely."""
+WORKING, BUSY = 10_000, 100_000
+"""Rounds in a step that are too many: WORKING where an optimizer made updates, or each round drew a batch;
+BUSY where the loop did not wait between them.  A loop that waits (sleeps, or reads) may ask for ever.
+
+A WGAN's critic and PPO's epochs over a rollout ask within one step, up to thousands of times."""
+_WAITING = 0.1
+"""Part of the time below which a thread on the processor counts as waiting."""
 
 
 class ProgramChecks:
@@ -42,7 +52,6 @@ class ProgramChecks:
             return
         if names:
             self.looks_left = 0
-            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             remedy = "add it, as in state={..., 'metrics': metrics}"
             if (task := self._user.task) is not None:
                 remedy = (
@@ -52,9 +61,9 @@ class ProgramChecks:
             elif all("." in name for name in names):
                 remedy = "save it by an entry that holds its owner and has state_dict and load_state_dict"
             self._warn_once(
-                f"{some}: the steps change it and the state does not save it, so after a resume it lacks the "
-                f"earlier steps, and later steps or the epoch's tail may read it; {remedy}, or add what "
-                "changes inside it, unless it is reset before each use"
+                f"{some(names, 5)}: the steps change it and the state does not save it, so after a resume it "
+                f"lacks the earlier steps, and later steps or the epoch's tail may read it; {remedy}, or add "
+                "what changes inside it, unless it is reset before each use"
             )
 
     def check_strangers(self) -> None:
@@ -87,9 +96,8 @@ class WatchedMetrics:
 
     def check(self, values: Set[str], *, at_end: bool = False) -> None:
         """Warn of each metric that never came; before the end, only if another metric has a name like it."""
-        watching = self._watching()
-        others = values - watching.keys()
-        for metric in [name for name in watching if name not in values]:
+        others = values - self._watched().keys()
+        for metric in self._missing(values):
             self._miss(metric, nearest(metric, values) if at_end else alike(metric, others).rstrip())
 
     def evaluated(self, names: Set[str]) -> None:
@@ -98,23 +106,66 @@ class WatchedMetrics:
     def check_evaluated(self, values: Set[str]) -> None:
         """Warn of each metric that an evaluation should have given: "valid/acuracy" beside "valid/loss"."""
         evaluated, self._evaluated = self._evaluated, set()
-        if not evaluated:
-            return
-        for metric in [name for name in self._watching() if name not in values]:
+        for metric in self._missing(values) if evaluated else ():
             stream, slash, _ = metric.partition("/")
             beside = [name for name in evaluated if slash and name.startswith(f"{stream}/")]
             self._miss(metric, nearest(metric, beside) if beside else "")
 
-    def _watching(self) -> dict[str, list[str]]:
-        watching: dict[str, list[str]] = {}
-        for service in self._services:
-            for metric in service.watches:
-                if metric not in self._missed:
-                    watching.setdefault(metric, []).append(repr(service.name))
-        return watching
+    def _watched(self) -> dict[str, None]:
+        return dict.fromkeys(metric for service in self._services for metric in service.watches)
+
+    def _missing(self, values: Set[str]) -> list[str]:
+        return [name for name in self._watched() if name not in values and name not in self._missed]
 
     def _miss(self, metric: str, hint: str) -> None:
         if hint:
-            names = self._watching()[metric]
             self._missed.add(metric)
-            self._voice.warn(f"{', '.join(names)}: no value of {metric!r}; {hint}")
+            names = ", ".join(repr(each.name) for each in self._services if metric in each.watches)
+            self._voice.warn(f"{names}: no value of {metric!r}; {hint}")
+
+
+class Work(NamedTuple):
+    """Work of a loop so far: updates of the state's optimizers, and batches drawn."""
+
+    updates: int
+    drawn: int
+
+
+class Rounds:
+    """Counts the rounds of a loop in the thread that made the counter; `work`: what the loop has done."""
+
+    def __init__(self, work: Callable[[], Work]) -> None:
+        self.count = 0
+        """Rounds since the loop last completed a step or an epoch."""
+        self._most = 1
+        self._work = work
+        self._thread = get_ident()
+        self._place = (-1, -1)
+        self._second = self._judged = Work(0, 0)
+        self._began = self._used = 0.0
+
+    def asked(self, place: tuple[int, int]) -> str | None:
+        """Count a round; return what the rounds were spent on once there are too many, else None."""
+        if get_ident() != self._thread:
+            return None
+        if place != self._place:
+            self._place, self._most, self.count = place, max(self._most, self.count), 0
+        self.count += 1
+        if self.count == 2:
+            self._second = self._judged = self._work()
+            self._began, self._used = time.monotonic(), time.thread_time()
+        return self._verdict() if self.count % WORKING == 0 else None
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the loop has never needed this many rounds to complete a step or an epoch."""
+        return get_ident() == self._thread and self.count > self._most
+
+    def _verdict(self) -> str | None:
+        before, self._judged = self._judged, self._work()
+        if made := self._judged.updates - before.updates:
+            return f"in which the optimizers of the state made {made:,} updates"
+        if self._judged.drawn - self._second.drawn >= self.count - 2:
+            return "each of which drew a batch"
+        used, passed = time.thread_time() - self._used, time.monotonic() - self._began
+        return "between which it did not wait" if self.count >= BUSY and used >= _WAITING * passed else None

@@ -1,10 +1,10 @@
-"""Verification of steps: what they find goes to the trail, and is compared when steps run again."""
+"""What steps find: to the journal and the trail, and compared when steps run again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import xxhash
 
@@ -18,6 +18,7 @@ from everstep.record import (
     OTHER_DATA,
     Difference,
     Journal,
+    Position,
     StepComparison,
     Trail,
     array_digest,
@@ -29,6 +30,11 @@ from everstep.state import Encoded
 from everstep.supervisor.streams.run_stream import RunStream
 from everstep.supervisor.voice import Voice
 
+if TYPE_CHECKING:
+    from everstep.supervisor.opening.open_run import ResumePoint
+    from everstep.supervisor.saving.state_tree import Progress
+    from everstep.supervisor.streams.run_streams import Streams
+
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 
 
@@ -38,17 +44,10 @@ class Verifier:
     Where a divergence is to stop the run, DivergenceError leaves `drew`, `pass_ended` or `boundary`.
 
     Args:
-        trail: takes the findings of the steps.
-        comparison: compares them with those of earlier executions.
-        on_divergence: "stop" or "warn"; None: other batches stop the run, other numbers are a warning.
         streams: by name; their ledgers take the digest of each batch.
         update: digests the last update, for steps that leave no batch and no value; None: it cannot.
         warn_once: warns, unless a start of this run has done so.
         last: the last step that some rank compares; 0 if none does.
-
-    Attributes:
-        handed: digest of all batches so far, where other ranks are handed the same; None: nobody asks.
-        places: number of batches that the open step has drawn, by stream.
     """
 
     def __init__(
@@ -72,7 +71,9 @@ class Verifier:
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
         self.handed: int | None = None
+        """Digest of all batches so far, where other ranks are handed the same; None: nobody asks."""
         self.places: dict[str, int] = {}
+        """Number of batches that the open step has drawn, by stream."""
         self._noted: Difference | None = None
         self._seen: Difference | None = None
         self._stopped = self._said = False
@@ -98,12 +99,9 @@ class Verifier:
     def drew_again(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
         """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
 
-        A last batch that differs is only a warning, unless the user wants all to stop: the program may set
-        what its data depends on in lines that have not run yet.  Each start records and says it; the warning
+        Where the run does not read on with what was drawn, a difference is only a warning by default: lines
+        that have not run yet may set what the data depends on.  Each start records and says it; the warning
         with the causes comes once in a run, because such a program differs at each start.
-
-        Args:
-            is_read_on: whether the run goes on with what was drawn.
         """
         if not self._comparison.drawn_again(stream, words):
             self._only_warns = not is_read_on
@@ -175,10 +173,8 @@ class Verifier:
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
-        """Return the step after which the comparison may be over, on whichever rank it is the longest.
-
-        The rows of the tail of an epoch belong to its last step, so the comparison may end a step later.
-        """
+        """Return the step after which the comparison may be over, on whichever rank it is the longest."""
+        # rows of an epoch's tail belong to its last step, so the comparison may end a step later
         return next((due for due in (self._last, self._last + 1) if step < due), NEVER)
 
     def waive(self) -> None:
@@ -200,6 +196,7 @@ class Verifier:
         comparison = self._comparison
         report = comparison.report()
         self._journal.event("verified", {"report": report, "steps": comparison.steps}, wall=True)
+        self._journal.flush()  # before the line: a kill right after it must not leave a start "not verified"
         if comparison.differing == self._only_warned:
             self._voice.say(report)
         else:
@@ -241,6 +238,53 @@ class Verifier:
                 'on_divergence="warn"',
                 step=new.step,
             )
+
+
+class Recording:
+    """Takes the rows that the collector has finished.
+
+    `last_values` has the newest value of each metric outside steps, or without epochs; `last_steps` its step.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        verifier: Verifier,
+        progress: Progress,
+        recovered: ResumePoint,
+        streams: Streams,
+    ) -> None:
+        self._journal, self._verifier, self._progress = journal, verifier, progress
+        self._streams = streams
+        self.last_values: dict[str, float] = dict(recovered.meta.get("metrics", {}))
+        self.last_steps: dict[str, int] = dict(recovered.meta.get("metric_steps", {}))
+        self._flushed = (0, 0)
+        """Step and epoch of the last "progress" event."""
+
+    def add(self, block: Block) -> None:
+        """Record rows; rows of a step that runs again are compared with its earlier rows."""
+        if block.phase != "step" or not block.epoch:
+            self.last_values[block.name] = block.values[-1]
+            self.last_steps[block.name] = block.steps[-1]
+        self._journal.append(block)
+        self._verifier.rows(block)
+
+    def flush(self) -> Position:
+        """Hand every row and event so far, the run's progress and its ledger to the journal's file."""
+        current = self._progress.step, self._progress.epoch
+        # batches of an open step belong to no step that a resume would count
+        ledgers = [] if self._verifier.places else self._streams.account()
+        if not ledgers and current != self._flushed:
+            ledgers = [{}]
+        self._flushed = current
+        for ledger in ledgers:
+            data: dict[str, Any] = {"step": current[0], "epoch": current[1]}
+            if ledger:
+                data["ledger"] = ledger
+            # a description may have the names of the user's classes
+            described = any("data" in each for each in ledger.values())
+            self._journal.event("progress", data, wall=True, plain=not described)
+        return self._journal.flush()
 
 
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everstep import hazard
 from everstep.checkpoint import Store, read_checkpoint
-from everstep.contracts.services import Moment, Save, Service
+from everstep.contracts.services import Interrupt, Moment, Save, Service
 from everstep.durable import remedy
 from everstep.errors import (
     BadStepError,
@@ -20,14 +21,77 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
-from everstep.supervisor.leaving.ending import BestRecord, Ending, end_status
-from everstep.supervisor.saving.state_tree import reading, saved_tree
+from everstep.supervisor.saving.state_tree import StopRecord, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.threads.signals import describe, exit_error
 from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The best value of a metric so far.
+
+    Attributes:
+        metric, value: the metric's name and its best value.
+        step, epoch: step and epoch in which the value was collected.
+        path: the folder with the weights of that value; None where they were not kept.
+    """
+
+    metric: str
+    value: float
+    step: int
+    epoch: int
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Result of a `with` block.
+
+    Attributes:
+        reason: why the start ended, in words.
+        step, epoch: last completed step and epoch.
+        finished: True if the run is complete: starting it again runs no step.
+        best: the best record of the watched metric, None if there is none.
+        where: paths by name: "run", "checkpoints", "journal", "log", "best".
+        digest: digest of every leaf of the last committed state outside `wall/`; equal digests are equal
+            runs.  None if nothing was committed.
+        resumed_from: name of the checkpoint that this start continued from, None for a fresh start.
+        segment: the number of this start, from 1.
+        failed_saves: number of saves that failed in this start.
+        warnings: the warnings of this start, in order.
+        rollbacks: number of rollbacks in all starts of the run (`Recovery`).
+        one_fingerprint: whether every step of the run was computed on the same kind of machine, by the same
+            libraries, number and layout of ranks, and under the same settings: else weights and `digest` need
+            not be those of a run that was never stopped.  Numbers of ranks count as the same where steps have
+            the same bits on each (`everstep.torch.VirtualShards`, and no `PerRank` entry): the weights are
+            then those of a run that was never stopped; the digest covers each rank's random state, too.
+        diverged: the first step of the run that had other results when a resume executed it again, and that
+            nobody has accepted (`everstep accept`); None if there is none.
+    """
+
+    reason: str
+    step: int
+    epoch: int
+    finished: bool
+    best: BestRecord | None
+    where: dict[str, str]
+    digest: str | None
+    resumed_from: str | None
+    segment: int
+    failed_saves: int = 0
+    warnings: tuple[str, ...] = field(default=())
+    rollbacks: int = 0
+    one_fingerprint: bool = True
+    diverged: int | None = None
+
+    def __str__(self) -> str:
+        state = "finished" if self.finished else "resumable"
+        diverged = "" if self.diverged is None else f", diverged at step {self.diverged}"
+        return f"{self.reason} (step {self.step}, {state}{diverged})"
 
 
 class Exit:
@@ -49,7 +113,7 @@ class Exit:
         step, given = engine.step, error
         self._alone = given is not None and not self._on_all_ranks(given, step)
         if given is not None and self._alone:
-            engine.lost_group.leaving(given)
+            engine.lost_group.leaving.set()
             engine.reporter.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
@@ -234,11 +298,7 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
 
 
 def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
-    """Load the weights of the best value; where they are lost, of the next best value.
-
-    Weights that cannot be loaded give a warning: the run has ended by then, and an error would come again at
-    every start.
-    """
+    """Load the weights of the best value, or of the next best; an error would come again at every start."""
     lost: list[str] = []
     for place in service.places:
         what = f"{place.value:.6g}, step {place.step}"
@@ -284,3 +344,21 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         user.check(tree, str(path))
         user.load_user(tree, service.part)
     return BestRecord(service.metric, place.value, place.step, place.epoch, str(path))
+
+
+def end_status(
+    cause: BaseException | None, stop: StopRecord | None, interruption: Interrupt | None, *, at_end: bool
+) -> tuple[str, str]:
+    """Find how a start has ended, "finished" (the run is complete), "stopped" or "failed", and why."""
+    if isinstance(cause, Interrupted):
+        return ("stopped", cause.reason)
+    # an interactive session is left by KeyboardInterrupt, saved like a script that a signal ends
+    if isinstance(cause, KeyboardInterrupt) and interruption is not None:
+        return ("stopped", interruption.reason)
+    if cause is not None:
+        return ("failed", f"{type(cause).__name__}: {cause}")
+    if stop is None:
+        return ("stopped", "the loop was left before its end")
+    if stop.failed:
+        return ("failed", stop.reason)
+    return ("finished" if at_end else "stopped", stop.reason)

@@ -123,65 +123,43 @@ class LostGroup:
 
     A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python code
     can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
-    within 10 seconds.  The main thread makes it before the `Agreement` that calls `lost`, and closes it after
-    that.
+    within 10 seconds.  The main thread sets `leaving`, and closes this before it closes the `Agreement`.
     """
 
     def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
         self._group, self._reporter, self._give_up = group, reporter, give_up
-        self._leaving, self._closed = threading.Event(), threading.Event()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.leaving, self._closed = threading.Event(), threading.Event()
 
-    def lost(self, error: BaseException) -> None:
-        """Begin to watch the main thread: the group is lost by `error`; from any thread."""
-        with self._starting:
-            if self._thread is not None:
-                return
-            # first: torchrun sends SIGTERM to all other ranks soon after
-            self._give_up(str(error))
-            self._thread = threading.Thread(
-                target=self._watch, args=(error,), name="everstep-lost", daemon=True
-            )
-            self._thread.start()
-
-    def leaving(self, error: BaseException | None = None) -> None:
-        """Note that the main thread leaves the loop; an exception loses the group, so it has to hurry."""
-        self._leaving.set()
-        if error is not None and self._group.size > 1:
-            self.lost(error)
-
-    def close(self) -> None:
-        """End the thread: the main thread has left the loop."""
-        self._leaving.set()
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _watch(self, error: BaseException) -> None:
-        lost = time.monotonic()
+    def watch(self, error: BaseException) -> None:
+        """Watch the main thread until it has left the loop: the group is lost by `error`."""
+        # first: torchrun sends SIGTERM to all other ranks soon after
+        self._give_up(str(error))
+        until = time.monotonic() + LEAVING
         # now: the rank that hosts the store may leave first
         cause = failure_of_another(self._group)
-        if not self._leaving.wait(GRACE):
+        if not self.leaving.wait(GRACE):
             what = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
             self._reporter.end_process("lost", what, cause)
-        if not self._closed.wait(lost + LEAVING - time.monotonic()):
+        if not self._closed.wait(until - time.monotonic()):
             what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
             self._reporter.end_process("lost", what, cause)
+
+    def close(self) -> None:
+        """Note that the main thread has left the loop."""
+        self.leaving.set()
+        self._closed.set()
 
 
 class HangThread:
     """Looks at marks that change while the run moves; the main thread makes and closes it.
 
     The thread reads no clock.  It counts its own wake-ups, and between two of them the main thread could have
-    run as well: what stops the whole process or the machine counts as one.  Of several ranks each notices its
-    own hang, and names where the others are.
+    run as well: what stops the whole process or the machine counts as one.
 
     Args:
-        position: tells the place of the main thread: twice the number of completed steps, and one more inside
-            a step; called in the thread.
+        position: the place of the main thread: twice the number of completed steps, one more inside one.
         marks: functions that return something that changes while a part of the run moves, None while that
-            part has nothing to do; by what does not move, as in "NAME for 60 s".  Called in the thread.
+            part has nothing to do; by what does not move, as in "NAME for 60 s".
     """
 
     def __init__(
@@ -221,7 +199,6 @@ class HangThread:
                     self._noticed(name)
 
     def _noticed(self, name: str) -> None:
-        """Say that a part of this rank does not move."""
         where = self._places(self._group) if isinstance(self._group, StoreGroup) else self._place()
         what, reporter = f"{name} for {self._after:g} s; {where}", self._reporter
         if self._watch.then == "stop":

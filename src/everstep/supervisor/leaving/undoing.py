@@ -11,7 +11,7 @@ from everstep import hazard
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
 from everstep.record import Batch, Rollback, shared_samples
-from everstep.services.recovery import Drawn, Recovery, Retry
+from everstep.services.recovery import Recovery, Retry
 from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.streams.run_streams import Streams
 
@@ -52,17 +52,14 @@ class Rollbacks:
         return RolledBack(text, str(self._store.run_dir), rollback.number)
 
     def undo(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
-        """Return the rollback decided for a loop that failed, or a new one from the first bad step.
-
-        The error that ended the loop comes first, and gets a note if the failure is final.
-        """
+        """Return the rollback decided for a loop that failed, or a new one from the first bad step."""
         for error in errors:
             if isinstance(error, RolledBack):
                 return error
         bad = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
         at, first = min(bad, key=lambda each: each[0])
         rolled = self.decide(at, str(first))
-        if rolled is None and self._refused:
+        if rolled is None and self._refused:  # on the error that ended the loop
             errors[0].add_note(self._refused)
         return rolled
 
@@ -75,22 +72,6 @@ class Rollbacks:
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
-        rollback = self._rollback(recovery, used, step, reason)
-        if isinstance(rollback, str):
-            return rollback
-        try:
-            hazard.reach("loop.rollback")
-            # durable before the loop is left: a kill from here on leads to the same resume
-            self._journal.decide(rollback.data())
-        except OSError as error:
-            return (
-                f"the decision could not be written to the journal ({error}); {remedy(error)} and start again"
-            )
-        hazard.reach("loop.rolled_back")
-        return rollback
-
-    def _rollback(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
-        """Return the rollback to decide, or the reason why there is none."""
         if used >= recovery.max_rollbacks:
             return self._used_up(recovery, used)
         blamed = recovery.blamed(self.decided, step)
@@ -110,9 +91,20 @@ class Rollbacks:
         blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
         first = blamed[0].step
         target = [name for name in checkpoints if name.step < first][-1]
-        batches = tuple(map(self._batch, blamed))
+        places = [(drawn.stream, drawn.pass_index, drawn.batch_index) for drawn in blamed]
+        batches = tuple(Batch(*place, self._streams.sample_ids(*place)) for place in places)
         number = max((each.number for each in self.decided), default=0) + 1
-        return Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
+        rollback = Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
+        try:
+            hazard.reach("loop.rollback")
+            # durable before the loop is left: a kill from here on leads to the same resume
+            self._journal.decide(rollback.data())
+        except OSError as error:
+            return (
+                f"the decision could not be written to the journal ({error}); {remedy(error)} and start again"
+            )
+        hazard.reach("loop.rolled_back")
+        return rollback
 
     def _used_up(self, recovery: Recovery, used: int) -> str:
         tries, anew = recovery.max_rollbacks, recovery.reset_after
@@ -124,10 +116,6 @@ class Rollbacks:
             samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
             message += f"; each of them quarantined sample {samples}: look at that sample first"
         return message
-
-    def _batch(self, drawn: Drawn) -> Batch:
-        place = drawn.stream, drawn.pass_index, drawn.batch_index
-        return Batch(*place, self._streams.sample_ids(*place))
 
 
 def _listed(batches: Sequence[Batch]) -> str:
@@ -190,7 +178,6 @@ class Retries:
                 self._wait(retry.seconds(attempt))
 
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
-        """Record a try, and say it."""
         seconds = retry.seconds(attempt)
         message = f"{type(error).__name__}: {error}"
         text = f"{what} failed ({message}): try {attempt} of {retry.times}, in {seconds:g} s"

@@ -1,23 +1,39 @@
-"""Configuration of a run: recorded with each start, kept in each checkpoint, compared at a resume."""
+"""Configuration of a run, and what a start compares: with the checkpoint, and the ranks with each other."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import xxhash
 
 from everstep import backends
 from everstep.arguments import plain
+from everstep.backends.describe_values import is_unknown
+from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.services import Service
 from everstep.contracts.state import Json
-from everstep.errors import ChangedError, ConfigError, nearest
+from everstep.errors import ChangedError, ConfigError, DisagreementError, nearest
 from everstep.record import facts as run_facts
+from everstep.record import machine
 from everstep.record.provenance import as_json
 from everstep.redaction import redacted
+
+if TYPE_CHECKING:
+    from everstep.supervisor.board import ServiceBoard
+    from everstep.supervisor.saving.state_tree import StopRecord
+    from everstep.supervisor.saving.user_state import UserState
+    from everstep.supervisor.settings import Settings
+
+LimitsByName: TypeAlias = Mapping[str, int | None]
 
 NONE = "none"
 """Stands for a value that one of the two sides lacks."""
@@ -39,14 +55,11 @@ class Configuration:
     """A run's configuration.
 
     Attributes:
-        tree: a dictionary of JSON values, without credentials; queries find them as
-            `config.NAME`.
+        tree: a dictionary of JSON values, without credentials; queries find them as `config.NAME`.
         free: dotted paths of values that may change without touching the training: shown, and used as given.
         code: folders of the program: recorded, with the git state of the first; none: the script's folder.
-        defaults: dotted paths of the program's defaults: the record of an earlier program may lack them
-            without being another configuration.
-        sections: names of dictionaries in the tree whose keys are settings, like the keys of the tree: a
-            missing setting is None.
+        defaults: dotted paths of defaults, which the record of an earlier program may lack.
+        sections: names of dictionaries in the tree in which a missing key is None.
     """
 
     tree: Mapping[str, Json]
@@ -129,16 +142,15 @@ def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
 def differences(
     stored: Mapping[str, Json], given: Mapping[str, Json], sections: Collection[str] = ()
 ) -> list[Difference]:
-    """List the places in which two trees differ, by dotted path; `NONE` where one tree lacks the value.
-
-    Types count, too: 1, 1.0, true and "1" are four different values.
-    """
+    """List the places in which two trees differ; 1, 1.0, true and "1" are four different values."""
 
     def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[Difference]:
         before, now = _parts(old, new), _parts(new, old)
         if before is None or now is None or not (before or now):
             if (was := _shown(old)) != (is_now := _shown(new)):
-                yield Difference(".".join(map(_name, place)), was, is_now)
+                yield Difference(
+                    ".".join(_shown(part) if "." in str(part) else str(part) for part in place), was, is_now
+                )
             return
         are_settings = not place or (len(place) == 1 and place[0] in sections)
         for name in {**before, **now}:
@@ -158,10 +170,6 @@ def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
     return {} if value is _MISSING and isinstance(other, Mapping | list) else None
 
 
-def _name(part: object) -> str:
-    return _shown(part) if "." in str(part) else str(part)
-
-
 def _shown(value: object) -> str:
     return NONE if value is _MISSING else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -179,3 +187,178 @@ def _json(value: Any, where: str) -> Json:
     if isinstance(value, Path):
         return str(value)
     raise ConfigError(f"{where} is {value!r}; give numbers, strings, and lists and dictionaries of them")
+
+
+# ------------------------------------------------------------------------- what a start compares
+
+
+def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[Difference]:
+    """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
+    if stored is None or given is None:
+        return []
+    return [
+        each._replace(path=f"config.{each.path}", free=given.is_free(each.path))
+        for each in given.changes(stored)
+    ]
+
+
+def changed_controllers(
+    stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
+) -> list[Difference]:
+    """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
+    reason = None if reopened_by is None else (reopened_by.kind, reopened_by.by)
+    both = {name: (stored.get(name, NONE), given.get(name, NONE)) for name in sorted(stored.keys() | given)}
+    return [
+        Difference(f"service {name!r}", was, now, reason == ("service", name))
+        for name, (was, now) in both.items()
+        if differences({name: was}, {name: now}, sections=[name])
+    ]
+
+
+def changed_options(
+    stored: Mapping[str, Mapping[str, str]],
+    user: UserState,
+    reopened_by: StopRecord | None,
+    skip: Collection[str] = (),
+) -> dict[str, dict[str, Difference]]:
+    """Compare options by entry; with a raised limit, step counts may grow; `skip`: stored by another rank."""
+    changed: dict[str, dict[str, Difference]] = {}
+    raised = reopened_by is not None and reopened_by.kind != "service"
+    given = user.options()
+    # an entry whose options are all gone has changed, too
+    for entry in [*given, *sorted(stored.keys() & user.entries.keys() - given.keys())]:
+        options = given.get(entry, {})
+        before = options if entry in skip else stored.get(entry, {})
+        for name in [*options, *(before.keys() - options.keys())]:
+            was, now = before.get(name, NONE), options.get(name, NONE)
+            if was != now:
+                follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
+                difference = Difference(f"state {entry!r}: {name}", was, now, follows)
+                changed.setdefault(entry, {})[name] = difference
+    return changed
+
+
+def _grew(was: str, now: str) -> bool:
+    """Whether two strings hold integers in the same form, and none is smaller now."""
+    if not all(re.fullmatch(r"[\[\], \d]+", text) for text in (was, now)):
+        return False
+    before, after = (list(map(int, re.findall(r"\d+", text))) for text in (was, now))
+    same_form = re.sub(r"\d+", "n", was) == re.sub(r"\d+", "n", now)
+    return same_form and all(old <= new for old, new in zip(before, after, strict=True))
+
+
+def reason_to_reopen(
+    stop: StopRecord, limits: LimitsByName, board: ServiceBoard, stored: Mapping[str, Json]
+) -> str | None:
+    """Say why a run that was ending continues; None if it does not."""
+    if stop.kind == "service" and stop.by is not None:  # a service decided: only its change reopens the run
+        present = any(service.name == stop.by for service in board)
+        if present and board.controllers().get(stop.by) == stored.get(stop.by):
+            return None
+        return f"{stop.by!r} was {'changed' if present else 'removed'}"
+    for name, old in stop.limits.items():
+        new = limits[name]
+        if old is not None and (new is None or new > old):
+            return f"{name} was raised from {old} to {'no limit' if new is None else new}"
+    return None
+
+
+def uncompared(options: Mapping[str, Mapping[str, str]], controllers: Mapping[str, Json]) -> list[str]:
+    """List places whose value cannot be compared at a resume, each with a description of the value."""
+
+    def unknown(config: Any, place: str) -> list[str]:
+        if isinstance(config, Mapping):
+            return [text for name, part in config.items() for text in unknown(part, str(name))]
+        text = str(config)
+        return [f"{place} ({text.partition(', ')[2]})"] if is_unknown(text) else []
+
+    kinds = {"state": options, "service": controllers}
+    return [
+        f"{kind} {name!r}: {text}"
+        for kind, configs in kinds.items()
+        for name, config in configs.items()
+        for text in unknown(config, "")
+    ]
+
+
+_LAYOUT = "layout"
+"""Name of the fact that does not depend on the machine, see `Backend.fingerprint`."""
+
+Fingerprint: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Facts by name, under "machine" and each framework in use; see `Ending.one_fingerprint`."""
+
+
+def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
+    """Take the fingerprint of this process, now; of the devices only those count on which the objects lie."""
+    facts = {"machine": machine(), **{each.name: each.fingerprint(objects) for each in backends.active()}}
+    if not data.in_order:
+        read = ", ".join(map(str, data.of))
+        by = "" if list(data.of) == sorted(data.of) else f" (ranks read the parts {read})"
+        facts["data"] = {_LAYOUT: f"batches in {data.size} part{'s' if data.size > 1 else ''}{by}"}
+    return facts
+
+
+def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
+    """List facts that differ, but for the layout; a framework in one alone may have computed nothing."""
+    stored = stored or {}
+    return [
+        Difference(f"{who}.{name}", was, now)
+        for who in stored.keys() & given.keys()
+        for name in sorted((stored[who].keys() | given[who].keys()) - {_LAYOUT})
+        if (was := stored[who].get(name, NONE)) != (now := given[who].get(name, NONE))
+    ]
+
+
+def layout(fingerprint: Fingerprint | None) -> str:
+    """Return how the state was divided among the ranks; "" where each rank had all of it."""
+    return "; ".join(facts[_LAYOUT] for facts in (fingerprint or {}).values() if _LAYOUT in facts)
+
+
+_OWN = frozenset({"rank", "local_rank", "node_rank", "device", "gpu"})
+"""Names in a configuration whose values are a rank's own."""
+
+
+def require_same_start(
+    group: Group, settings: Settings, user: UserState, board: ServiceBoard, limits: LimitsByName
+) -> None:
+    """Require that all ranks were started with the same program and arguments."""
+    if group.size == 1:
+        return
+    frameworks = {backend.name: backend.describe() for backend in backends.active()}
+    mine = {
+        "everstep": version("everstep"),
+        "python": platform.python_version(),
+        **{name: facts.get(name, NONE) for name, facts in frameworks.items()},
+        "program": _program(),
+        "seed": settings.seed,
+        "resume": str(settings.resume),
+        "on_change": settings.on_change,
+        "uneven": settings.uneven,
+        "config": {} if settings.config is None else dict(settings.config.tree),
+        "state": user.described(),
+        "services": {service.name: type(service).__name__ for service in board},
+        "controllers": board.controllers(),
+        **limits,
+    }
+    first, *others = group.gather(mine, "the arguments of the loop")
+    differing = [
+        (rank, each)
+        for rank, theirs in enumerate(others, 1)
+        for each in differences(first, theirs)
+        if each.path.split(".")[-1] not in _OWN
+    ]
+    if differing:
+        lines = "\n  ".join(f"{d.path}: rank 0 has {d.stored}, rank {r} has {d.given}" for r, d in differing)
+        raise DisagreementError(
+            f"the ranks were started differently:\n  {lines}\nstart all of them again, and give them the "
+            "same program, arguments and versions",
+            ranks=sorted({rank for rank, _ in differing}),
+        )
+
+
+def _program() -> str:
+    """Return the name and the digest of the program's first file; of a prompt or notebook its name alone."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or not Path(path).is_file():
+        return str(sys.argv[0])
+    return f"{Path(path).name} ({xxhash.xxh3_64_hexdigest(Path(path).read_bytes())})"

@@ -18,7 +18,7 @@ from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointErr
 from everstep.formats import DISTRIBUTED, Foreign, open_foreign
 from everstep.record import RunJournal, to_read, user_path
 from everstep.state import Encoded, split, within
-from everstep.supervisor.leaving.ending import BestRecord
+from everstep.supervisor.leaving.exit import BestRecord
 from everstep.supervisor.saving.state_tree import Progress, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState, base_hint
 

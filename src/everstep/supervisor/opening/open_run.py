@@ -1,20 +1,24 @@
-"""A run while this process holds it: directory, lock, choice of a checkpoint, journal and trail."""
+"""A run while this process holds it: directory, lock and journal; and its state, restored or made anew."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from everstep import unattended
-from everstep.checkpoint import Checkpoint, Store, names_inside, read_checkpoint, trial_write
+from everstep.checkpoint import Checkpoint, Store, read_checkpoint, trial_write
 from everstep.contracts.group import Group
-from everstep.errors import DamagedCheckpointError, RestoreError, RunDirError
+from everstep.errors import RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_wall
 from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
+    OTHER_CONFIGURATION,
+    OTHER_LAYOUT,
+    OTHER_RANKS,
     EarlierSteps,
     Journal,
     NoJournal,
@@ -26,16 +30,39 @@ from everstep.record import (
     StepComparison,
     Trail,
     last_step,
+    read_earlier_steps,
     to_read,
     trust,
     user_path,
 )
-from everstep.redaction import without_credentials
+from everstep.redaction import redacted, without_credentials
+from everstep.state import dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
-from everstep.supervisor.opening.comparing import Fingerprint
-from everstep.supervisor.opening.configuration import Configuration
-from everstep.supervisor.saving.state_tree import Progress, reading
+from everstep.supervisor.checks.verification import incomparable
+from everstep.supervisor.opening import configuration
+from everstep.supervisor.opening.configuration import (
+    Configuration,
+    Difference,
+    Fingerprint,
+    LimitsByName,
+    changed_config,
+    layout,
+    refusal,
+    told,
+)
+from everstep.supervisor.saving.rank_parts import another_number, for_rank
+from everstep.supervisor.saving.state_tree import (
+    Progress,
+    StopRecord,
+    random_parts,
+    reading,
+    saved_data,
+    saved_meta,
+    saved_tree,
+)
+from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
+from everstep.supervisor.streams.generators import restore_given
 from everstep.supervisor.streams.run_streams import Streams
 from everstep.supervisor.voice import Voice
 
@@ -45,24 +72,16 @@ class ResumePoint:
     """Place at which this start begins, and what was restored there.
 
     Attributes:
-        progress: the counters, which continue; those of a fresh run if `checkpoint` is None.
-        step, epoch: step and epoch at which the start begins.
-        mid_epoch: whether the start begins inside an epoch, which is then entered again.
-        checkpoint: name of the checkpoint that is continued, None for a fresh start.
-        digest: digest of its state.
+        step, epoch, mid_epoch: where the start begins; inside an epoch, which is then entered again.
+        checkpoint, digest, meta: name of the checkpoint that is continued, None for a fresh start; its facts.
         tree: its branches `streams`, `services` and `wall`; empty for a fresh start.
-        meta: its facts.
-        random: random state to put back at the resume point, None for a fresh start.
-        lines: random state for the program's lines that run again before that point.
+        random, lines: random state for the resume point, and for lines that run again before it.
         parent: the journal's end as the checkpoint knows it.
-        comparison: compares steps that run again with their earlier executions.
         chosen: a person's choice that rules out a comparison with earlier executions; else "".
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
         kept: facts that the record keeps as stored, because no step runs with what was given.
-        fingerprint: the fingerprint of this start.
-        one_fingerprint: whether all steps of the run, so far and from here on, have this fingerprint, this
-            layout, and this number of ranks, or one on which they have the same bits.
+        one_fingerprint: as in `Ending`.
     """
 
     progress: Progress
@@ -95,15 +114,11 @@ class OpenRun:
     """The run directory while this process holds it.
 
     Attributes:
-        run_dir, store: the directory and its checkpoints.
-        history: the journal of the starts before this one.
-        journal: that of this start, once it is open.
-        mirror: what keeps the run elsewhere.
-        lock: keeps other processes out; not taken where the user wants none.
+        history, journal: the journal of the starts before this one, and that of this start, once it is open.
         segment: number of this start, from 1.
         config: configuration that is compared at a resume: the writer's, as a rank's own may name its device.
         rollbacks: the rollbacks decided in the history that this start continues.
-        chosen: a person's choice that rules out a comparison with earlier executions; else "".
+        chosen: as in `ResumePoint`.
         request: checkpoint that the program asks for, as the journal records it; None for the newest.
     """
 
@@ -226,10 +241,9 @@ class OpenRun:
         return checkpoint
 
     def _followed(self) -> tuple[Checkpoint, list[str]] | None:
-        """Find the newest checkpoint, if a start with the same `resume=` was the last to act; None if not.
+        """Find the newest checkpoint, if a start with the same `resume=` was the last to save or to go back.
 
-        To act is to save a checkpoint, or to decide a rollback, which may lead to before the checkpoint that
-        is asked for.  A program that is killed and started again continues, and does not go back twice.
+        So a program that is killed and started again does not go back twice.
         """
         starts = self.history.events("segment", valid=False)
         same = {e.segment for e in starts if e.data.get("facts", {}).get("resume") == self.request}
@@ -250,16 +264,10 @@ class OpenRun:
         There is none where the program left the last step by `break`, or asked for the stop after the
         steps: then `closed` is returned.
         """
-        why: object = "there is no checkpoint inside it"
-        for path in (closed.path.with_name(str(name)) for name in names_inside(closed.name)):
-            if path.exists():
-                try:
-                    inside = self._read(path)
-                except DamagedCheckpointError as error:
-                    why = error
-                else:
-                    self.voice.say(f"{reopened}: the epoch continues from {path.name}")
-                    return inside
+        inside, why = self.store.inside(closed, self.group.rank)
+        if inside is not None:
+            self.voice.say(f"{reopened}: the epoch continues from {inside.name}")
+            return inside
         self.voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
         return closed
 
@@ -342,3 +350,250 @@ class OpenRun:
         places = {name: getattr(run, name) for name in ("checkpoints", "best", "journal")}
         places = {"run": run.path, **places, "log": run.logs / "run.log"}
         return {name: str(path) for name, path in places.items() if path.exists()}
+
+
+# --------------------------------------------------------------------------------- the state of a start
+
+
+def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: LimitsByName) -> ResumePoint:
+    """Restore the chosen checkpoint, or initialise where there is none."""
+    settings = run.settings
+    configuration.require_same_start(run.group, settings, user, board, limits)
+    for problem in run.history.problems:
+        run.voice.say(f"journal: {problem}")
+    # from here on each rank reads what it holds of a sharded state, and not more
+    run.store.regions = user.regions()
+    checkpoint = run.choose()
+    point = _initialise(run, user) if checkpoint is None else _resume(run, checkpoint, user, board, limits)
+    _require_ready(settings.ready, "before local_init_fn")
+    if settings.local_init_fn is not None:
+        settings.local_init_fn()
+    _require_ready(settings.ready, "after local_init_fn")
+    if unknown := configuration.uncompared(user.options(), board.controllers()):
+        run.voice.say(f"not compared at a resume, so keep it unchanged: {', '.join(unknown)}")
+    return point
+
+
+def _require_ready(ready: Callable[[], object] | None, when: str) -> None:
+    lacks = None if ready is None else ready()
+    if lacks is None or lacks is True or (isinstance(lacks, Sequence) and not lacks):
+        return
+    what = "ready() returned False" if lacks is False else f"not ready: {lacks}"
+    raise UsageError(f"{what} ({when}); initialise it in init_fn or local_init_fn")
+
+
+def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
+    settings = run.settings
+    if settings.seed is not None:
+        seed_all(settings.seed)  # before init_fn, which may draw from the seeded generators
+    if settings.init_fn is not None:
+        settings.init_fn()
+    progress = Progress(seed=run.run_dir.seed if settings.seed is None else settings.seed)
+    if settings.init_from is not None:
+        source = settings.init_from.load(user, progress, run.voice.say)
+        run.voice.say(f"initialised from {source}")
+    return ResumePoint(progress, fingerprint=configuration.fingerprint(user.objects, run.group.data))
+
+
+def _resume(
+    run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: LimitsByName
+) -> ResumePoint:
+    restore_given()
+    tree, progress = _read_tree(run, checkpoint, user)
+    reopened_by = None
+    if progress.stop is not None:
+        controllers = saved_meta(checkpoint)["controllers"]
+        reason = configuration.reason_to_reopen(progress.stop, limits, board, controllers)
+        if reason is not None:
+            reopened_by = progress.stop
+            if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
+                checkpoint = run.inside(checkpoint, reason)
+                tree, progress = _read_tree(run, checkpoint, user)
+            progress.stop = None
+    meta: Any = saved_meta(checkpoint)
+    finished = progress.stop is not None and run.history.ended() is not None
+    # before anything is changed: a state that does not fit is refused whole
+    try:
+        with reading(checkpoint.path, "user"):
+            user.check(tree["user"], f"checkpoint {checkpoint.path}")
+    except RestoreError as error:
+        # a changed configuration may be why the state does not fit: that error says more
+        touching = [each for each in changed_config(meta.get("config"), run.config) if not each.free]
+        if touching and run.settings.on_change == "error":
+            raise refusal(run.run_dir.path, touching) from error
+        raise
+    options, kept = _compare_settings(run, progress, board, user, meta, reopened_by)
+    for name, entry in user.entries.items():
+        if names := dropped(entry, tree["user"][name]):
+            lacks = ", ".join(map(repr, names))
+            run.voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
+    with reading(checkpoint.path, "user"):
+        user.load(tree, progress.updates)
+    # after the load, which brings the stored options back
+    user.use_options(options)
+    if checkpoint.path != run.store.path(checkpoint.name):
+        run.voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
+        meta = {**meta, "journal": None, "rollbacks": []}
+        run.rollbacks = []
+    _remember_rollbacks(run, meta.get("rollbacks", []))
+    # later checkpoints move at the first save: what refuses this start until then changes nothing
+    run.store.continue_from(checkpoint)
+    parent = None if meta["journal"] is None else Position(*meta["journal"])
+    if parent is not None and (lost := run.history.lacks(parent)):
+        run.voice.say(f"journal: {lost}")
+    if parent is not None and parent.segment >= run.segment:  # its file is gone, and may be brought back
+        run.segment = run.store.segment = parent.segment + 1
+    here = configuration.fingerprint(user.objects, run.group.data)
+    differing = configuration.changes(meta.get("fingerprint"), here)
+    again = [] if parent is None else run.history.facts_since(parent.segment)
+    same_before = not any(configuration.changes(facts.get("fingerprint"), here) for facts in again)
+    one_fingerprint, ranks_before = meta.get("one_fingerprint", True), None
+    if not finished:
+        if differing:
+            run.voice.warn(
+                "the checkpoint was computed on another machine, or under other settings of it:"
+                f"{told(differing).rstrip()}\nstate, samples and random state are restored bit for bit; "
+                "results that are computed from here on may differ from those of an uninterrupted run"
+            )
+        ranks_before, laid_alike = _compare_ranks(run, checkpoint, parent, user, layout(here))
+        one_fingerprint &= not differing and laid_alike
+    _say_resumed(run, checkpoint, progress, finished)
+    now, lines = random_parts(run.group.rank)
+    return ResumePoint(
+        progress=progress,
+        checkpoint=str(checkpoint.name),
+        digest=checkpoint.digest,
+        tree={name: tree[name] for name in ("streams", "services", "wall")},
+        meta=meta,
+        random=tree["rng"][now],
+        lines=tree["rng"][lines],
+        parent=parent,
+        comparison=_comparison(run, parent, progress, same_before and not differing),
+        chosen=run.chosen,
+        finished=finished,
+        ranks_before=ranks_before,
+        kept=kept,
+        fingerprint=here,
+        one_fingerprint=one_fingerprint,
+    )
+
+
+def _read_tree(run: OpenRun, checkpoint: Checkpoint, user: UserState) -> tuple[dict[str, Any], Progress]:
+    """Read the tree that this rank continues from, and its counters."""
+    checkpoint = for_rank(checkpoint, run.group, user)
+    tree = saved_tree(checkpoint)
+    with reading(checkpoint.path, "progress"):
+        progress = Progress.from_tree(tree["progress"])
+    now, lines = random_parts(run.group.rank)
+    # tried here, and taken back: random state that cannot be restored is refused before anything changes
+    with reading(checkpoint.path, f"rng/{now}"), isolated():
+        restore(tree["rng"][now])
+    with reading(checkpoint.path, f"rng/{lines}"), isolated():
+        for place in tree["rng"][lines].values():
+            restore(place["global"])
+    return tree, progress
+
+
+def _compare_settings(
+    run: OpenRun,
+    progress: Progress,
+    board: ServiceBoard,
+    user: UserState,
+    meta: Mapping[str, Any],
+    reopened_by: StopRecord | None,
+) -> tuple[Mapping[str, Collection[str]], dict[str, Any]]:
+    """Compare what is given with what is stored, wherever it changes training, and say each difference.
+
+    Returns the options to use as given, by entry of the state; and the facts that stay as stored.
+    """
+    settings = run.settings
+    config = changed_config(meta.get("config"), run.config)
+    stored = redacted(meta["controllers"])
+    controllers = configuration.changed_controllers(stored, board.controllers(), reopened_by)
+    skip = user.per_rank if run.group.rank else frozenset[str]()
+    options = configuration.changed_options(redacted(meta["options"]), user, reopened_by, skip)
+    if settings.seed is not None and settings.seed != progress.seed:
+        config.append(Difference("seed", progress.seed, settings.seed))
+    others = [*controllers, *(each for names in options.values() for each in names.values())]
+    touching = [each for each in (*config, *others) if not each.free]
+    if touching and settings.on_change == "error":
+        raise refusal(run.run_dir.path, touching)
+    if touching and progress.stop is not None:
+        listed = told(touching).rstrip(". ")
+        run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")
+        facts = {name: meta.get(name) for name in ("config", "controllers")}
+        return {}, {name: fact for name, fact in facts.items() if fact is not None}
+    if touching or others:
+        run.chosen = run.chosen or OTHER_CONFIGURATION
+    if config or others:
+        listed = told(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
+        run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
+    if settings.seed is not None:
+        progress.seed = settings.seed
+    return options, {}
+
+
+def _remember_rollbacks(run: OpenRun, stored: Sequence[Any]) -> None:
+    """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
+    known = {each.number: each for each in run.rollbacks}
+    for each in Rollback.among(tuple(each) for each in stored):
+        if each.number not in known:
+            run.voice.say(f"journal: rollback {each.number} is missing; it is taken from the checkpoint")
+            known[each.number] = each
+    run.rollbacks = [known[number] for number in sorted(known)]
+
+
+def _compare_ranks(
+    run: OpenRun, checkpoint: Checkpoint, parent: Position | None, user: UserState, here: str
+) -> tuple[int | None, bool]:
+    """Say that the number of ranks, or the layout of the state, has changed; `here`: this start's layout.
+
+    Returns the number of ranks before, if this start has another; and whether steps have the same bits.
+    """
+    size, before = run.group.size, checkpoint.ranks
+    meta: Any = checkpoint.meta
+    was, exact = layout(meta.get("fingerprint")), user.exact_on_any_ranks()
+    others: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+        OTHER_RANKS: lambda facts: facts.get("ranks", before) != size,
+        OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != here,
+    }
+    for why, differ in others.items():
+        if run.history.meets(differ, parent, checkpoint.step):
+            run.chosen = run.chosen or why
+    if before != size:
+        run.voice.say(another_number(saved_data(checkpoint), run.group.data, exact=exact))
+        return before, exact and was == here
+    if was != here:
+        whole = "whole on each rank"
+        run.voice.say(
+            f"the state was laid out as {was or whole}, and is {here or whole} in this start: samples, "
+            "values and counters continue; from here on results are not bit-identical to those before"
+        )
+    return None, was == here
+
+
+def _comparison(
+    run: OpenRun, parent: Position | None, progress: Progress, same_numbers: bool
+) -> StepComparison:
+    """Make the comparison with what earlier executions found after the checkpoint."""
+    if parent is None:
+        return StepComparison(EarlierSteps(progress.step))
+    tail, rank = progress.phase == "step", run.group.rank
+    earlier = read_earlier_steps(run.history, parent, progress.step, tail=tail, rank=rank)
+    if run.chosen:
+        last = max(earlier.last, earlier.set_aside)
+        earlier = EarlierSteps(progress.step, set_aside=last, why=[f"this start has {run.chosen}"])
+    return StepComparison(earlier, partial(incomparable, same_numbers))
+
+
+def _say_resumed(run: OpenRun, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
+    where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
+    if finished and (stop := progress.stop) is not None:
+        remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
+        run.voice.say(
+            f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
+        )
+    else:
+        run.voice.say(f"resuming {where}, from {checkpoint.path}")
+    if (start := run.settings.init_from) is not None:
+        run.voice.say(f"init_from={str(start.path)!r} is not used: the run has its own checkpoint")

@@ -35,7 +35,7 @@ class UserState:
         """Functions that merge them for another number of ranks, by name."""
         self.objects: dict[str, Any] = undeclared(given)
         """Object by name, bare also where it was declared by `PerRank`."""
-        bare = {name: each.value if isinstance(each, PerRank) else each for name, each in given.items()}
+        bare = given | {name: each.value for name, each in declared.items()}
         self.entries: dict[str, Entry] = {name: make_entry(name, value) for name, value in bare.items()}
         self.counters: dict[str, UpdateCounter] = {}
         """They count the updates of the optimizers, by the name of the framework."""
@@ -99,10 +99,9 @@ class UserState:
         for name, expects in list(self._expected.items()):
             if name in saved and any(differing := expects(saved[name])):
                 del self._expected[name]
-                others = [*differing.unexpected, *differing.missing, *differing.reshaped]
-                some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+                others = some([*differing.unexpected, *differing.missing, *differing.reshaped])
                 yield (
-                    f"state entry {name!r}: its parts are not those that it had at the start: {some}; a "
+                    f"state entry {name!r}: its parts are not those that it had at the start: {others}; a "
                     "resume makes the object without them and is refused: make them before the loop opens, "
                     f"or leave {name!r} out of state"
                 )
@@ -120,10 +119,9 @@ class UserState:
         user = {name: _saved(name, entry) for name, entry in self.entries.items()}
         unsaved = [text for counter in self.counters.values() for text in counter.unsaved(user)]
         if unsaved:
-            some = ", ".join(unsaved[:3]) + (f" and {len(unsaved) - 3} more" if len(unsaved) > 3 else "")
             raise StateError(
-                f"the state does not save what its optimizers step: {some}; add the model they belong to, "
-                "as in state={'model': model, 'optimizer': optimizer}"
+                f"the state does not save what its optimizers step: {some(unsaved)}; add the model they "
+                "belong to, as in state={'model': model, 'optimizer': optimizer}"
             )
         unscheduled = [name for counter in self.counters.values() for name in counter.unscheduled()]
         if unscheduled:
@@ -134,10 +132,7 @@ class UserState:
             )
 
     def save(self) -> dict[str, Any]:
-        """Return the branches `user` and `gradients`; the latter is empty outside accumulation windows.
-
-        Attributes of the task are part of `wall`: one that has the time of day in it makes no other run.
-        """
+        """Return the branches `user`, `gradients` (of an open accumulation window), and a part of `wall`."""
         gradients = {name: counter.gradients() for name, counter in self.counters.items()}
         return {
             "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
@@ -182,10 +177,8 @@ class UserState:
         return region_of
 
     def guarded(self, user: Mapping[str, Any], arrays: Iterable[str]) -> frozenset[str]:
-        """Names of the arrays of a saved `user` branch that must be finite.
-
-        The branch is walked only where `arrays`, the names of all arrays of the state, have changed.
-        """
+        """Names of the arrays of a saved `user` branch that must be finite."""
+        # the branch is walked only where the names of all arrays have changed
         names = list(arrays)
         if names != self._guarded[0]:
             found = frozenset(
@@ -236,13 +229,16 @@ class UserState:
     def load_or_put_back(self, user: Mapping[str, Any], *, is_read_late: bool = False) -> None:
         """Load as `load_user`; if an entry raises, put all back as they were.
 
-        `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Models
-        that only torch's own code loads from checked arrays take no memory for a copy.
+        Entries that may refuse are loaded first, and only they take memory for a copy.  Models and tensors
+        that torch's own code alone loads from checked arrays come last, when nothing can fail any more.
+
+        `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Then all
+        entries are copied.
         """
-        may_refuse = is_read_late or any(entry.may_refuse for entry in self.entries.values())
-        kept = encode({name: _saved(name, entry) for name, entry in self.entries.items() if may_refuse})
+        refusing = [name for name, each in self.entries.items() if is_read_late or each.may_refuse]
+        kept = encode({name: _saved(name, self.entries[name]) for name in refusing})
         try:
-            self.load_user(user)
+            self.load_user(user, refusing)
         except Exception as error:
             for name, tree in decode(kept).items():
                 try:
@@ -252,6 +248,7 @@ class UserState:
                         f"state entry {name!r} could not be put back: {type(again).__name__}: {again}"
                     )
             raise
+        self.load_user(user, self.entries.keys() - refusing)
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
         for name in names:
@@ -294,10 +291,7 @@ class UserState:
         return list(_numbers(name, self.objects[name], option))
 
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
-        """Set the numbers that an action names; return (name, new value) of each that has changed.
-
-        The name in group 1 is "optimizer.lr.1".
-        """
+        """Set the numbers that an action names; return (name, new value) of each that has changed."""
         changed = []
         for index, (value, put) in enumerate(self.numbers(action.target)):
             new = action.applied(old := float(value))
@@ -323,6 +317,11 @@ class UserState:
             counter.outside.skip()
 
 
+def some(names: Sequence[str], most: int = 3) -> str:
+    """List names, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
     """Write the end of a sentence about weights of a base under trainable() that do not fit; or ""."""
     base = {
@@ -334,12 +333,11 @@ def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
     names = sorted(base & {text.split(" ")[0] for text in misfits})
     if not names:
         return ""
-    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     entries = ", ".join(sorted({repr(name.partition("/")[0]) for name in names}))
     return (
-        f". {entries}: no checkpoint has the base under trainable() ({some}): give it the same weights at "
-        'each start, before the loop is entered, as by everstep.load(FILE, {"model": model}) before adapters '
-        "are added"
+        f". {entries}: no checkpoint has the base under trainable() ({some(names)}): give it the same "
+        'weights at each start, before the loop is entered, as by everstep.load(FILE, {"model": model}) '
+        "before adapters are added"
     )
 
 

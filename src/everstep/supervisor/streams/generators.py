@@ -31,15 +31,10 @@ _MOST_OBJECTS = 10_000
 
 
 class Generators:
-    """Generators that streams keep: each is brought back once, though several streams may hold it.
-
-    After the resume, draws by others (another stream, an evaluation over the same data) begin at the
-    checkpoint's state, and going to a stream's position does not take them back.
-    """
+    """Generators that streams keep: each is brought back once, though several streams may hold it."""
 
     def __init__(self) -> None:
         self._state: list[Any] = []
-        """Objects of the state."""
         self._back: list[Any] = []
         """Generators that stand where the checkpoint had them."""
 
@@ -52,11 +47,7 @@ class Generators:
         return any(generator is each for each in _flat(self._state))
 
     def state_is_held_by(self, data: Iterable[Any], apart: Sequence[Any]) -> bool:
-        """Whether data holds an object of the state, so that what it gives may follow from the steps.
-
-        Args:
-            apart: generators, which say themselves where they stand.
-        """
+        """Whether data, but for generators `apart`, holds an object of the state: it may follow the steps."""
         values = _flat(self._state, containers=True)
         wanted = {
             id(each)
@@ -83,12 +74,7 @@ class Generators:
 
     @contextmanager
     def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
-        """Put a stream's generators where they belong after the block, whatever the block draws.
-
-        Args:
-            saved: their states in the checkpoint.
-            given: by generator, whether the program has set it for this pass.
-        """
+        """Put generators as they were `saved` after the block; those that the program has `given`, as now."""
         held = stream.generators
         now = states_of(held)
         yield
@@ -115,17 +101,13 @@ def states_of(held: Sequence[Any]) -> list[Any]:
 
 
 class HeadWatch:
-    """Watches what the head of each epoch does to the generators of one stream's data.
-
-    Attributes:
-        declared: whether the data is known where the run begins (`streams=`).
-        recorded: the record of the head that follows the resume point; None if there is none.
-    """
+    """Watches what the head of each epoch does to the generators of one stream's data."""
 
     def __init__(self, name: str, streams: Streams) -> None:
         self._name, self._streams = name, streams
         self.declared = name in streams.declared
         self.recorded: dict[str, Any] | None = None
+        """The record of the head that follows the resume point; None if there is none."""
         self._opened: list[list[Any]] | None = []
         """States of the generators when the run's first pass was opened, and when its last pass was; None:
         unknown, as ranks of another number had others."""
@@ -184,11 +166,7 @@ class HeadWatch:
         self._warn(given, touched)
 
     def set_by_head(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
-        """Tell which generators the head has set before a resume, so that they stay as they are.
-
-        Raises:
-            NotResumableError: the record says that the head did something else to them.
-        """
+        """Tell which generators the head has set before a resume; refuse what else it did to them."""
         given = self._are_given(held, pass_index, in_pass=in_pass)
         free = [index for index, each in enumerate(held) if not self._streams.generators.stands(each)]
         seen = [index for index in free if given[index]]
@@ -255,11 +233,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 class RngMarks:
-    """Random state at the places where lines of the program outside steps begin.
-
-    At a resume these lines run again, before the run's own random state comes back, and draw the same
-    numbers as the first time.
-    """
+    """Random state where lines outside steps begin: at a resume they draw the same numbers again."""
 
     def __init__(self, user: UserState, saved: dict[str, Any]) -> None:
         self._user, self._places = user, saved
@@ -269,11 +243,9 @@ class RngMarks:
             self.mark("enter")
 
     def mark(self, place: str) -> None:
-        """Mark the random state from which the lines up to the next resume point draw."""
         self._places[place] = {"global": capture(), "state": self._user.random_state()}
 
     def back_to(self, place: str) -> None:
-        """Put back the random state marked at `place`, if there is a mark."""
         if place in self._places:
             restore(self._places[place]["global"])
             self._user.set_random_state(self._places[place]["state"])
@@ -291,11 +263,9 @@ class RngMarks:
 
 @dataclass
 class _Read:
-    """An object that a run has read: its state at first, and as the last run left it (None: not left yet).
+    """An object that a run has read: its state as given, and as the last run left it (None: not left yet).
 
-    A new process makes its data anew, so the state of the data (a generator, a place) is as the program made
-    it.  In the process of the earlier start, that state is as the start left it.  A resume needs it as it was
-    given: the checkpoint at step 0, for one, says "at the start" of data that it does not know yet.
+    A resume needs it as given, as a new process makes it: a checkpoint may not know the data yet.
     """
 
     get: Callable[[], Any]
@@ -345,7 +315,6 @@ def _reference(obj: Any) -> Callable[[], Any]:
 
 
 def _keepers(stream: Stream) -> Iterator[tuple[Any, Entry]]:
-    """The stream's generators, and data that keeps its own place."""
     return ((obj, make_entry("data", obj)) for obj in [*stream.generators, *stream.holds_state])
 
 

@@ -1,4 +1,4 @@
-"""A named stream of a run: the pass that the stream is in, and the position in it."""
+"""A named stream of a run: the pass that the stream is in, the position in it, the ledger of its batches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from everstep.contracts.data import Cursor, Stream
+from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
-from everstep.record import batch_digest
+from everstep.record import batch_digest, ledger_format
+from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
-from everstep.supervisor.streams.ledger import Ledger
 from everstep.untrusted_files import is_count
 
 if TYPE_CHECKING:
@@ -21,23 +21,17 @@ if TYPE_CHECKING:
 
 
 class RunStream:
-    """A named stream of a run.
-
-    Attributes:
-        stream: the stream to open; None until the program binds it.
-        pass_index: number of the pass that is open or comes next, from 0.
-        cursor: the open pass; None if none is open.
-        per_step: how many batches the run's first step drew, and its last one.
-        what: description of the data, by `data.describe`; None until the program binds the stream.
-    """
+    """A named stream of a run: the data, once the program has bound it, and the open pass, if one is."""
 
     def __init__(self, name: str, streams: Streams) -> None:
         self.name, self._streams = name, streams
         self.ledger = Ledger(name, streams.share)
         self.head = HeadWatch(name, streams)
         self.per_step = [0, 0]
+        """How many batches the run's first step drew, and its last one."""
         self.stream: Stream | None = None
         self.pass_index = 0
+        """Number of the pass that is open or comes next, from 0."""
         self.cursor: Cursor | None = None
         self._saved: Any = None
         """Position in the checkpoint, until the pass is open there."""
@@ -62,11 +56,7 @@ class RunStream:
         """`Stream.unhashed_keys` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
-        """Read `stream` from now on; return whether other data than the checkpoint's was accepted.
-
-        Args:
-            override: whether to accept it.
-        """
+        """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         what = describe(stream, self._streams.seed)
@@ -131,11 +121,7 @@ class RunStream:
         self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
 
     def open(self) -> Cursor:
-        """Return the open pass; without one, open it where the checkpoint stood, or at its start.
-
-        Going to a saved position is isolated, because it may draw random numbers that an undisturbed run
-        does not draw; a fresh pass draws what an undisturbed run draws.
-        """
+        """Return the open pass; without one, open it where the checkpoint stood, or at its start."""
         if self.cursor is None:
             assert self.stream is not None
             # before the generators are moved: what the head did to them is noted
@@ -151,10 +137,7 @@ class RunStream:
     def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
         """Go to the saved position, or to the end of the last pass; acts once after a `load`.
 
-        Args:
-            at_resume_point: whether to undo what the program has done to the generators so far.  Else the
-                head of an epoch has run since the resume point.
-            at_epoch_end: whether the resume point is the end of an epoch.
+        At the resume point what the program has done to the generators is undone; later a head has run.
         """
         if self._states is None:
             return
@@ -209,7 +192,7 @@ class RunStream:
         if compare and not self._streams.generators.state_is_held_by(made_of, source.generators):
             source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
-            with isolated():
+            with isolated():  # it may draw random numbers that an undisturbed run does not draw
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)
             if cursor.done is not None and not is_count(cursor.done):
                 # it would read other batches in silence
@@ -265,7 +248,6 @@ class RunStream:
         return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
 
     def end_pass(self) -> None:
-        """End this pass; the next `open` begins the next pass."""
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
@@ -280,7 +262,6 @@ class RunStream:
         self.pass_index += 1
 
     def close(self) -> None:
-        """Close the open pass with its workers; its position is lost."""
         if self.cursor is not None:
             self.cursor.close()
             self.cursor = None
@@ -294,11 +275,7 @@ class RunStream:
         return self.cursor is not None or self._saved is not None
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the stream's branch of the state tree, and the parts of its position that are not hashed.
-
-        All batches so far are in complete steps.  Two runs at the same place have equal branches, however
-        they came there.
-        """
+        """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
         if isinstance(self._left, NotResumableError):
             raise self._left
         self.ledger.take(self.cursor)
@@ -327,11 +304,8 @@ class RunStream:
         return here, {"position": words, "left": left_words}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
-        """List the paths in the stream's branch whose values are a rank's own, for `split`.
-
-        Until the program binds the data nobody knows them, and the branch as a whole counts as a rank's own.
-        """
-        if self.stream is None:
+        """List the paths in the stream's branch whose values are a rank's own, for `split`."""
+        if self.stream is None:  # nobody knows them
             return [()]
         keys = self.stream.rank_keys
         places = [(place, key) for place in ("position", "left") for key in keys]
@@ -411,3 +385,143 @@ def no_batch(name: str) -> DataError:
     return DataError(
         f"stream {name!r} gave no batch in a whole pass; give it data (or is it an iterator used up?)"
     )
+
+
+class Ledger:
+    """Accounts for the batches of one stream that went into complete steps, for `everstep audit`.
+
+    A step adds a number to a list, and nothing else.  Digests of parts of batches are a rank's own, so
+    several ranks keep none.  `account` is the text for the state tree: the batches of the open pass.
+    """
+
+    def __init__(self, name: str, share: Share) -> None:
+        self.drawn: list[int | None] = []
+        """Digests of the batches that were handed out and not accounted for; None: nothing to digest."""
+        self._name, self._share = name, share
+        self.entries: list[Entry] = []
+        self.last: tuple[int, int, int] | None = None
+        """Pass, number from 1 and digest of the batch that was accounted for last, if it has one."""
+        self._earlier: list[dict[str, Any]] = []
+        """News of data that the program has read before it gave other data."""
+        self._of: str | None = None
+        """What the chains are of, "samples" or "digests"; None: not known."""
+        self._data: tuple[dict[str, Any], str | None] | None = None
+        """Description of the data in the last event of this start, and what the chains were of."""
+        self._begin_pass(0)
+        self._from: str | None = self._here()
+        """Where this start continues, until its first event says so."""
+
+    def _begin_pass(self, pass_index: int) -> None:
+        self._stand_at(pass_index, 0, ledger_format.first_link(self._name, pass_index))
+
+    def _stand_at(self, pass_index: int, place: int, chain: Chain) -> None:
+        self._pass, self._place, self._chain = pass_index, place, chain
+        self.entry: Entry | None = None
+        self.account = self._here().partition(" ")[2]
+
+    def _here(self) -> str:
+        return str(Place(self._pass, self._place, self._chain))
+
+    def take(self, cursor: Cursor | None) -> None:
+        """Account for what the open pass has handed out; all of it is in complete steps."""
+        drawn, place = self.drawn, self._place
+        if cursor is None:
+            return
+        end = place + len(drawn) if cursor.done is None else cursor.done
+        if end == place and not drawn:
+            return
+        # each save comes here: what was passed over is asked for only where the numbers say so
+        left_out = [] if end - place == len(drawn) else cursor.passed_over()
+        first = end - len(drawn) - len(left_out)
+        if drawn:
+            # one that was left out may be the last
+            self.last = None if left_out or (last := drawn[-1]) is None else (self._pass, end, last)
+        if self._chain is not None:
+            chain = self._chain
+            batches, of = cursor.sample_numbers(first, end), "samples"
+            if batches is None and self._share.size == 1 and None not in drawn:
+                of = "digests"
+                batches = [digest.to_bytes(8, "little") for digest in drawn if digest is not None]
+            if batches is not None and left_out:
+                batches = _with(left_out, batches, range(first, end))
+            if batches is not None:
+                self._of = of
+                for batch in batches:
+                    chain = link(batch, chain)
+            self._chain = None if batches is None else chain
+        before, self._place = self._place, end
+        self.account = f"{end} -" if self._chain is None else f"{end} {self._chain:016x}"
+        if self.entry is not None and first == before:
+            self.entry = self.entry._replace(
+                end=end, chain=self._chain, left_out=self.entry.left_out + tuple(left_out)
+            )
+        else:
+            # where the cursor says that it stands: an audit compares it with the entry before
+            self.entries += [] if self.entry is None else [self.entry]
+            self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
+        drawn.clear()  # the same list: the verifier adds to it
+
+    def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
+        """Whether batches `drawn` again from the start of the pass are the open one's, if these are known."""
+        # on several ranks a chain of digests is of whole batches, read by one process before
+        if self._chain is None or self._share.size > 1 or len(drawn) != self._place or None in drawn:
+            return True
+        chain = ledger_format.first_link(self._name, self._pass)
+        for number, batch in enumerate(drawn):
+            assert batch is not None
+            chain = link(LEFT_OUT if number in left_out else batch.to_bytes(8, "little"), chain)
+        return chain == self._chain
+
+    def end_pass(self, cursor: Cursor | None) -> None:
+        """End the account of a pass, which has come to its end or was left."""
+        self.take(cursor)
+        place = self._place
+        entry = self.entry or Entry(self._pass, place, place, self._chain)
+        self.entries.append(entry._replace(over=True))
+        self._begin_pass(self._pass + 1)
+
+    def begin_again(self) -> None:
+        self.last = None
+        self._begin_pass(self._pass)
+        self._from = self._here()
+
+    def load(self, account: str, pass_index: int) -> None:
+        self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
+        self._from = self._here()
+
+    def give_other_data(self, before: dict[str, Any]) -> None:
+        """Keep the entries so far together with the description of their data: later entries have another."""
+        if self.entry is not None or self.entries:
+            self._earlier.append(self._event(before))
+
+    def news(self, cursor: Cursor | None, data: dict[str, Any]) -> list[dict[str, Any]]:
+        """Account for all batches; return what the journal is to have of this stream, an event for each."""
+        if self.drawn:
+            self.take(cursor)
+        events, self._earlier = self._earlier, []
+        if self.entry is not None or self.entries:
+            events.append(self._event(data))
+        return events
+
+    def _event(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.entry is not None:
+            self.entries.append(self.entry)
+            self.entry = None
+        event: dict[str, Any] = {"entries": ";".join(map(str, self.entries))}
+        self.entries.clear()
+        if self._from is not None:
+            event["from"], self._from = self._from, None
+        if (data, self._of) != self._data:
+            self._data, event["data"] = (data, self._of), data
+            if self._of is not None:
+                event["of"] = self._of
+            if self._share.size > 1:
+                event["share"] = [self._share.size, self._share.uneven]
+        return event
+
+
+def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:
+    """Return what a chain takes of all batches, or of the others alone, and `LEFT_OUT` for the left out."""
+    handed = [n for n in numbers if n not in left_out] if len(batches) < len(numbers) else numbers
+    known = dict(zip(handed, batches, strict=True))
+    return [LEFT_OUT if number in left_out else known[number] for number in numbers]

@@ -14,16 +14,15 @@ from everstep.data.wrappers import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
+from everstep.supervisor.data_ranks import require_same_samples
 from everstep.supervisor.streams.generators import Generators, note_left
 from everstep.supervisor.streams.run_stream import RunStream
-from everstep.supervisor.streams.same_samples import require_same_samples
 
 
 class QuarantineCursor(CursorWrapper):
-    """Cursor that knows the place of each batch in its pass, and leaves quarantined batches out."""
+    """Cursor that tells `drew` the index of each batch, and leaves quarantined batches out."""
 
     skipped = 0
-    """Number of batches that were left out."""
 
     def __init__(self, cursor: Cursor, quarantined: Collection[int], drew: Callable[[int], None]) -> None:
         super().__init__(cursor)
@@ -59,19 +58,11 @@ class QuarantineCursor(CursorWrapper):
 class Streams:
     """All streams of a run, by name.
 
-    Args:
-        declared: the data that the program is going to give, by name.
-        override: whether data that is not the checkpoint's is accepted.
-        same_data: whether a rollback resumes in this process, with the same data.
-
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
-        compared: called with the name of a stream whose batches before the resume point were drawn again, and
-            with words for what was and what is, None where these are equal; and whether the run goes on
-            with what was drawn, so that it would be another run.
+        compared: called where batches before the resume point were drawn again, as `Verifier.drew_again`.
         changed: called when a person has chosen to continue with other data.
-        by_name: the streams so far.
     """
 
     def __init__(
@@ -191,20 +182,14 @@ class Streams:
                 run_stream.end_pass()
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the `streams/` branch, and values beside it that decide no batch.
-
-        `head_may_follow`: whether the head of an epoch may come next.
-        """
+        """Return the `streams/` branch, and values beside it that decide no batch."""
         trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self.by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
             name: words for name, (_, words) in trees.items() if any(words.values())
         }
 
     def account(self) -> list[dict[str, Any]]:
-        """Return what the ledger of each stream has to tell the journal: for each event, by name.
-
-        Called where all batches that were handed out are in complete steps.
-        """
+        """Return what the ledgers have to tell the journal; all batches so far are in complete steps."""
         news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self.by_name.items()}
         count = max(map(len, news.values()), default=0)
         return [{name: events[n] for name, events in news.items() if n < len(events)} for n in range(count)]
@@ -216,23 +201,14 @@ class Streams:
     def load(
         self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, Any], where: object
     ) -> None:
-        """Load what `tree` returned; the program binds the streams later.
-
-        Args:
-            words: the values saved beside the branch.
-            heads: by stream, what the next head did when it ran before; empty if it did not run.
-            where: the checkpoint.
-        """
+        """Load what `tree` returned; `heads`: by stream, what the next head did when it ran before."""
         for name, saved in tree.items():
             run_stream = self._named(name)
             run_stream.load(saved, words.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
     def open_bound(self, *, at_epoch_end: bool) -> None:
-        """Bring every bound stream to where the checkpoint had it, and open those inside a pass.
-
-        Data that is declared, and not bound yet, has its generators brought back.
-        """
+        """Bring bound streams to where the checkpoint had them, and back the generators of declared data."""
         for name, run_stream in self.by_name.items():
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)

@@ -83,10 +83,7 @@ class SignalWatch:
         return launched() and self._clock() < self._received_at + REPEATED
 
     def give_up(self, reason: str) -> None:
-        """Take no further signal for a preemption: this process is ending; from any thread.
-
-        torchrun sends SIGTERM to the other ranks when one has died, as it does before a preemption.
-        """
+        """Take no further signal for a preemption (such as torchrun's, when a rank has died); any thread."""
         self.hopeless = reason
 
     def received_within(self, seconds: float) -> bool:

@@ -19,12 +19,8 @@ Pending = tuple[Service | None, Action]
 class Wakeups:
     """Tells the loop when to ask whether anything is due.
 
-    Threads and signal handlers interrupt the main thread between any two instructions, so they take no
-    lock here: they append to a deque and set plain attributes.
-
-    Attributes:
-        next_due: first step after which the loop has to ask; compared at every step.
-        actions: actions that threads asked for, oldest first; applied at the next boundary.
+    Threads and signal handlers take no lock here: they append to a deque and set plain attributes.  The loop
+    compares `next_due` at every step; `actions` of threads are applied at the next boundary.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -140,10 +136,7 @@ class PeriodicThreads:
         self._threads: dict[threading.Thread, str] = {}
 
     def start(self, seconds: float, fn: Callable[[], object]) -> None:
-        """Run `fn` at once and then every `seconds` (0: back to back), until stopped or until it fails.
-
-        The interval is that between starts, counted anew after a call that took longer.
-        """
+        """Run `fn` at once and then every `seconds` from start to start, until stopped or until it fails."""
         name = getattr(fn, "__qualname__", repr(fn))
         thread = threading.Thread(
             target=self._run, args=(seconds, fn), name=f"everstep-loop-{name}", daemon=True
