@@ -84,7 +84,7 @@ def test_where_there_is_no_run_or_no_extra(tmp_path: Path) -> None:
     program = "import sys; sys.modules['sqlalchemy'] = None; import everstep.cli; everstep.cli.main()"
     command = [sys.executable, "-c", program, "runs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    remedy = "this needs sqlalchemy, which is not installed: pip install 'everstep[cli]'"
+    remedy = "this needs sqlalchemy, which is not installed: pip install click sqlalchemy"
     assert (done.returncode, done.stderr) == (1, f"everstep: {remedy}\n")
 
 

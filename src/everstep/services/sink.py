@@ -26,7 +26,7 @@ from everstep.checkpoint import CheckpointName, read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
-from everstep.errors import ConfigError, UsageError
+from everstep.errors import ConfigError, UsageError, to_install
 from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.best import matches, name_patterns
@@ -96,7 +96,7 @@ def _column(name: str) -> str:
 
 def require_package(service: str, package: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"{service}() needs the package {package}: pip install 'everstep[{package}]'")
+        raise ConfigError(f"{service}() needs the package {package}: {to_install(package)}")
 
 
 def finite(value: Any) -> Any:
