@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from everstep.errors import DISTRIBUTIONS
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "requirements"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -44,6 +46,19 @@ def test_each_line_is_one_version_with_its_hashes(name: str) -> None:
 def test_nothing_is_locked_twice() -> None:
     names = [what.partition("==")[0] for path in FOLDER.iterdir() for what, _ in lines(path.stem)]
     assert sorted(name for name in names if names.count(name) > 1) == ["torch", "torch"]  # torch-cpu.txt
+
+
+def test_messages_name_the_distributions_of_each_extra() -> None:
+    """None says `pip install everstep`, in a page either: no package index has it."""
+    for extra, named in DISTRIBUTIONS.items():
+        needed = [Requirement(each) for each in EXTRAS[extra]]
+        needed += [Requirement(each) for one in needed if one.extras == {"cli"} for each in EXTRAS["cli"]]
+        expected = {re.split("[<>=]", str(each))[0] for each in needed if each.name != "everstep"}
+        assert {*named.replace("'", "").split()} == expected, extra
+    wrong = re.compile(r"""pip install\s+(-\S+\s+)?['"]?everstep\b""")
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("src/everstep/**/*.py"), *ROOT.glob("examples/**/*.py")]
+    for page in [ROOT / "README.md", *pages]:
+        assert not wrong.search(page.read_text()), page
 
 
 @pytest.mark.parametrize(

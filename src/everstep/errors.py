@@ -277,6 +277,26 @@ class GuardStop(_Exit):
     """
 
 
+DISTRIBUTIONS = {
+    "torch": "torch",
+    "cli": "click sqlalchemy",
+    "postgres": "click sqlalchemy 'psycopg[binary]'",
+    "experiment": "click sqlalchemy pydantic ruamel.yaml",
+    "ui": "click sqlalchemy starlette uvicorn orjson",
+    "mirror": "fsspec s3fs",
+    "tensorboard": "tensorboard pillow",
+    "wandb": "wandb",
+    "mlflow": "mlflow-skinny sqlalchemy alembic",
+    "trackio": "trackio",
+}
+"""Extra of everstep -> the distributions that it brings, as in pyproject.toml."""
+
+
+def to_install(extra: str) -> str:
+    """Return the command that installs what an extra brings: everstep itself is on no package index."""
+    return f"pip install {DISTRIBUTIONS[extra]}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Make a hint for an unknown name, as a phrase: the nearest known name, and the list of all."""
     names = sorted(known)

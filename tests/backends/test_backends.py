@@ -60,7 +60,7 @@ def test_a_missing_framework_is_named_with_the_remedy() -> None:
         "except Exception as error: print(type(error).__name__, error)"
     )
     assert run(code) == (
-        "ConfigError the torch backend needs torch, which is not installed: pip install 'everstep[torch]'"
+        "ConfigError the torch backend needs torch, which is not installed: pip install torch"
     )
     with pytest.raises(ConfigError, match="did you mean 'torch'"):
         backends.get("torhc")

@@ -19,6 +19,7 @@ from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train
 
 import warm
+from everstep.record import Block, Journal, Position, RunDir
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_where_there_is_no_run_or_no_extra(tmp_path: Path) -> None:
     program = "import sys; sys.modules['sqlalchemy'] = None; import everstep.cli; everstep.cli.main()"
     command = [sys.executable, "-c", program, "runs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    remedy = "this needs sqlalchemy, which is not installed: pip install 'everstep[cli]'"
+    remedy = "this needs sqlalchemy, which is not installed: pip install click sqlalchemy"
     assert (done.returncode, done.stderr) == (1, f"everstep: {remedy}\n")
 
 
@@ -152,6 +153,22 @@ def test_show_by_directory_needs_no_index_and_writes_nothing(here: Path) -> None
     ):
         assert part in told
     assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+def test_show_prints_the_settings_and_why_a_resume_was_not_verified(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "run").path
+    config = {"lr": 0.1, "model": {f"width{at}": at for at in range(30)}}
+    for number, (parent, step) in enumerate([(None, None), (Position(1, 0), "step-00000002")], 1):
+        facts = {"config": config, "resumed_from": step}
+        journal = Journal.open(run, number, parent, facts, warn=lambda message: None)
+        journal.append(Block(1, "step", "loss", False, [3], [4.0], [1], [0]))
+        journal.flush()
+        journal.close()
+    told, _ = everstep("show", "run", cwd=tmp_path)
+    assert re.search(r"\nsettings\n  name +value\n  lr +0.1\n  model.width0 +0\n", told)
+    assert "  model.width18 " in told and "  model.width19 " not in told and "\n  and 11 more: " in told
+    why = "start 2: this start ended before its steps were compared with the earlier ones"
+    assert "\n  " + why + "\n" in told
 
 
 @pytest.mark.campaign("long", gate=1)

@@ -54,6 +54,7 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     assert "cannot be used" in told
     run("train", "tiny.yaml", "optimizer.lr=0.2", at.format(url), "--on-change=fork")
     run("sync", "runs", "--index", "all.db")
+    run("show", "runs/tiny")
     run("show", "runs/tiny", "--json")
     run("show", "tiny", "--json", "--index", url)
     run("config", "runs/tiny")

@@ -20,6 +20,9 @@ optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
 parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
 epoch = 0
+if os.path.exists("begun") and WRONG == "fails":
+    raise OSError("torn")
+open("begun", "w").close()
 if os.path.exists("last.pt") and WRONG == "quits":
     sys.exit()
 if os.path.exists("last.pt") and WRONG != "anew":

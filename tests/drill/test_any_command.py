@@ -52,6 +52,16 @@ def test_it_names_what_a_resume_forgets(wrong: str) -> None:
     assert report.exit_code == (wrong != "nothing")
 
 
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [("nothing", "✓ exact; begun anew, nothing was saved yet"), ("fails", "✗ failed; OSError: torn")],
+)
+def test_the_table_says_what_a_resume_began_from_and_how_it_failed(wrong: str, told: str) -> None:
+    report = drilled(wrong, strikes=1, seed=1)
+    assert report.results[0].line.endswith(told), report
+
+
 def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = []
     for update in range(1, 5):

@@ -191,7 +191,7 @@ except Exception as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
     )
     assert done.stdout.startswith(RunIndexError.__name__)
-    assert "pip install 'everstep[postgres]'" in done.stdout
+    assert "pip install click sqlalchemy 'psycopg[binary]'" in done.stdout
 
 
 @pytest.mark.campaign("machine", gate=1)

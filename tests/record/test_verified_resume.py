@@ -19,7 +19,7 @@ from everstep.record import WARNED, RunJournal, trail_path
 from everstep.record.step_comparison import accept
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
-NOT_VERIFIED = "resume not verified: no step was executed again; 1 last batch digest equal"
+NOTHING = "resume has nothing to verify: no step was executed again; 1 last batch digest equal"
 BREAK = everstep.services.Interrupt("a break", 3)
 
 
@@ -147,8 +147,8 @@ def test_after_a_clean_stop_only_the_last_batch_is_compared(tmp_path: Path) -> N
     with pytest.raises(Interrupted):
         start(tmp_path).train(inside=stop_at(4))
     tiny = start(tmp_path).train()
-    assert NOT_VERIFIED in tiny.lines
-    assert events(tmp_path, "verified") == [{"report": NOT_VERIFIED, "steps": 0}]
+    assert NOTHING in tiny.lines
+    assert events(tmp_path, "verified") == [{"report": NOTHING, "steps": 0}]
 
 
 class Noise(torch.utils.data.Dataset[Any]):
@@ -233,7 +233,7 @@ def stopped(
 def test_data_that_gives_the_same_batches_is_said_after_a_clean_stop(tmp_path: Path, kind: str) -> None:
     with pytest.raises(Interrupted):
         stopped(tmp_path, CLEAN[kind], 0, stop=6)
-    assert NOT_VERIFIED in stopped(tmp_path, CLEAN[kind], 1)
+    assert NOTHING in stopped(tmp_path, CLEAN[kind], 1)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -336,7 +336,7 @@ def test_an_object_that_steps_change_and_no_state_has(tmp_path: Path, clean: boo
     lines.clear()
     train()
     assert any("resume differs: step 3 reward was 3.0 and is 1.0 now" in each for each in lines) != clean
-    assert (NOT_VERIFIED in lines) == clean
+    assert (NOTHING in lines) == clean
     assert not any("resume verified" in each for each in lines)
 
 

@@ -27,6 +27,7 @@ import wandb_server
 from posted import Server, evaluated
 
 import gate
+import warm
 from everstep import Checkpoints, Every, services
 from everstep.errors import ConfigError
 from everstep.record import RunJournal
@@ -40,7 +41,7 @@ NAMES = ("wandb", "mlflow", "trackio")
 
 @pytest.mark.parametrize("name", ["WandB", "MLflow", "Trackio"])
 def test_without_its_package_a_service_names_the_extra(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"pip install 'everstep\[{name.lower()}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install {name.lower()}"):
         getattr(services, name)("project")
 
 
@@ -79,6 +80,39 @@ def test_a_sink_is_told_its_run_the_config_and_how_each_start_ends(tmp_path: Pat
     epoch = next(line for line in failed.lines if line["phase"] == "epoch")
     assert epoch.tagged().keys() == {"epoch/loss"} and epoch["step"] == 4
     assert RunJournal(run_dir).segments()[0].blocks[0].time == pytest.approx(failed.lines[0].time, abs=0.001)
+
+
+def test_a_start_that_begins_anew_as_nothing_was_saved_is_the_same_run_to_a_service(tmp_path: Path) -> None:
+    run_dir, server = tmp_path / "run", Server(tmp_path / "server.json")
+    command = [sys.executable, posted.__file__, str(run_dir), str(server.file)]
+    path = os.pathsep.join([str(Path(warm.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "EVERSTEP_HAZARD": "kill:checkpoint.rename:1"}
+    assert warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+
+    def start(**arguments: Any) -> str:
+        sink = Told(server)
+        Tiny(run_dir, max_epoch=1, services=[sink, Checkpoints()], **arguments).train(tail=evaluated)
+        return sink.key
+
+    assert re.fullmatch("run-[0-9a-f]{6}", key := start())
+    assert [each.parent for each in RunJournal(run_dir).segments()] == [None, None]
+    assert start(resume=False) == f"{key}-3"
+
+
+def test_wandb_takes_its_mode_from_the_environment_where_none_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "wandb"  # which is not installed here: its name alone is looked for
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    Tiny(tmp_path / "run", max_epoch=1, services=[services.WandB("project")]).train(tail=evaluated)
+    assert not (tmp_path / "run" / "logs" / "wandb").exists()
+    assert services.WandB("project", mode="offline")._mode == "offline"
+    monkeypatch.setenv("WANDB_MODE", "shared")
+    with pytest.raises(ConfigError, match="WANDB_MODE='shared'"):
+        services.WandB("project")
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,7 @@ ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
     [
         ([wrote(events=[REPORT])], "verified", ["verified"]),
         ([wrote(block([1.0], first=3), events=[ENDED])], "not verified", ["not verified"]),
-        ([wrote(events=[(ENDED[0], {**ENDED[1], "step": 2})])], None, ["nothing to verify"]),
+        ([wrote(events=[(ENDED[0], {**ENDED[1], "step": 2})])], "nothing to verify", ["nothing to verify"]),
         # The third start tells what the second has done, which was killed.
         ([wrote(), wrote(events=[REPORT])], "not verified", ["not verified", "verified"]),
         ([wrote(events=[REPORT])] * 2, "verified", ["verified", "verified"]),

@@ -32,7 +32,7 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     run = everstep.runs.show(folder / "b")
     assert re.fullmatch(r"<run b-\w{6}: finished, step 12, 2 starts>", repr(run))
     assert [one["from"] for one in run.starts] == [None, "epoch-0001-step-00000004"]
-    assert [one["verified"] for one in run.starts] == [None, "not verified"]
+    assert [one["verified"] for one in run.starts] == [None, "nothing to verify"]
     assert {(one["phase"], one["name"]): one["last"] for one in run.metrics}["tail", "valid_loss"] == 1 / 3
     assert list(run.checkpoints.to_pandas()["step"])[-1] == 12
     text = run._repr_html_()

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from everstep.contracts.state import Backend
-from everstep.errors import ConfigError, nearest
+from everstep.errors import ConfigError, nearest, to_install
 
 __all__ = ["active", "get", "of"]
 
@@ -37,7 +37,7 @@ def get(name: str) -> Backend:
             if error.name != name:
                 raise
             raise ConfigError(
-                f"the {name} backend needs {name}, which is not installed: pip install 'everstep[{name}]'"
+                f"the {name} backend needs {name}, which is not installed: {to_install(name)}"
             ) from error
         backend = _loaded[name] = module.BACKEND
     return backend

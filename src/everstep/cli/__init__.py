@@ -35,7 +35,9 @@ def main() -> NoReturn:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        remedy = f"pip install 'everstep[{EXTRAS[package]}]'"
+        from everstep.errors import to_install
+
+        remedy = to_install(EXTRAS[package])
         print(f"everstep: this needs {package}, which is not installed: {remedy}", file=sys.stderr)
         status = 1
     except BrokenPipeError:  # the reader, such as head, has seen enough

@@ -14,11 +14,14 @@ import click
 
 from everstep import labels
 from everstep.cli import common as cli
-from everstep.display.cells import cell, in_line, plural, size
+from everstep.display.cells import cell, flat, in_line, plural, size
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, RunIndexError, nearest
 from everstep.index.run_facts import FACTS, GONE
 from everstep.untrusted_files import open_regular
+
+_MOST_SETTINGS = 20
+"""Most settings of a run that `show` prints; --json has all."""
 
 
 def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: str) -> None:
@@ -101,8 +104,15 @@ def _print_run(run: dict[str, Any]) -> None:
         start["ranks"] = f"{before}{start['ranks'] or '-'}"
     for one in run["evaluations"]:
         one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
+    settings = [{"name": name, "value": value} for name, value in flat(facts.get("config") or {})]
+    _section("settings", settings[:_MOST_SETTINGS], "name value")
+    if len(settings) > _MOST_SETTINGS:
+        cli.say(f"  and {len(settings) - _MOST_SETTINGS} more: everstep show {run['name']} --json")
     ranks = "ranks" if any(start["ranks"] not in ("-", "1") for start in run["segments"]) else ""
     _section("starts", run["segments"], f"number started from {ranks} status step verified reason")
+    for start in run["segments"]:
+        if start["badge"] in ("not verified", "diverged"):
+            cli.say(in_line(f"  start {start['number']}: {start['how']}"))
     _section("metrics", run["metrics"], "phase name rows last step smallest largest best best_step")
     _section("failures", run["failures"], "segment rank kind step time what cause")
     _section("rollbacks", run["rollbacks"], "number step checkpoint quarantined reason")

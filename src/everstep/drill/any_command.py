@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -43,6 +43,7 @@ LOST = (
     "the resume began anew although a save was complete before the kill; look at which checkpoint the "
     "program chooses, and how it treats one that is torn"
 )
+ANEW = "begun anew, nothing was saved yet"
 ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
     "the weights before the first update are those of no update of the undisturbed run: what is saved is not "
@@ -256,7 +257,9 @@ class _CommandCampaign(Campaign):
         done = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
         struck = f"after update {first.updates}{reference.file_words(first)}"
         hits = [bool(start.strike) for start in starts]
-        return self.result(name, summaries, done, hits, last.log, difference, struck)
+        result = self.result(name, summaries, done, hits, last.log, difference, struck)
+        is_anew = result.verdict == "exact" and starts[1].updates and resumed[1] == 0
+        return replace(result, message=ANEW) if is_anew else result
 
 
 LEFT = ("settings", "weights", "moments", "buffers")

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from everstep.arguments import number
+from everstep.display.cells import in_line
 from everstep.drill.divergence import cause
 from everstep.drill.program import ProgramStart, Strike
 from everstep.record import Difference, first_difference
@@ -75,6 +76,7 @@ class KillResult:
             status 0, with its last lines as `message`; "not hit": the program ended before a strike;
             "no such place"; "no time": the budget was used up before.
         strikes: number of starts that were struck; `struck` describes the place.
+        message: last lines of a program that failed; what else is to be said of an exact one.
         again: number of steps that were executed again.
         timeline: a line of characters, steps from left to right.
         divergence: first difference from the undisturbed program.
@@ -93,6 +95,8 @@ class KillResult:
     @property
     def line(self) -> str:
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
+        if self.divergence is None and self.message:
+            what += f"; {in_line(self.message.splitlines()[-1])}"
         again = self.again if self.starts else ""
         return (
             f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "

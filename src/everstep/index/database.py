@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
-from everstep.errors import ConfigError, EverstepError, RunIndexError
+from everstep.errors import ConfigError, EverstepError, RunIndexError, to_install
 from everstep.index.location import FILE, Location, lacks_credential
 from everstep.index.run_facts import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
@@ -251,7 +251,7 @@ def _postgres(address: URL, patience: float) -> Engine:
     """Make an engine that keeps connections; a lock is waited for `patience`, a server 2 to 10 s."""
     if find_spec("psycopg") is None:
         raise RunIndexError(
-            "an index in PostgreSQL needs psycopg, which is not installed: pip install 'everstep[postgres]'"
+            f"an index in PostgreSQL needs psycopg, which is not installed: {to_install('postgres')}"
         )
     wait = max(1, round(patience * 800))  # ms, 0.8 of the patience: the fault is said in time
 

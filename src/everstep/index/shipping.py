@@ -462,7 +462,7 @@ def _conclude(
 def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
     """Note of each start how its resume was verified; return what the starts of the run add up to."""
     from everstep.record import ACCEPTED, DIVERGED, newest_step
-    from everstep.record.badges import Start, badges_in, judged
+    from everstep.record.badges import WORST_FIRST, Start, badges_in, judged
     from everstep.record.journal_format import step_of
     from everstep.record.journal_reader import is_accepted
 
@@ -496,7 +496,7 @@ def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) ->
         "diverged": min(diverged, default=None),
         "starts": len(trained),
         "kills": sum(start["status"] == "killed" for start in trained),
-        "verified": next((kind for kind in ("diverged", "not verified", "verified") if kind in kinds), None),
+        "verified": next((kind for kind in WORST_FIRST if kind in kinds), None),
     }
 
 

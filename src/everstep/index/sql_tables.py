@@ -70,7 +70,7 @@ runs = Table(
     *_columns(_Big, "seed", "diverged", nullable=True),  # the first step that differed, NULL if none did
     *_columns(_Words, "reason", "host", nullable=True),  # of the newest start
     *_columns(Integer, "starts", "kills", server_default="0"),
-    Column("verified", _Words),  # the worst of its resumes: diverged, not verified, verified
+    Column("verified", _Words),  # the worst of its resumes, of `badges.WORST_FIRST`
     Column("problems", _Words, nullable=False, server_default="[]"),  # JSON: a list of sentences
 )
 

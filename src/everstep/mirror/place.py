@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import xxhash
 
 from everstep.durable import create, discard, fsync_folder, make_dirs, rename, temporary, write, write_whole
-from everstep.errors import ConfigError, MirrorError
+from everstep.errors import ConfigError, MirrorError, to_install
 from everstep.hazard import reach
 from everstep.record import located, user_path
 from everstep.redaction import HIDDEN, redacted
@@ -69,7 +69,7 @@ class MirrorAt:
         except ImportError as error:
             more = " gcsfs" if self.url.startswith(("gs:", "gcs:")) else ""
             raise ConfigError(
-                f"mirror={self}: a package is missing ({error}): pip install 'everstep[mirror]'{more}"
+                f"mirror={self}: a package is missing ({error}): {to_install('mirror')}{more}"
             ) from error
         except Exception as error:  # of any library
             kind = ConfigError if isinstance(error, ValueError) else MirrorError

@@ -8,6 +8,16 @@ from typing import Any, Literal, NamedTuple
 
 from everstep.record.event_fields import misfit
 
+REPORTS = {
+    "verified": "resume verified",
+    "nothing to verify": "resume has nothing to verify",  # a clean stop: no step was executed again
+    "not verified": "resume not verified",
+}
+"""Kind of a badge -> how the report of such a resume begins."""
+
+WORST_FIRST = ("diverged", "not verified", "verified", "nothing to verify")
+"""Kinds of badges, the one first by which a run is judged that has it."""
+
 
 class Badge(NamedTuple):
     """How the resume of a start was verified.
@@ -45,7 +55,7 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
         before = badges.get(start, Badge("not verified"))
         report = data.get("report", "") or before.report
         steps = [at for at in (before.at, data["step"] if kind == "diverged" else None) if at is not None]
-        verified: Any = "verified" if report.startswith("resume verified") else "not verified"
+        verified: Any = next((kind for kind in REPORTS if report.startswith(REPORTS[kind])), "not verified")
         compared = before.steps or data.get("steps", 0)
         badges[start] = Badge("diverged" if steps else verified, min(steps, default=None), report, compared)
     return badges

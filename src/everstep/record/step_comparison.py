@@ -19,6 +19,7 @@ from everstep.arguments import integer
 from everstep.contracts.metrics import Block
 from everstep.display.cells import plural
 from everstep.errors import ConfigError
+from everstep.record.badges import REPORTS
 from everstep.record.event_fields import ACCEPTED
 from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
@@ -333,7 +334,8 @@ class StepComparison:
             steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
             aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
         if not self.steps and not equal:
-            return f"resume not verified: {aside or 'nothing was executed again'}"
+            begin = REPORTS["not verified" if aside else "nothing to verify"]
+            return f"{begin}: {aside or 'no step was executed again'}"
         counts = [f"{equal} equal"] if equal else []
         if uncompared := _counted(self.uncompared):
             why = self._incomparable()
@@ -343,10 +345,11 @@ class StepComparison:
             counts.append(f"{plural(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
         if self.steps:
-            verified = "verified" if equal else "not verified"
-            report = f"resume {verified}: {plural(self.steps, 'step')} executed again: {results}"
+            begin = REPORTS["verified" if equal else "not verified"]
+            report = f"{begin}: {plural(self.steps, 'step')} executed again: {results}"
         else:
-            report = f"resume not verified: no step was executed again; {results}"
+            begin = REPORTS["not verified" if aside else "nothing to verify"]
+            report = f"{begin}: no step was executed again; {results}"
         return f"{report}; {aside}" if aside else report
 
     def advice(self) -> str:

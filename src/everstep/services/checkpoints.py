@@ -10,7 +10,7 @@ from pathlib import Path
 from everstep.arguments import integer, number
 from everstep.checkpoint import Retention, Store
 from everstep.contracts.services import Boundary, BuiltIn, Moment, Outcome, RunView, Save, Stage
-from everstep.errors import ServiceError
+from everstep.errors import ServiceError, to_install
 from everstep.index.location import as_location, index_of, lacks_credential
 from everstep.index.shipping_thread import IndexWriter
 from everstep.mirror import MirrorAt
@@ -98,7 +98,7 @@ class Index(BuiltIn):
             remedy = "set EVERSTEP_INDEX, or pass --index"
             run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
         elif isinstance(index, str) and not has_library:
-            run.println("warning: the index is a database, which needs pip install 'everstep[postgres]'")
+            run.println(f"warning: the index is a database, which needs {to_install('postgres')}")
         elif index is not None and has_library:
             self._writer = IndexWriter(index, run_dir, lambda: run.step > first, run.println)
 

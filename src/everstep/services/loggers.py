@@ -71,7 +71,8 @@ class WandB(Sink):
         project, entity, group, tags: as for `wandb.init`.
         run_name: the name that is shown; None: the name of the run's directory.
         mode: "online" uploads while the run trains, by `wandb beta sync --live` in a process of its own;
-            "offline" only writes the file, `logs/wandb/offline-run-TIME-ID/run-ID.wandb`.
+            "offline" only writes the file, `logs/wandb/offline-run-TIME-ID/run-ID.wandb`; "disabled" does
+            nothing.  None: as the environment variable WANDB_MODE says, or else "online".
         timeout: seconds that an online run waits for an answer at its start, and for the upload at its end,
             more than 0; None: until it comes.
         every: as in `JSONLines`.
@@ -87,17 +88,19 @@ class WandB(Sink):
         run_name: str | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),
-        mode: Literal["online", "offline"] = "online",
+        mode: Literal["online", "offline", "disabled"] | None = None,
         timeout: float | None = 60.0,
         every: Schedule | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__("logs/wandb/run.wandb", every=every, name=name)
-        if mode not in ("online", "offline"):
-            raise ConfigError(f'WandB(mode={mode!r}): give "online" or "offline"')
+        self._mode = mode or os.environ.get("WANDB_MODE") or "online"
+        if self._mode not in ("online", "offline", "disabled"):
+            origin = "mode" if mode else "WANDB_MODE"
+            raise ConfigError(f'WandB({origin}={self._mode!r}): give "online", "offline" or "disabled"')
         require_package("WandB", "wandb")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait until the upload ends")
-        self._mode, self._names = mode, {"project": project, "entity": entity or "", "run_group": group or ""}
+        self._names = {"project": project, "entity": entity or "", "run_group": group or ""}
         self._run_name, self._tags = run_name, tuple(tags)
         self._upload: subprocess.Popen[bytes] | None = None
 
@@ -106,9 +109,10 @@ class WandB(Sink):
 
         self._stop_upload()
         self._format: Any = wandb_internal_pb2
-        key, self._config, self._began = described(Path(self._run.run_dir), parts[0][0])
+        run_dir = Path(self._run.run_dir)
+        key, self._config, self._began, _ = described(RunJournal(run_dir), parts[0][0])
         self._now, self._id = self._began, re.sub(r"[^a-zA-Z0-9_-]", "-", key)[-64:]
-        logs, is_online = Path(self._run.run_dir) / "logs", self._mode == "online"
+        logs, is_online = run_dir / "logs", self._mode == "online"
         environment = {**os.environ, "WANDB_DIR": str(logs)}  # for the logs of its commands
         synced = [*logs.glob(f"wandb/offline-*/run-{self._id}.wandb.synced")]
         counted = self._count(environment) if is_online else None
@@ -188,7 +192,13 @@ class WandB(Sink):
         code = int(last_status(Path(self._run.run_dir)) != "finished")
         self._put(file, exit={"exit_code": code, "runtime": int(self._now - self._began)})
 
+    def catch_up(self) -> None:
+        if self._mode != "disabled":
+            super().catch_up()
+
     def close(self) -> None:
+        if self._mode == "disabled":
+            return
         super().close()
         if self._upload is None:
             return

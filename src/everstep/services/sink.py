@@ -26,7 +26,7 @@ from everstep.checkpoint import CheckpointName, read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
-from everstep.errors import ConfigError, UsageError
+from everstep.errors import ConfigError, UsageError, to_install
 from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
 from everstep.schedule import Every, Schedule
 from everstep.services.best import matches, name_patterns
@@ -96,7 +96,7 @@ def _column(name: str) -> str:
 
 def require_package(service: str, package: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"{service}() needs the package {package}: pip install 'everstep[{package}]'")
+        raise ConfigError(f"{service}() needs the package {package}: {to_install(package)}")
 
 
 def finite(value: Any) -> Any:
@@ -363,7 +363,7 @@ class RemoteSink(Service, ABC):
     def _ask(self) -> None:
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
-        self.key, self.run_config, _ = described(self.run_dir, min(valid))
+        self.key, self.run_config, _, root = described(journal, min(valid))
         text = self.position()
         try:
             had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
@@ -374,7 +374,7 @@ class RemoteSink(Service, ABC):
             ) from error
         self._older, self._own, self._has, self._had = [], [], {}, set()
         for segment in journal.segments():
-            if segment.number < min(valid):
+            if segment.number < root:
                 continue  # before the run started over
             # numbers come again where a run is restored from a mirror, the time of a start does not
             times = [event.time for event in segment.events if event.kind == "segment"]
@@ -398,14 +398,17 @@ class RemoteSink(Service, ABC):
         return line
 
 
-def described(run_dir: Path, root: int) -> tuple[str, dict[str, Any], float]:
+def described(journal: RunJournal, first: int) -> tuple[str, dict[str, Any], float, int]:
     """Return what another program is told of a run: its id there, its config, the time of its beginning.
 
-    `root` is the number of the start that started over last.
+    The last value is the start by whose `resume=False` the run started over last, 1 if it never did.
+    `first`, the first start whose rows are valid, may have begun anew unasked, as nothing was saved yet.
     """
-    run = RunDir.open(run_dir, create=False)
-    config = RunJournal(run_dir).facts().get("config") or {}
-    return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"]
+    run, config = RunDir.open(journal.run_dir, create=False), journal.facts().get("config") or {}
+    starts = [event for event in journal.events("segment", valid=False) if event.segment <= first]
+    over = (event.segment for event in starts if event.data["facts"].get("starts_over"))
+    root = max(over, default=1)
+    return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"], root
 
 
 def last_status(run_dir: Path) -> str:

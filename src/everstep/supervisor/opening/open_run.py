@@ -304,6 +304,7 @@ class OpenRun:
             **point.kept,
             "fingerprint": point.fingerprint,
             "resume": self.request,
+            **({"starts_over": True} if self.settings.resume is False else {}),
             "resumed_from": point.checkpoint,
             "ranks": self.group.size,
             "limits": {name: limit for name, limit in limits.items() if limit is not None},

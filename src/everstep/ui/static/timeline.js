@@ -123,7 +123,7 @@ function startRow(start, i, starts) {
 }
 
 /** The report of a resume without what its badge says. */
-const reason = (start) => (start.how ?? "").replace(/^resume (not )?verified: /, "");
+const reason = (start) => (start.how ?? "").replace(/^resume (verified|not verified|has nothing to verify): /, "");
 
 /** Steps that were executed again, steps that count, and steps that a later start has replaced. */
 function startParts(start, from, to, earlier, later) {
