@@ -29,7 +29,8 @@ class Loop:
         self.met: list[int] = []
         self.wakeups = Wakeups(lambda: simulation.now)
         self.lost: list[BaseException] = []
-        self.agreement = Agreement(group, self.count, self.wakeups.look, self.lost.append)
+        self.alone = True
+        self.agreement = Agreement(group, self.count, self.wakeups.look, self.lost.append, lambda: self.alone)
         self.wakeups.agree_by(self.agreement, keeps_time=False)
         self.wakeups.plan(0, every, None)
 
@@ -221,10 +222,15 @@ def test_when_the_store_dies_a_loop_with_nothing_due_learns_it() -> None:
 
 
 def test_a_failure_that_a_rank_reports_reaches_a_loop_with_nothing_due() -> None:
-    """Each rank's watch hears of it once, that of the rank itself, too."""
+    """Each rank's watch hears of it once; that of the rank itself only where it leaves the others."""
 
     def play(loop: Loop, rank: int) -> Any:
         if rank == 1:
+            loop.alone = False
+            loop.group.fail("ValueError: no such file")
+            loop.simulation.sleep(5)
+            assert not loop.lost
+            loop.alone = True
             loop.group.fail("ValueError: no such file")
             loop.simulation.pause(math.inf, lambda: bool(loop.lost))
             return [repr(error) for error in loop.lost]

@@ -112,6 +112,9 @@ def test_another_learning_rate_than_that_of_the_source_is_said_with_the_remedy(
     assert ", 0.01, and not with this program's, 0.5;" in line and "reset=['lr', 'step']" in line
     with pytest.raises(ConfigError, match=r"have no counters .* reset=\['lr', 'step'\]"):
         Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr"}))
+    none = Net()
+    none.optimizer.param_groups[0]["lr"] = None  # as an optimizer has it that finds its own
+    assert none.entered(tmp_path / "none", best).optimizer.param_groups[0]["lr"] == 0.01
     net = Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr", "step"}))
     assert net.optimizer.param_groups[0]["lr"] == 0.5 and not any(
         "learning rate" in line for line in net.lines

@@ -479,8 +479,6 @@ class Store:
         chosen = self._chosen
         if chosen is not None:
             if chosen.path != self.path(chosen.name):
-                if (inside := self.inside(chosen)[0]) is not None:
-                    self.adopt(inside, journal=None, rollbacks=[])
                 self.adopt(chosen, journal=None, rollbacks=[])
             self.supersede_after(chosen.name)
         elif self._left:

@@ -32,6 +32,8 @@ class Agreement:
         lost: called with the error that ends the agreements, in the thread that hears of it first: a rank has
             failed, also this one, or the store is gone.  `ask` raises this error as well, which a main thread
             inside a collective does not call.
+        leaves_alone: whether the failure of this rank is not one of all ranks, which leave together and in
+            their own time; called in a thread.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Agreement:
         steps: Callable[[], int],
         look: Callable[[], None],
         lost: Callable[[BaseException], None] = lambda error: None,
+        leaves_alone: Callable[[], bool] = lambda: True,
     ) -> None:
         self._group, self._store, self._steps, self._look = group, group.store, steps, look
-        self._lost, self._bell = lost, group.bells[group.rank]
+        self._leaves_alone, self._lost, self._bell = leaves_alone, lost, group.bells[group.rank]
         self._listening = group.store.clone()  # a connection in which a request waits for the bell
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -134,7 +137,7 @@ class Agreement:
             if self._closing:
                 return
             require_no_failure(self._group)
-            if (failure := self._group.failure()) is not None:
+            if (failure := self._group.failure()) is not None and self._leaves_alone():
                 self._end_by(GroupError(failure[1]))  # of this rank, whose main thread leaves
                 return
             with self._changed:

@@ -217,6 +217,7 @@ class Trail:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
             self._append(packed(f"[{step},{self._whole},[]]".encode()) + after)
+            hazard.reach("trail.truncate")
             os.ftruncate(self._descriptor, self._end)  # behind a whole line: after a kill it is a trail, too
         except OSError as error:
             self._refused(error)

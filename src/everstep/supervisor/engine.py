@@ -172,7 +172,7 @@ class Engine:
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group.watch)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group)
         stack.callback(self.lost_group.close)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block

@@ -16,6 +16,7 @@ from everstep.errors import ConfigError
 from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
 from everstep.supervisor.data_ranks import require_alike
+from everstep.supervisor.leaving.failures import LostGroup
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Pending, Wakeups
 
@@ -66,12 +67,12 @@ class Ranks:
                 "torchrun --max-restarts=3"
             )
 
-    def agree_by_steps(
-        self, stack: ExitStack, steps: Callable[[], int], lost: Callable[[BaseException], None]
-    ) -> None:
-        """Let all ranks stop at the same step for what one wishes; a thread calls `lost` for a lost group."""
+    def agree_by_steps(self, stack: ExitStack, steps: Callable[[], int], lost_group: LostGroup) -> None:
+        """Let all ranks stop at the same step for what one wishes; a thread watches over a lost group."""
         if isinstance(group := self.group, StoreGroup):
-            agreement = Agreement(group, steps, self._wakeups.look, lost)
+            agreement = Agreement(
+                group, steps, self._wakeups.look, lost_group.watch, lost_group.leaving.is_set
+            )
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=self.writer)
 

@@ -96,7 +96,7 @@ class InitFrom:
                 say(
                     f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and "
                     f"not with this program's, {_listed(own[name])}; "
-                    f"InitFrom(..., reset={sorted({'step', 'lr', *self.reset})}) keeps this program's"
+                    f"InitFrom(..., reset={sorted({'lr', *self.reset})}) keeps this program's"
                 )
         if checkpoint is not None and "step" not in self.reset:
             structure: Any = checkpoint.structure
@@ -377,12 +377,21 @@ def best(run_dir: str | Path) -> dict[str, BestRecord]:
 
 
 def _rates(user: UserState) -> dict[str, list[float]]:
-    """Return the learning rate of each optimizer's groups; where a schedule runs, that at its beginning."""
+    """Return the learning rate of each optimizer's groups; where a schedule runs, that at its beginning.
+
+    Rates that are no numbers, as the None of an optimizer that finds its own, are left out.
+    """
     trees = {name: entry.save() for name, entry in user.entries.items()}
-    return {
-        name: [float(group.get("initial_lr", group["lr"])) for group in tree["param_groups"] if "lr" in group]
+    rates = {
+        name: [group.get("initial_lr", group.get("lr")) for group in tree["param_groups"]]
         for name, tree in trees.items()
         if _is_optimizer(tree)
+    }
+    return {
+        name: [
+            float(rate) for rate in of if isinstance(rate, int | float) or getattr(rate, "shape", None) == ()
+        ]
+        for name, of in rates.items()
     }
 
 

@@ -230,7 +230,7 @@ class UserState:
         """Load as `load_user`; if an entry raises, put all back as they were.
 
         Entries that may refuse are loaded first, and only they take memory for a copy.  Models and tensors
-        that torch's own code alone loads from checked arrays come last, when nothing can fail any more.
+        that torch's own code alone loads from checked arrays come last, when only memory can fail.
 
         `is_read_late`: whether arrays are read, and may turn out to be damaged, as they are loaded.  Then all
         entries are copied.
@@ -239,6 +239,7 @@ class UserState:
         kept = encode({name: _saved(name, self.entries[name]) for name in refusing})
         try:
             self.load_user(user, refusing)
+            self.load_user(user, self.entries.keys() - refusing)
         except Exception as error:
             for name, tree in decode(kept).items():
                 try:
@@ -248,7 +249,6 @@ class UserState:
                         f"state entry {name!r} could not be put back: {type(again).__name__}: {again}"
                     )
             raise
-        self.load_user(user, self.entries.keys() - refusing)
 
     def require_entries(self, what: str, names: Iterable[str]) -> None:
         for name in names:
