@@ -57,6 +57,10 @@ class StateError(EverstepError, TypeError):
     """A state entry cannot be saved or restored."""
 
 
+OTHER_VALUES = " has other values"
+"""End of a text in `RestoreError.reshaped` about a frozen array of the same shape and dtype."""
+
+
 class RestoreError(EverstepError, ValueError):
     """A checkpoint does not fit the objects that it should restore.
 
@@ -77,15 +81,19 @@ class RestoreError(EverstepError, ValueError):
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
         self.reshaped = tuple(reshaped)
+        base = [text.removesuffix(OTHER_VALUES) for text in self.reshaped if text.endswith(OTHER_VALUES)]
         lists = [
             f"\n  {title} ({len(names)}): " + ", ".join(names)
             for title, names in (
                 ("missing in the checkpoint", self.missing),
                 ("unexpected in the checkpoint", self.unexpected),
-                ("reshaped", self.reshaped),
+                ("reshaped", [text for text in self.reshaped if not text.endswith(OTHER_VALUES)]),
             )
             if names
         ]
+        if base:
+            some = ", ".join(base[:3]) + (", ..." if len(base) > 3 else "")
+            lists.append(f"\n  another base than this run's: {len(base)} frozen arrays differ: {some}")
         super().__init__(message + "".join(lists))
 
 

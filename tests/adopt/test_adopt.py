@@ -80,6 +80,9 @@ LOOP = """for epoch in range(3):
     [
         ("print(1)\n", 1, "no plain loop that calls backward()"),
         ("import everstep\n" + LOOP, 1, "by hand"),
+        (BEGIN + "import os, accelerate\n" + LOOP, 6, "as in docs/recipes/huggingface.md#accelerate"),
+        ("import lightning as L\nL.Trainer().fit(net)\n", 1, "as in docs/recipes/lightning.md"),
+        ("print(1)\nfrom transformers import Trainer\n", 2, "as in docs/coming-from/lightning-hf.md"),
         (BEGIN + LOOP + LOOP, 11, "a second loop that trains"),
         (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
         (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "count from 0"),

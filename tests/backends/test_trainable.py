@@ -141,6 +141,16 @@ def test_another_base_is_refused_by_name_and_nothing_is_loaded(tmp_path: Path) -
         train(tmp_path, net=other)
     assert refused.value.reshaped == ("model/last.base.weight has other values",)
     assert "give it the same weights at each start" in str(refused.value) and weights(other) == before
+    assert "another base than this run's: 1 frozen arrays differ: model/last.base.weight" in str(
+        refused.value
+    )
+    with pytest.raises(RestoreError) as refused:
+        train(tmp_path, net=Net(seed=5))
+    assert len(refused.value.reshaped) == 4 and "reshaped" not in str(refused.value)
+    assert (
+        "4 frozen arrays differ: model/first.base.weight, model/first.base.bias, model/last.base.weight, ..."
+        in str(refused.value)
+    )
     other = Net()
     other.mask[0] = 0
     with pytest.raises(RestoreError, match="model/mask"):
@@ -149,6 +159,17 @@ def test_another_base_is_refused_by_name_and_nothing_is_loaded(tmp_path: Path) -
     wider.more = torch.nn.Linear(2, 2)
     with pytest.raises(RestoreError, match=r"model/more\.weight"):
         train(tmp_path, net=wider)
+
+
+def test_what_is_trained_alone_does_not_load_into_a_whole_model_and_the_error_says_how(
+    tmp_path: Path,
+) -> None:
+    _, trained = train(tmp_path)
+    net = Net()
+    with pytest.raises(RestoreError, match=r"give everstep\.torch\.trainable\(model\), over the same base"):
+        everstep.load(tmp_path, {"model": net})
+    everstep.load(tmp_path, {"model": everstep.torch.trainable(net)})
+    assert weights(net) == weights(trained)
 
 
 def unfreeze(net: Net, step: int) -> None:

@@ -140,6 +140,17 @@ def test_a_table_without_groups_of_nothing_and_of_groups_that_are_not_there() ->
         parameter_table("Parameters", PARAMETERS, ["haed"])
 
 
+def test_more_than_three_frozen_parameters_are_one_line() -> None:
+    frozen = [(f"base.{number}", (2,), False) for number in range(46)]
+    lines = parameter_table("Parameters", [*frozen, *PARAMETERS[:1]]).splitlines()
+    assert lines[2:] == [
+        "encoder.0.weight  (64, 784)  50,176",
+        "and 46 frozen: base.0, base.1, base.2, ...",
+        "",
+        "trainable: 50,176; frozen: 92",
+    ]
+
+
 def test_environment() -> None:
     assert environment_table({"python": "3.11.7", "everstep": "0.1.0"}) == (
         "Execution Environment\n---------------------\npython    3.11.7\neverstep  0.1.0"

@@ -20,7 +20,8 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import MinMaxMetric, Running
 
 import everstep
-from everstep.errors import RestoreError
+from everstep.errors import MetricError, RestoreError
+from everstep.metrics.collector import to_scalar
 from everstep.state import decode, encode, make_entry
 
 METRICS: dict[str, Callable[[], Any]] = {
@@ -32,6 +33,14 @@ METRICS: dict[str, Callable[[], Any]] = {
         [MulticlassAccuracy(3), MulticlassPrecision(3), MulticlassRecall(3)]
     ),
 }
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_one_that_is_collected_as_it_is_names_compute(kind: str) -> None:
+    with pytest.raises(
+        MetricError, match=r"(?s)metric 'accuracy' is .*; give what its \.compute\(\) returns"
+    ):
+        to_scalar("accuracy", METRICS[kind]())
 
 
 class Model(nn.Module):

@@ -70,6 +70,11 @@ class Script:
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        self.packages = {
+            (getattr(node, "module", None) or each.name).split(".")[0]: node
+            for node in imports
+            for each in node.names
+        }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         bound = {*names, *arguments, *(each.id for each in self.stores)}
         self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}

@@ -111,6 +111,15 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     return f"{patched} trains otherwise: {now.updates} updates, not {first.updates}; {difference}"
 
 
+_PAGES = {
+    "accelerate": "docs/recipes/huggingface.md#accelerate",
+    "lightning": "docs/recipes/lightning.md",
+    "pytorch_lightning": "docs/recipes/lightning.md",
+    "transformers": "docs/coming-from/lightning-hf.md",
+}
+"""By package the page that shows its programs under a loop."""
+
+
 class _Refused(Exception):
     """What no patch can change, and what to write by hand."""
 
@@ -193,6 +202,10 @@ class Patch:
         self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
         below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
         outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
+        for package, page in _PAGES.items() if "everstep" not in script.imported else ():
+            if package in script.packages and (package == "accelerate" or not outer):
+                reason = f"{package} has a part in the training: write the loop by hand, as in {page}"
+                self._give_up(script.packages[package], reason)
         if not outer or "everstep" in script.imported:
             self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
         if len(outer) > 1:

@@ -51,13 +51,17 @@ _CONVERT: dict[type, Convert] = {float: float, int: _whole, bool: _whole}
 def _converter(kind: type, name: str, value: Any) -> Convert:
     backend = backends.of(value)
     if backend is None:
-        several = (
+        remedy = (
             f"; of several values their mean: with loop.metric_collector({name!r}) as mean: "
             "mean.collect(value, weight=...) for each"
+            if isinstance(value, list | tuple)
+            else "; give what its .compute() returns"
+            if callable(getattr(value, "compute", None))  # of torchmetrics
+            else ""
         )
         raise MetricError(
             f"metric {name!r} is {value!r}, a {kind.__name__}: collect one real number (float, int, or an "
-            f"array or tensor with one element){several if isinstance(value, list | tuple) else ''}"
+            f"array or tensor with one element){remedy}"
         )
     _CONVERT[kind] = backend.scalar
     return backend.scalar

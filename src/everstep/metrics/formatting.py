@@ -89,7 +89,7 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
     """Format the parameters with shape and size, in the order given; headings count trained parameters.
 
     `groups` are prefixes of names that end at a "." or "/" ("encoder", "model.head"), of which each has a
-    table; the first that fits takes the parameter.
+    table; the first that fits takes the parameter.  More than three frozen ones of a table are one line.
     """
     cells = {name: (name, str(tuple(shape)), f"{math.prod(shape):,}") for name, shape, _ in parameters}
     wide, wider, widest = (max(map(len, column)) for column in zip(*cells.values(), ("",) * 3, strict=True))
@@ -117,7 +117,10 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
         tables.append(("Other Parameters" if groups else title, left))
     blocks = [heading(title, parameters, "=")] if groups else []
     for text, rows in tables:
-        lines = (line(name, trainable) for name, _, trainable in rows)
+        frozen = [name for name, _, trainable in rows if not trainable]
+        lines = [line(name, trained) for name, _, trained in rows if trained or len(frozen) <= 3]
+        if len(frozen) > 3:
+            lines.append(f"and {len(frozen)} frozen: {', '.join(frozen[:3])}, ...")
         blocks.append("\n".join([heading(text, rows, "-"), *lines]))
     return "\n\n".join([*blocks, f"trainable: {count(parameters):,}; frozen: {count(parameters, False):,}"])
 

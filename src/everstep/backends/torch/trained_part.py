@@ -14,7 +14,7 @@ from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.torch_entries import ModuleEntry
 from everstep.contracts.state import BASE, Declaration, Entry, Mismatch
-from everstep.errors import ConfigError, StateError
+from everstep.errors import OTHER_VALUES, ConfigError, StateError
 
 _BUFFERS = "_buffers"
 _Mark: TypeAlias = tuple[int, int, int]
@@ -113,9 +113,7 @@ class TrainableEntry(ModuleEntry):
             if name in parts and (live := _described(parts[name])) != saved:
                 # each is a shape, a dtype and a digest
                 same_form = saved.rsplit(" ", 1)[0] == live.rsplit(" ", 1)[0]
-                mismatch.reshaped.append(
-                    f"{name} {'has other values' if same_form else f'{saved} -> {live}'}"
-                )
+                mismatch.reshaped.append(name + (OTHER_VALUES if same_form else f" {saved} -> {live}"))
         return mismatch
 
     def load(self, tree: Any) -> None:

@@ -58,6 +58,8 @@ class ProgramChecks:
                     f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
                     "self.metrics}"
                 )
+            elif any(name.endswith("gradient_state.sync_gradients") for name in names):
+                remedy = "save accelerate's count as `window` in docs/recipes/huggingface.md#accelerate does"
             elif all("." in name for name in names):
                 remedy = "save it by an entry that holds its owner and has state_dict and load_state_dict"
             self._warn_once(

@@ -206,7 +206,7 @@ class UserState:
             raise RestoreError(
                 f"{where} does not fit the state of this program; make the program as it was, start "
                 "in another directory, or take parts of it with init_from=InitFrom(...)"
-                f"{base_hint(user, found.reshaped)}",
+                f"{base_hint(user, found.reshaped, found.missing)}",
                 **found._asdict(),
             )
 
@@ -322,7 +322,7 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
+def base_hint(trees: Mapping[str, Any], misfits: Iterable[str], missing: Iterable[str] = ()) -> str:
     """Write the end of a sentence about weights of a base under trainable() that do not fit; or ""."""
     base = {
         f"{entry}/{name}"
@@ -330,6 +330,8 @@ def base_hint(trees: Mapping[str, Any], misfits: Iterable[str]) -> str:
         if isinstance(tree, Mapping)
         for name in tree.get(BASE, ())
     }
+    if not base.isdisjoint(missing):
+        return ". It has only what was trained: give everstep.torch.trainable(model), over the same base"
     names = sorted(base & {text.split(" ")[0] for text in misfits})
     if not names:
         return ""

@@ -85,11 +85,17 @@ class RunStream:
         inside = self._saved is not None
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
-            raise DataError(
-                f"stream {self.name!r}: {changes}; give the checkpoint's data, or pass "
+            remedy = (
+                "give the checkpoint's data, or pass "
                 'on_change="override" to continue with what is given. If the data differs between epochs on '
                 'purpose, give each kind its own name, as in name="train2"'
             )
+            if changes.startswith("num_workers"):  # the last fact, so no other one differs
+                remedy = (
+                    'give the same until the pass ends, or pass on_change="override" to begin it again. '
+                    "In a new run everstep.data.loader takes any number at any time"
+                )
+            raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
         self._saved, self._left, self._must_return = None, None, False
