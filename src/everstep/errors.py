@@ -293,7 +293,11 @@ DISTRIBUTIONS = {
 
 
 def to_install(extra: str) -> str:
-    """Return the command that installs what an extra brings: everstep itself is on no package index."""
+    """Return the command that installs what an extra brings: everstep itself is on no package index.
+
+    Args:
+        extra: its name in `DISTRIBUTIONS`.
+    """
     return f"pip install {DISTRIBUTIONS[extra]}"
 
 
