@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import everstep
+from everstep.backends.torch.torch_entries import make_entry
 from everstep.errors import ConfigError, DataError
 
 
@@ -101,6 +102,28 @@ def accumulating(run_dir: Path, *, stop_at: int = 0, saved: bool = True) -> tupl
                 if step == stop_at:
                     raise InterruptedError
     return model.weight.detach().clone(), [*loop.ending.warnings]
+
+
+class _Warm(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule of the program's own around another one."""
+
+    def __init__(self, scheduler: Any, warmup: int) -> None:
+        self.scheduler, self.warmup = scheduler, warmup
+        super().__init__(scheduler.optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return [rate * min(1, (self.last_epoch + 1) / self.warmup) for rate in self.base_lrs]
+
+
+def test_a_schedule_around_another_one_is_compared_by_options_of_its_own() -> None:
+    options = []
+    for warmup in (4, 8):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+        entry = make_entry(_Warm(torch.optim.lr_scheduler.StepLR(optimizer, 2), warmup))
+        assert entry is not None
+        entry.enter()
+        options.append(entry.options()["warmup"])
+    assert options == ["4", "8"]
 
 
 def test_a_resume_inside_a_window_of_accelerates_needs_its_count_and_a_warning_says_how(

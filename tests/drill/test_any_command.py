@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from everstep.backends.torch.observer import Observer, buffers_of, state_of
+from everstep.backends.torch.observer import Observer, buffers_of, digest, state_of
 from everstep.drill.any_command import Reference, Start, _CommandCampaign, drill_command
 from everstep.drill.program import read_lines
 from everstep.drill.report import DrillReport
@@ -154,6 +154,14 @@ def test_looking_for_modules_asks_no_proxy_for_its_class() -> None:
     proxy, model = Proxy(), torch.nn.BatchNorm1d(2)
     assert buffers_of([*model.parameters()]) == [model._buffers]
     assert not asked, proxy
+
+
+def test_running_means_of_keras_lie_beside_the_weights_as_parameters() -> None:
+    weight, mean = (torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False))
+    layer = torch.nn.ParameterDict({"gamma": weight, "moving_mean": mean})
+    before = digest(buffers_of([weight]))
+    mean.data += 1
+    assert len(layer) == 2 and digest(buffers_of([weight])) != before
 
 
 def line(at: str, n: object, *draws: str) -> dict[str, object]:

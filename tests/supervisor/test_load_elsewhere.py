@@ -112,6 +112,12 @@ def test_another_learning_rate_than_that_of_the_source_is_said_with_the_remedy(
     assert ", 0.01, and not with this program's, 0.5;" in line and "reset=['lr', 'step']" in line
     with pytest.raises(ConfigError, match=r"have no counters .* reset=\['lr', 'step'\]"):
         Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr"}))
+    scheduled = Net(lr=0.5)
+    scheduled.optimizer.param_groups[0]["initial_lr"] = 0.6  # as a schedule has put it there
+    group = scheduled.entered(
+        tmp_path / "scheduled", InitFrom(best, reset={"lr", "step"})
+    ).optimizer.param_groups[0]
+    assert (group["lr"], group["initial_lr"]) == (0.5, 0.6)
     none = Net()
     none.optimizer.param_groups[0]["lr"] = None  # as an optimizer has it that finds its own
     assert none.entered(tmp_path / "none", best).optimizer.param_groups[0]["lr"] == 0.01

@@ -334,8 +334,11 @@ def _given(obj: Any) -> dict[str, Any]:
 
 def _itself(obj: Any) -> Any:
     """Return the innermost optimizer of a wrapper, of which a scheduler may hold any, or its scheduler."""
-    inner = getattr(obj, "scheduler", None)
-    return innermost(obj) if isinstance(obj, Optimizer) else inner if isinstance(inner, LRScheduler) else obj
+    if isinstance(obj, Optimizer):
+        return innermost(obj)
+    # a scheduler around another one has options of its own
+    inner = None if isinstance(obj, LRScheduler) else getattr(obj, "scheduler", None)
+    return inner if isinstance(inner, LRScheduler) else obj
 
 
 def _live(obj: Any) -> dict[str, Any]:

@@ -149,7 +149,11 @@ class Observer:
         """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
-            path: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+            path: Any = (
+                args[1]
+                if len(args) > 1
+                else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
+            )
 
             def tear() -> None:
                 save(*args, **kwargs)
@@ -261,7 +265,13 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
         _holders[key] = sorted(
             modules, key=lambda each: min(order.get(id(own), len(key)) for own in each._parameters.values())
         )
-    return [each._buffers for each in _holders[key]]
+    # Keras keeps running means beside the weights, as parameters
+    beside = [
+        {name: own for name, own in each._parameters.items() if id(own) not in set(key)}
+        for each in _holders[key]
+        if type(each) is torch.nn.ParameterDict
+    ]
+    return [each._buffers for each in _holders[key]] + beside
 
 
 class Patches(importlib.abc.MetaPathFinder):
@@ -298,6 +308,13 @@ def begin(observer: Observer) -> None:
         apply = module.BaseOptimizer.apply
 
         def observed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if (
+                not self.built and trainable_variables is not None
+            ):  # as `apply` does: its weights are known then
+                trainable_variables = list(trainable_variables)
+                with module.backend.name_scope(self.name, caller=self):
+                    self.build(trainable_variables)
+                self.built = True
             observer.before_update(self, (), {})
             result = apply(self, grads, trainable_variables)
             observer.after_update(self, (), {})
@@ -315,12 +332,17 @@ def begin(observer: Observer) -> None:
 
         module._BaseDataLoaderIter.__next__ = __next__
 
-    def wrapped(name: str) -> Callable[[Any], None]:
-        return lambda module: setattr(module, name, observer.saving(getattr(module, name)))
+    def wrapped(*names: str) -> Callable[[Any], None]:
+        def on_saving(module: Any) -> None:
+            for name in names:
+                setattr(module, name, observer.saving(getattr(module, name)))
+
+        return on_saving
 
     patches: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": on_optimizers,
         "keras.src.optimizers.base_optimizer": on_keras,
+        "keras.src.saving.saving_api": wrapped("save_model", "save_weights"),
         "torch.utils.data.dataloader": on_loaders,
         "torch.serialization": wrapped("save"),
         "safetensors.torch": wrapped("save_file"),

@@ -92,7 +92,7 @@ class InitFrom:
         own = _rates(user)
         checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
         for name, rates in _rates(user).items():
-            if rates != own[name]:
+            if rates != own[name] and "lr" not in self.reset:
                 say(
                     f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and "
                     f"not with this program's, {_listed(own[name])}; "
@@ -286,8 +286,13 @@ class InitFrom:
     def _keep_lr(self, ours: Any, theirs: Any) -> Any:
         if "lr" not in self.reset or not _is_optimizer(theirs):
             return theirs
-        groups = zip(ours["param_groups"], theirs["param_groups"], strict=False)
-        return {**theirs, "param_groups": [{**new, "lr": old["lr"]} for old, new in groups]}
+        kept = ("lr", "initial_lr")  # the second one is a schedule's
+        groups = [
+            {name: value for name, value in new.items() if name not in kept}
+            | {name: old[name] for name in kept if name in old}
+            for old, new in zip(ours["param_groups"], theirs["param_groups"], strict=False)
+        ]
+        return {**theirs, "param_groups": groups}
 
 
 def names_in(checkpoint: Checkpoint) -> list[str]:
