@@ -237,6 +237,7 @@ class Epochs(LoopDriver):
         if self.before_resume_point:
             self.before_resume_point = False
             engine.resume()
+        engine.variables.steps_begin()
         engine.decisions.check_limits(False)
         pass_began = -1 if run_stream is None or run_stream.in_pass else current.step
         finished = exhausted = False

@@ -220,6 +220,7 @@ class StepComparison:
         differing, difference, latest: count of the values that differ; the first of them by step, and the
             one that was found last.
         done: True when nothing is left to compare.
+        lost: variables of the program that this start does not have as they were, in words.
     """
 
     def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
@@ -231,6 +232,7 @@ class StepComparison:
         self._noted: set[int] = set()
         """Steps of which something was compared, or counted as not compared."""
         self.steps = 0
+        self.lost: list[str] = []
         self.equal: Counter[str] = Counter()
         self.uncompared: Counter[str] = Counter()
         self.differing = 0
@@ -333,6 +335,8 @@ class StepComparison:
             first, last = was.last + 1, was.set_aside
             steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
             aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
+        if self.lost:
+            aside = f"{aside}{'; ' if aside else ''}not in the state: {_listed(self.lost)}"
         if not self.steps and not equal:
             begin = REPORTS["not verified" if aside else "nothing to verify"]
             return f"{begin}: {aside or 'no step was executed again'}"
@@ -345,7 +349,7 @@ class StepComparison:
             counts.append(f"{plural(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
         if self.steps:
-            begin = REPORTS["verified" if equal else "not verified"]
+            begin = REPORTS["verified" if equal and not self.lost else "not verified"]
             report = f"{begin}: {plural(self.steps, 'step')} executed again: {results}"
         else:
             begin = REPORTS["not verified" if aside else "nothing to verify"]

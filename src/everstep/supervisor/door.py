@@ -179,6 +179,8 @@ class Door(RunView):
 
     def __enter__(self) -> Self:
         self._engine.enter()
+        if self._engine.user.task is None and self._engine.ranks.writer:
+            self._engine.variables.entered()
         return self
 
     def __exit__(

@@ -20,6 +20,7 @@ from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
 from everstep.supervisor.board import Announcer, ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
+from everstep.supervisor.checks.program_variables import ProgramVariables
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, WatchedMetrics, Work
 from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.data_ranks import begin_random, divide
@@ -30,7 +31,7 @@ from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.saving.saver import Saver, take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
-from everstep.supervisor.saving.user_state import UserState
+from everstep.supervisor.saving.user_state import UserState, some
 from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
@@ -65,6 +66,7 @@ class Engine:
         self.signals = SignalWatch(self.wakeups.wish)
         self.ranks = Ranks(self.signals, self.wakeups, clock)
         self.threads = PeriodicThreads(self.wakeups.fail)
+        self.variables = ProgramVariables(user.objects, self.warn_once)
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
         """The best weights that were loaded into the objects at the end."""
@@ -301,6 +303,13 @@ class Engine:
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)
+        if lost := self.variables.lost(self.recovered.wall.get("variables", {})):
+            self.comparison.lost = [*lost]
+            words = some([f"{name} ({how})" for name, how in lost.items()], 8)
+            self.voice.warn(
+                f"{words}: this variable of your program is not as it was at the checkpoint, as the state "
+                "does not save it; put what is read later into the state (docs/guide/exactness.md)"
+            )
         if self._verifies_nothing:  # no step, and of the data what was drawn again just now
             self.verifier.say()
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers

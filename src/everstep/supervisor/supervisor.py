@@ -125,6 +125,7 @@ class Supervisor(Door):
                 )
             engine.streams.require_bound()
             engine.begin()
+            engine.variables.steps_begin()
         for endless in self._draws.streams:
             if endless.passes is not None:
                 endless.look_ahead()

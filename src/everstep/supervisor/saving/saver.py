@@ -405,6 +405,8 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     wall = {"segment": engine.segment, "seconds": engine.seconds(), **user.pop("wall")}
     if words:
         wall["streams"] = words
+    if variables := engine.variables.saved():
+        wall["variables"] = variables
     services = {**board.state(), "metrics": {"version": 1, "state": engine.collector.state()}}
     now, again = random_parts(rank)
     tree = {
