@@ -74,6 +74,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Export(name=".."), "without a leading"),
     (lambda: Dump([]), "names of values that eval_step returns"),
     (lambda: Dump("id", format=A), "known: csv, jsonl"),
+    (lambda: LogVariables(formatter="%.3f"), r"give an everstep.metrics.MetricFormatter"),  # type: ignore[arg-type]
     (lambda: LogVariables("loss"), r"give a list of names, \['loss'\]"),
     (lambda: CSV(metrics="loss"), r"CSV\(metrics='loss'\): give a list of names, \['loss'\]"),
     (lambda: CSV(variables=["loss"]), r"CSV\(\) has no argument 'variables'; did you mean 'metrics'"),

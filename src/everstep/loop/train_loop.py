@@ -16,6 +16,7 @@ from everstep.loop.epochs import Epochs
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
 from everstep.metrics.across_ranks import AcrossRanks
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
+from everstep.metrics.formatting import checked_formatter
 from everstep.metrics.statistics import Stats
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
@@ -350,9 +351,8 @@ def loop_settings(
     """Check the arguments of a loop, and add the `Best` of the watched metric to its services."""
     services = with_best(options.get("watch"), listed(services))
     flag("show_eta", options.get("show_eta", True))
-    groups, formatter = options.get("groups", ()), options.get("formatter")
-    if not isinstance(formatter, MetricFormatter | None):
-        raise ConfigError(f"formatter={formatter!r}: give an everstep.metrics.MetricFormatter()")
+    checked_formatter(options.get("formatter"))
+    groups = options.get("groups", ())
     if not isinstance(groups, list | tuple) or not all(isinstance(each, str) for each in groups):
         raise ConfigError(
             f"groups={groups!r}: give a list of prefixes, as in groups=['encoder', 'model.head']"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from everstep.errors import ConfigError, nearest
 from everstep.metrics.collector import is_wall
@@ -35,7 +35,7 @@ def humanize_duration(seconds: float) -> str:
 
 
 class MetricFormatter:
-    """Format of metrics in a log line; any object with these two methods replaces it."""
+    """Format of metrics in a log line; a subclass overrides one of its two methods."""
 
     def format(self, name: str, stats: Stats, is_best: bool) -> str:
         """Format a metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized, rates the last."""
@@ -56,6 +56,13 @@ class TimesFirst(MetricFormatter):
     def sort(self, names: Iterable[str]) -> list[str]:
         """Times first, then alphabetical."""
         return sorted(names, key=lambda name: (not is_wall(name), name))
+
+
+def checked_formatter(formatter: Any) -> MetricFormatter | None:
+    """Return the argument `formatter` of a loop or a service, if it can be one."""
+    if not isinstance(formatter, MetricFormatter | None):
+        raise ConfigError(f"formatter={formatter!r}: give an everstep.metrics.MetricFormatter()")
+    return formatter
 
 
 def log_tag(epoch: int, max_epoch: int | None, step: int, max_step: int | None, eta: float | None) -> str:

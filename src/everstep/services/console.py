@@ -24,7 +24,7 @@ from everstep.contracts.services import Boundary, Moment, RunView, Service
 from everstep.durable import require_no_link
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats
-from everstep.metrics.formatting import counter, humanize_duration, log_line, log_tag
+from everstep.metrics.formatting import checked_formatter, counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best, matches, name_patterns
@@ -239,7 +239,7 @@ class LogVariables(Service):
     ) -> None:
         super().__init__(name or "log variables", every)
         self.metrics, self.watches = name_patterns("LogVariables", metrics)
-        self.formatter = formatter
+        self.formatter = checked_formatter(formatter)
 
     def run(self, boundary: Boundary) -> None:
         every = all_stats(boundary.readings)

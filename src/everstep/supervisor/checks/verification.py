@@ -316,9 +316,9 @@ _REMEDY = (
 )
 _DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
 _CHANGES = (
-    "drawn twice in this process, the batch differs in {}: a value of the moment (the time, a uuid) or a "
-    "count of the data's own; leave it out of the batch, or make it a function of the sample's index (the "
-    "order may differ, too)"
+    "drawn twice in this process, the batch differs in {}: a value of the moment (the time, a uuid), or a "
+    "count or a generator of the data's own; leave it out of the batch, make it a function of the sample's "
+    "index, or draw from the global generators (the order may differ, too)"
 )
 _LAST_DIFFERS = (
     "stream {!r}: the last batch before the resume, drawn again before the lines inside your loop ran, is "
