@@ -96,13 +96,17 @@ class ProgramVariables:
             )
         return {".".join(name): now[name][0] for name in sorted(self._changed & now.keys())}
 
-    def lost(self, saved: Mapping[str, str]) -> dict[str, str]:
-        """Describe, by name, the variables that have another value at the resume point than at the save."""
+    def lost(self, saved: Mapping[str, str], *, at_epoch_end: bool) -> dict[str, str]:
+        """Describe, by name, the variables that have another value at the resume point than at the save.
+
+        At the end of an epoch the data is still to come, and may bring a generator back that it holds.
+        """
         now = {".".join(name): (name[1], mark) for name, (mark, _) in self._look().items()}
         differing = [(*now[key], was) for key, was in saved.items() if key in now and now[key][1] != was]
         return {
-            name: "another value" if "#" in was + mark else f"{mark}, was {was}"
+            name: "another value" if {"#", "~"} & {was[0], mark[0]} else f"{mark}, was {was}"
             for name, mark, was in differing
+            if not (at_epoch_end and mark.startswith("~"))
         }
 
     def _look(self) -> dict[Variable, tuple[str, Any]]:
@@ -127,14 +131,14 @@ class ProgramVariables:
         return {}  # the run was opened in another thread, or by a function that has returned
 
     def _mark(self, value: Any) -> str | None:
-        """Mark a value: itself if it is a number, else "#" and a digest; None if it is of no known kind."""
+        """Mark a value: a number as it is, a generator by "~", others by "#"; None for those of no known kind."""
         if isinstance(value, bool | int | float | None):
             number = float(value) if isinstance(value, float) else value
             return None if isinstance(number, float) and self._is_time(number) else repr(number)
         content: Any
         if _is_generator(value):
-            content = make_entry("generator", value).save()
-        elif isinstance(value, str) or backends.of(value) is not None:
+            return f"~{batch_digest(make_entry('generator', value).save(), 0)}"
+        if isinstance(value, str) or backends.of(value) is not None:
             content = value
         elif _is_container(value):
             if len(value) > _MOST_ITEMS:
