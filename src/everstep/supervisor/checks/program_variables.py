@@ -131,7 +131,7 @@ class ProgramVariables:
         return {}  # the run was opened in another thread, or by a function that has returned
 
     def _mark(self, value: Any) -> str | None:
-        """Mark a value: a number as it is, a generator by "~", others by "#"; None: it is of no known kind."""
+        """Mark a value: a number as it is, a generator by "~", others by "#"; None: of no known kind."""
         if isinstance(value, bool | int | float | None):
             number = float(value) if isinstance(value, float) else value
             return None if isinstance(number, float) and self._is_time(number) else repr(number)
