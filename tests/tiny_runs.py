@@ -22,6 +22,10 @@ def bind(data: Any, run_dir: Path) -> None:
                 raise AssertionError("a step was made")
 
 
+class Notes(list[Any]):
+    """What a test writes down of a program: of a list of the program itself a resume would warn."""
+
+
 class Tiny:
     """One start of the program; call `train` once.
 
@@ -38,8 +42,8 @@ class Tiny:
         self.run_dir = run_dir
         self.w, self.momentum = np.zeros(3), np.zeros(3)
         self.data = everstep.data.arrays(np.arange(samples), batch_size=batch, shuffle=True)
-        self.seen: list[tuple[int, int, tuple[int, ...]]] = []
-        self.lines: list[str] = []
+        self.seen: list[tuple[int, int, tuple[int, ...]]] = Notes()
+        self.lines: list[str] = Notes()
         state = {"w": self.w, "momentum": self.momentum, **arguments.pop("also", {})}
         arguments = {"seed": 7, "state": state, **arguments}
         sink = arguments.pop("say", self.lines.append)

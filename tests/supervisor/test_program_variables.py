@@ -95,8 +95,8 @@ def test_what_a_resume_has_not_is_named_with_its_values_and_nothing_is_called_ve
     again = stopped(tmp_path, None)
     (lost,) = [line for line in again if "is not as it was" in line]
     assert "best (inf, was 4.0)" in lost and "running (0.0, was " in lost
-    assert "losses (another value)" in lost and "stopper (another value)" in lost
-    assert "rng (another value)" in lost and "average (another value)" in lost
+    assert "losses (another value)" in lost and "stopper.best (inf, was " in lost
+    assert "rng (another value)" in lost and "average.shadow (another value)" in lost
     for name in ("loss (", "rate", "step_time", "batch", "epoch", "slot", "total"):
         assert name not in lost.partition(": this variable")[0].replace("losses (", "")
     (report,) = [line for line in again if line.startswith("resume ")]

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -77,15 +77,12 @@ class ProgramVariables:
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
         now = self._look()
-        held, unsaved = _held(self._objects), []
+        unsaved = []
         for name, before in self._before.items():
             if name in now and name in (self._first or ()) and now[name][0] != before:
                 if name not in self._changed and _is_set_first(*self._lines[name[0]], name[1]):
                     continue
-                value = now[name][1]
-                parts = {id(value), *map(id, getattr(value, "__dict__", {}).values())}
-                kind = isinstance(value, bool | int | float | str | None) or _is_own(value)
-                if kind and name not in self._changed and held.isdisjoint(parts):
+                if name not in self._changed and isinstance(now[name][1], bool | int | float | str | None):
                     unsaved.append(name[1])
                 self._changed.add(name)
         if unsaved:
@@ -113,6 +110,7 @@ class ProgramVariables:
         marks: dict[Variable, tuple[str, Any]] = {}
         if self._opener is None:
             return marks
+        in_state = set(map(id, self._objects.values()))
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -120,9 +118,9 @@ class ProgramVariables:
                 self._lines[code.co_qualname] = code.co_filename, frame.f_lineno
                 values = frame.f_locals
                 for name, value in values.items():
-                    timer = name.startswith("_") or name.endswith(_TIMERS)
-                    if not timer and (mark := self._mark(value)) is not None:
-                        marks.setdefault((code.co_qualname, name), (mark, value))
+                    for path, part in () if name.startswith("_") else _parts(name, value, in_state):
+                        if (mark := self._mark(part)) is not None:
+                            marks.setdefault((code.co_qualname, path), (mark, part))
                 if code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
                     values.clear()  # this copy would keep the function's tensors alive
             if code is self._opener:
@@ -146,12 +144,6 @@ class ProgramVariables:
             content = (
                 len(value) if isinstance(value, set) else [*value] if isinstance(value, deque) else value
             )
-        elif _is_own(value):
-            content = {
-                name: vars(each) if _is_own(each) else each
-                for name, each in vars(value).items()
-                if not name.endswith(_TIMERS)
-            }
         else:
             return None
         mark = batch_digest(content, 0, depth=_DEPTH)
@@ -169,6 +161,18 @@ def _is_generator(value: Any) -> bool:
     return isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState)
 
 
+def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield a value by its name, and the attributes of an object of the program's own by theirs."""
+    if id(value) in skip:
+        return
+    if not _is_own(value):
+        if not path.endswith(_TIMERS):
+            yield path, value
+    elif depth:
+        for name, each in [*vars(value).items()]:
+            yield from _parts(f"{path}.{name}", each, skip, depth - 1)
+
+
 def _is_own(value: Any) -> bool:
     """Whether all classes of an object are the program's: others have their own ways to be saved."""
     modules = [base.__module__ for base in type(value).__mro__[:-1]]
@@ -182,15 +186,6 @@ def _is_own(value: Any) -> bool:
 
 def _is_library(path: str) -> bool:
     return path.startswith(_LIBRARIES)
-
-
-def _held(objects: Mapping[str, Any]) -> set[int]:
-    """Return the identities of the objects in the state, and of what its dictionaries and lists hold."""
-    held = set(map(id, objects.values()))
-    for value in objects.values():
-        if isinstance(value, dict | list):
-            held |= set(map(id, value.values() if isinstance(value, dict) else value))
-    return held
 
 
 @lru_cache(maxsize=8)
@@ -213,13 +208,14 @@ def _is_set_first(path: str, line: int, name: str) -> bool:
 
 def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
     """Return how a statement first uses a variable; what it does only in some cases counts as read."""
-    uses = [each for each in ast.walk(node) if isinstance(each, ast.Name) and each.id == name]
-    if not uses:
+    if not any(isinstance(each, ast.Name) and each.id == name.partition(".")[0] for each in ast.walk(node)):
         return None
     parts: list[Any]
     match node:
-        case ast.Name(ctx=ast.Store()):
+        case ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()) if ast.unparse(node) == name:
             return "set"
+        case ast.Attribute() if ast.unparse(node) not in (name, name.partition(".")[0]):
+            return None  # another attribute of the same object
         case ast.Assign():
             parts = [node.value, *node.targets]
         case ast.For() | ast.With():
@@ -233,4 +229,4 @@ def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
             parts = [node.context_expr, *([node.optional_vars] if node.optional_vars else [])]
         case _:
             return "read"
-    return next((use for part in parts if (use := _first_use(part, name)) is not None), "read")
+    return next((use for part in parts if (use := _first_use(part, name)) is not None), None)
