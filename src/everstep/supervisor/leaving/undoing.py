@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,14 +9,13 @@ from typing import TypeVar
 from everstep import hazard
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
+from everstep.polling import wait_until
 from everstep.record import Batch, Rollback, shared_samples
 from everstep.services.recovery import Recovery, Retry
 from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.streams.run_streams import Streams
 
 T = TypeVar("T")
-_POLL = 0.02
-"""Seconds between two looks for a signal."""
 
 
 class Rollbacks:
@@ -153,7 +151,7 @@ class Retries:
         _tries[self._run_dir] = furthest, count + 1
         text = self._decide(retry, error, f"step {step}", count + 1)
         hazard.reach("loop.retry")
-        self._wait(retry.seconds(count + 1))
+        wait_until(self._ends, retry.seconds(count + 1))
         return TriedAgain(text, self._run_dir, count + 1)
 
     def forget(self) -> None:
@@ -175,7 +173,7 @@ class Retries:
                     error.add_note(f"tried again {retry.times} times (Retry(times={retry.times}))")
                     raise
                 self._decide(retry, error, what, attempt)
-                self._wait(retry.seconds(attempt))
+                wait_until(self._ends, retry.seconds(attempt))
 
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
         seconds = retry.seconds(attempt)
@@ -188,11 +186,6 @@ class Retries:
         except OSError as refused:
             self._voice.warn(f"this retry is not recorded: {refused}")
         return text
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._ends() and (left := until - time.monotonic()) > 0:
-            time.sleep(min(_POLL, left))
 
 
 def recovering(main: Callable[[], T]) -> T:
