@@ -73,23 +73,14 @@ class SequenceStream(OwnStream):
         self.draws_again = type(data) in (list, tuple, range)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        done = 0 if position is None else position["batches"]
-        if self.draws_again and self.replayed is not None and 0 < done <= len(self._data):
-            self.replayed(self._data[done - 1])
-        return _SequenceCursor(f"data {purpose!r}", self._data, position)
+        data, done = self._data, 0 if position is None else position["batches"]
+        if self.draws_again and self.replayed is not None and 0 < done <= len(data):
+            self.replayed(data[done - 1])
+        batches = (data[index] for index in range(done, len(data)))
+        return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
 
     def describe(self, seed: int) -> dict[str, Any]:
         return {"kind": "sequence", "length": len(self._data), **self._inside()}
-
-
-class _SequenceCursor(PassCursor):
-    def __init__(self, what: str, data: Sequence[Any], position: Any) -> None:
-        start = 0 if position is None else position["batches"]
-        batches = (data[index] for index in range(start, len(data)))
-        super().__init__(what, batches, done=start, total=len(data))
-
-    def position(self) -> dict[str, Any]:
-        return {"batches": self.done}
 
 
 class IterableStream(OwnStream):
