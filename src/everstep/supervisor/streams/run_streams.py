@@ -27,7 +27,6 @@ class QuarantineCursor(CursorWrapper):
     def __init__(self, cursor: Cursor, quarantined: Collection[int], drew: Callable[[int], None]) -> None:
         super().__init__(cursor)
         self._quarantined, self._drew = quarantined, drew
-        self._left_out: list[int] = []
 
     @property
     def _index(self) -> int:
@@ -39,14 +38,10 @@ class QuarantineCursor(CursorWrapper):
             next(self.cursor)
             self.skipped += 1
             # not `index`: a cursor below may have passed over batches, too
-            self._left_out.append(self._index - 1)
+            self.left_out.append(self._index - 1)
         batch = next(self.cursor)
         self._drew(index)
         return batch
-
-    def passed_over(self) -> list[int]:
-        found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []
-        return found
 
     def remaining(self) -> int | None:
         left, index = self.cursor.remaining(), self._index
