@@ -14,8 +14,8 @@ LOOK = 1.0
 def wait_until(ready: Callable[[], bool], limit: float, longest_pause: float = LONGEST_PAUSE) -> bool:
     """Ask `ready` again and again, for up to `limit` seconds; return its last answer.
 
-    The pauses grow with the time waited, up to `longest_pause` seconds.  A request of the store that blocks would keep Python from running
-    signal handlers.
+    The pauses grow with the time waited, up to `longest_pause` seconds.  A request of the store that blocks
+    would keep Python from running signal handlers.
     """
     began = time.monotonic()
     while not ready():

@@ -161,21 +161,17 @@ class ServiceBoard:
             with _isolated_for([service]):
                 return run(boundary)
         except Exception as error:
-            if service.stage is Stage.REPORT:
-                self._warn_of_failure(service, error)
-                return None
             # only a report may fail and be passed over: other stages decide what is trained and saved
-            error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
-            raise
-
-    def _warn_of_failure(self, service: Service, error: Exception) -> None:
-        """Warn at the first ten failures, then at the 100th, 1,000th ...: it may fail at each step."""
-        count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
-        if count <= 10 or count == 10 ** (len(str(count)) - 1):
-            times = "" if count <= 10 else f" {count:,} times"
-            self._voice.warn(
-                f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
-            )
+            if service.stage is not Stage.REPORT:
+                error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
+                raise
+            count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
+            if count <= 10 or count == 10 ** (len(str(count)) - 1):  # it may fail at each step
+                times = "" if count <= 10 else f" {count:,} times"
+                self._voice.warn(
+                    f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
+                )
+            return None
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
         for service in services:

@@ -160,7 +160,9 @@ def samples(stream: Stream) -> dict[str, str]:
     seen = {id(stream)}
 
     def walk(path: str, value: Any, depth: int) -> None:
-        digest = batch_digest(_edges(value), len(value)) if _is_table(value) else None
+        is_array = backends.of(value) is not None and len(value.shape) > 0
+        is_table = is_array or type(value) in (list, tuple, range)
+        digest = batch_digest(_edges(value), len(value)) if is_table else None
         if digest is not None:
             digests[path] = f"{digest:016x}"
         elif depth and id(value) not in seen:
@@ -171,10 +173,6 @@ def samples(stream: Stream) -> dict[str, str]:
     for name, part in vars(stream).items():
         walk(name.lstrip("_"), part, _DEPTH)
     return digests
-
-
-def _is_table(value: Any) -> bool:
-    return type(value) in (list, tuple, range) or (backends.of(value) is not None and len(value.shape) > 0)
 
 
 def _edges(value: Any) -> Any:
