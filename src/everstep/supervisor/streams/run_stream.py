@@ -11,7 +11,7 @@ from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest, ledger_format
-from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
+from everstep.record.ledger_format import LEFT_OUT, Entry, Place, link
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
 from everstep.untrusted_files import is_count
@@ -397,7 +397,7 @@ class Ledger:
     """Accounts for the batches of one stream that went into complete steps, for `everstep audit`.
 
     A step adds a number to a list, and nothing else.  Digests of parts of batches are a rank's own, so
-    several ranks keep none.  `account` is the text for the state tree: the batches of the open pass.
+    several ranks keep none.
     """
 
     def __init__(self, name: str, share: Share) -> None:
@@ -414,25 +414,23 @@ class Ledger:
         self._data: tuple[dict[str, Any], str | None] | None = None
         """Description of the data in the last event of this start, and what the chains were of."""
         self._begin_pass(0)
-        self._from: str | None = self._here()
+        self._from: str | None = str(self._at)
         """Where this start continues, until its first event says so."""
 
     def _begin_pass(self, pass_index: int) -> None:
-        self._stand_at(pass_index, 0, ledger_format.first_link(self._name, pass_index))
-
-    def _stand_at(self, pass_index: int, place: int, chain: Chain) -> None:
-        self._pass, self._place, self._chain = pass_index, place, chain
+        self._at = Place(pass_index, 0, ledger_format.first_link(self._name, pass_index))
         self.entry: Entry | None = None
-        self.account = self._here().partition(" ")[2]
 
-    def _here(self) -> str:
-        return str(Place(self._pass, self._place, self._chain))
+    @property
+    def account(self) -> str:
+        """Text for the state tree: the batches of the open pass, and their chain."""
+        return str(self._at).partition(" ")[2]
 
     def take(self, cursor: Cursor | None) -> None:
         """Account for what the open pass has handed out; all of it is in complete steps."""
-        drawn, place = self.drawn, self._place
         if cursor is None:
             return
+        drawn, (number, place, chain) = self.drawn, self._at
         end = place + len(drawn) if cursor.done is None else cursor.done
         if end == place and not drawn:
             return
@@ -441,59 +439,56 @@ class Ledger:
         first = end - len(drawn) - len(left_out)
         if drawn:
             # one that was left out may be the last
-            self.last = None if left_out or (last := drawn[-1]) is None else (self._pass, end, last)
-        if self._chain is not None:
-            chain = self._chain
+            self.last = None if left_out or (last := drawn[-1]) is None else (number, end, last)
+        if chain is not None:
             batches, of = cursor.sample_numbers(first, end), "samples"
             if batches is None and self._share.size == 1 and None not in drawn:
                 of = "digests"
                 batches = [digest.to_bytes(8, "little") for digest in drawn if digest is not None]
             if batches is not None and left_out:
                 batches = _with(left_out, batches, range(first, end))
-            if batches is not None:
-                self._of = of
-                for batch in batches:
-                    chain = link(batch, chain)
-            self._chain = None if batches is None else chain
-        before, self._place = self._place, end
-        self.account = f"{end} -" if self._chain is None else f"{end} {self._chain:016x}"
-        if self.entry is not None and first == before:
-            self.entry = self.entry._replace(
-                end=end, chain=self._chain, left_out=self.entry.left_out + tuple(left_out)
-            )
+            self._of = self._of if batches is None else of
+            for batch in () if batches is None else batches:
+                chain = link(batch, chain)
+            chain = None if batches is None else chain
+        self._at = Place(number, end, chain)
+        if self.entry is not None and first == place:
+            left_out = [*self.entry.left_out, *left_out]
+            self.entry = self.entry._replace(end=end, chain=chain, left_out=tuple(left_out))
         else:
             # where the cursor says that it stands: an audit compares it with the entry before
             self.entries += [] if self.entry is None else [self.entry]
-            self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
+            self.entry = Entry(number, first, end, chain, False, tuple(left_out))
         drawn.clear()  # the same list: the verifier adds to it
 
     def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
         """Whether batches `drawn` again from the start of the pass are the open one's, if these are known."""
+        number_of_pass, place, expected = self._at
         # on several ranks a chain of digests is of whole batches, read by one process before
-        if self._chain is None or self._share.size > 1 or len(drawn) != self._place or None in drawn:
+        if expected is None or self._share.size > 1 or len(drawn) != place or None in drawn:
             return True
-        chain = ledger_format.first_link(self._name, self._pass)
+        chain = ledger_format.first_link(self._name, number_of_pass)
         for number, batch in enumerate(drawn):
             assert batch is not None
             chain = link(LEFT_OUT if number in left_out else batch.to_bytes(8, "little"), chain)
-        return chain == self._chain
+        return chain == expected
 
     def end_pass(self, cursor: Cursor | None) -> None:
         """End the account of a pass, which has come to its end or was left."""
         self.take(cursor)
-        place = self._place
-        entry = self.entry or Entry(self._pass, place, place, self._chain)
+        number, place, chain = self._at
+        entry = self.entry or Entry(number, place, place, chain)
         self.entries.append(entry._replace(over=True))
-        self._begin_pass(self._pass + 1)
+        self._begin_pass(number + 1)
 
     def begin_again(self) -> None:
         self.last = None
-        self._begin_pass(self._pass)
-        self._from = self._here()
+        self._begin_pass(self._at.pass_index)
+        self._from = str(self._at)
 
     def load(self, account: str, pass_index: int) -> None:
-        self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
-        self._from = self._here()
+        self._at, self.entry = ledger_format.unpack_place(f"{pass_index} {account}"), None
+        self._from = str(self._at)
 
     def give_other_data(self, before: dict[str, Any]) -> None:
         """Keep the entries so far together with the description of their data: later entries have another."""
