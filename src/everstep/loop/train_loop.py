@@ -14,7 +14,7 @@ from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
-from everstep.metrics.across_ranks import AcrossRanks
+from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.statistics import Stats
 from everstep.services.best import Best, direction

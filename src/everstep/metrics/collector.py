@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from everstep import backends
 from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
-from everstep.metrics.across_ranks import AcrossRanks
+from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.statistics import Stats, Window
 
 Convert = Callable[[Any], Any]

@@ -29,10 +29,10 @@ from everstep.metrics.collector import Collector, Reader, is_scalar, to_scalar
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Instant, Schedule, Unscheduled, earliest
 from everstep.services.best import Best
+from everstep.services.console import Voice
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.threads.wakeups import Pending
-from everstep.supervisor.voice import Voice
 
 S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]

@@ -21,10 +21,10 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
+from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import StopRecord, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.threads.signals import describe, exit_error
-from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine

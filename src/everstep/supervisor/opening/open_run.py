@@ -36,6 +36,7 @@ from everstep.record import (
     user_path,
 )
 from everstep.redaction import redacted, without_credentials
+from everstep.services.console import Voice
 from everstep.state import dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
@@ -64,7 +65,6 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import restore_given
 from everstep.supervisor.streams.run_streams import Streams
-from everstep.supervisor.voice import Voice
 
 
 @dataclass
