@@ -340,7 +340,7 @@ class Store:
                 continue
             name = CheckpointName.parse(text)
             if self.path(name).exists():
-                self._supersede(old, name)
+                self._set_aside(name, "superseded", old)
             else:
                 require_no_link(old, self.run_dir)
                 files.rename(old, self.path(name))
@@ -405,7 +405,7 @@ class Store:
                 if about and about.get("open"):  # the new one is of the same boundary, run to its end
                     files.retire(moved, top=self.run_dir)
                 else:
-                    self._supersede(moved, name)
+                    self._set_aside(name, "superseded", moved)
         return size
 
     def _held(self, name: CheckpointName) -> Checkpoint | None:
@@ -438,12 +438,9 @@ class Store:
         place_apart(target, lambda new: format.copy(self.path(name), new), top=folder.absolute())
         return target
 
-    def _set_aside(self, name: CheckpointName, where: str) -> None:
-        self._move(self.path(name), where, f"{name}.segment-{self.segment}")
+    def _set_aside(self, name: CheckpointName, where: str, folder: Path | None = None) -> None:
+        self._move(folder or self.path(name), where, f"{name}.segment-{self.segment}")
         self._forget(name)
-
-    def _supersede(self, folder: Path, name: CheckpointName) -> None:
-        self._move(folder, "superseded", f"{name}.segment-{self.segment}")
 
     def _move(self, folder: Path, where: str, name: str) -> Path:
         return files.move(folder, self.run_dir / where, name, top=self.run_dir)

@@ -86,15 +86,11 @@ class RunStream:
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             remedy = (
-                "give the checkpoint's data, or pass "
-                'on_change="override" to continue with what is given. If the data differs between epochs on '
-                'purpose, give each kind its own name, as in name="train2"'
+                'give the checkpoint\'s data, or pass on_change="override" to continue with what is given. If '
+                'the data differs between epochs on purpose, give each kind its own name, as in name="train2"'
             )
             if changes.startswith("num_workers"):  # the last fact, so no other one differs
-                remedy = (
-                    'give the same until the pass ends, or pass on_change="override" to begin it again. '
-                    "In a new run everstep.data.loader takes any number at any time"
-                )
+                remedy = 'give the same until the pass ends, or pass on_change="override" to begin it again'
             raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
@@ -328,8 +324,10 @@ class RunStream:
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where
         self.pass_index = tree["pass"]
-        self._saved = _joined(tree["position"], words.get("position"))
-        self._left = _joined(tree["left"], words.get("left"))
+        self._saved, self._left = (
+            {**tree[place], **words[place]} if words.get(place) else tree[place]
+            for place in ("position", "left")
+        )
         self._saved_words = {key for each in words.values() for key in each}
         self._states = tree["generators"]
         self._must_return = self._left is not None
@@ -367,10 +365,6 @@ def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
         return position, {}
     held = {key: position[key] for key in words if position[key] is not None}
     return {**position, **dict.fromkeys(held)}, held
-
-
-def _joined(position: Any, words: dict[str, Any] | None) -> Any:
-    return {**position, **words} if words else position
 
 
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
