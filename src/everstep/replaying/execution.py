@@ -315,10 +315,7 @@ def replay(
         except ReplayLeft as left:
             vars(at).update(vars(left.step))
         else:
-            raise ReplayError(
-                f"the program in the block ended before step {at.step}; call the program that trains "
-                f"{run_dir}, with its arguments"
-            )
+            raise ReplayError(f"the program ended before step {at.step}; call the one that trains {run_dir}")
         finally:
             for name in variables:
                 os.environ.pop(name, None)
