@@ -595,10 +595,7 @@ class Conditional(Service):
             self._described = described(condition, "condition")
             text = getattr(condition, "__name__", "a function")  # the same in every process
         else:
-            raise ConfigError(
-                f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
-                'OnBest("valid_loss"), or a function of the boundary'
-            )
+            raise ConfigError(f"{condition!r} is not a condition; give a schedule, OnBest or a function")
         self._condition = condition
         short = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
         super().__init__(f"when {short}" if name is None else name, every)
@@ -673,10 +670,7 @@ class When(Conditional):
             return None
         for action in self.actions:
             if callable(action) and (result := action(boundary)) is not None:
-                raise UsageError(
-                    f"{self.name!r}: {action!r} returned {result!r}; return nothing, and give actions, such "
-                    "as Stop(reason), beside the function"
-                )
+                raise UsageError(f"{self.name!r}: {action!r} returned {result!r}; give actions beside it")
         return Outcome(actions=tuple(action for action in self.actions if not callable(action)))
 
 
