@@ -252,8 +252,7 @@ class EpochLine(Service):
             run.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
             self.printed(stats)
 
-    def finish(self, boundary: Boundary) -> None:
-        self.run(boundary)
+    finish = run
 
 
 class LogVariables(Service):

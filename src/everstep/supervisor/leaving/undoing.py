@@ -34,7 +34,10 @@ class Rollbacks:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
         used = self._recovery.used(self.decided, step)
-        rollback = self._shared(self._new(self._recovery, used, step, reason) if self._group.writer else "")
+        rollback = self._new(self._recovery, used, step, reason) if self._group.writer else ""
+        shared = self._group.share(rollback if isinstance(rollback, str) else rollback.stored(), "a rollback")
+        if not self._group.writer:
+            rollback = shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
         if isinstance(rollback, str):
             batches = [batch for each in self.decided for batch in each.batches]
             so_far = f"; quarantined are {_listed(batches)}" if batches else ""
@@ -60,13 +63,6 @@ class Rollbacks:
         if rolled is None and self._refused:  # on the error that ended the loop
             errors[0].add_note(self._refused)
         return rolled
-
-    def _shared(self, mine: Rollback | str) -> Rollback | str:
-        """Return the writer's decision, or its reason why there is none; every rank calls this."""
-        shared = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
-        if self._group.writer:
-            return mine
-        return shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""

@@ -51,9 +51,6 @@ class InitFrom:
             which takes a checkpoint: best weights have none.
         entry: entry for another program's weights that have names alone, as a `state_dict` has; default:
             the only entry that is a flat set of arrays.
-
-    Raises:
-        ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen.
     """
 
     path: str | Path
@@ -359,10 +356,7 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
 def best(run_dir: str | Path) -> dict[str, BestRecord]:
     """Return the best weights of a run by metric, as its newest checkpoint names them.
 
-        everstep.runs.best("runs/digits")["valid_loss"].value
-
-    Raises:
-        RunDirError: the path is not a run; names runs nearby.
+    everstep.runs.best("runs/digits")["valid_loss"].value
     """
     store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir)
     records = {}
