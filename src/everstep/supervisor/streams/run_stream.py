@@ -119,7 +119,8 @@ class RunStream:
         # where these differ, the place tells where they stand, or else the program
         if self._states is not None and len(_distinct([each["generators"] for each in places])) > 1:
             self._states = [None] * len(self._states)
-        self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
+        opened = _distinct([each["opened"] for each in places])
+        self.head.opened = opened[0] if len(opened) == 1 else None
 
     def open(self) -> Cursor:
         """Return the open pass; without one, open it where the checkpoint stood, or at its start."""
@@ -438,7 +439,10 @@ class Ledger:
                 of = "digests"
                 batches = [digest.to_bytes(8, "little") for digest in drawn if digest is not None]
             if batches is not None and left_out:
-                batches = _with(left_out, batches, range(first, end))
+                # of all batches, or of the others alone
+                handed = [n for n in range(first, end) if n not in left_out or len(batches) == end - first]
+                known = dict(zip(handed, batches, strict=True))
+                batches = [LEFT_OUT if n in left_out else known[n] for n in range(first, end)]
             self._of = self._of if batches is None else of
             for batch in () if batches is None else batches:
                 chain = link(batch, chain)
@@ -511,10 +515,3 @@ class Ledger:
             if self._share.size > 1:
                 event["share"] = [self._share.size, self._share.uneven]
         return event
-
-
-def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:
-    """Return what a chain takes of all batches, or of the others alone, and `LEFT_OUT` for the left out."""
-    handed = [n for n in numbers if n not in left_out] if len(batches) < len(numbers) else numbers
-    known = dict(zip(handed, batches, strict=True))
-    return [LEFT_OUT if number in left_out else known[number] for number in numbers]
