@@ -45,6 +45,7 @@ from everstep.errors import (
     RunDirError,
 )
 from everstep.record import Position
+from everstep.record.rundir import no_disk_error
 from everstep.services.best import Best
 from everstep.state import (
     Buffers,
@@ -197,15 +198,9 @@ class Saver:
         """Copy a tree into memory of its own; without copies in memory, onto the disk."""
         if self._buffers.copy:
             return encode(tree)
-        try:
+        what = "the state cannot be kept on disk, as Checkpoints(copy=False) does"
+        with no_disk_error(what, self._engine.opening.run_dir.path):
             return self._spill.keep(self.encode(tree))
-        except OSError as error:
-            raise RunDirError(
-                error.errno,
-                f"the state cannot be kept on disk, as Checkpoints(copy=False) does: {error.strerror}; "
-                f"{remedy(error)} and start again",
-                str(self._engine.opening.run_dir.path),
-            ) from error
 
     def _copied(self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()) -> Snapshot | None:
         """Copy the current state; None if there is no memory for the copy, which is a failed save."""
