@@ -484,17 +484,14 @@ class Writing:
 
     def tidy(self) -> None:
         store = self._opening.store
-        self._opening.mirror.retain_and_upload(0, lambda: self._retain(Retention(keep_last=None)))
+        self._opening.mirror.retain_and_upload(0, lambda: self.retain(Retention(keep_last=None)))
         for problem in store.check_best():
             self._opening.voice.warn(problem)
 
-    def retain(self) -> None:
-        """Delete what the rule does not keep, on the writer thread or while it has nothing to do."""
-        self._retain(self._retention)
-
-    def _retain(self, policy: Retention) -> None:
+    def retain(self, rule: Retention | None = None) -> None:
+        """Delete what a rule (None: the run's) does not keep, while the writer thread does nothing else."""
         try:
-            self._opening.store.retain(policy, self._opening.mirror.needed)
+            self._opening.store.retain(rule or self._retention, self._opening.mirror.needed)
         except (OSError, MemoryError) as error:
             if not disk_failed(error):
                 raise  # a later start has the run
