@@ -67,7 +67,7 @@ class CursorWrapper(Cursor):
         return self.cursor.position()
 
     def passed_over(self) -> list[int]:
-        below = getattr(self.cursor, "passed_over", list)()  # a user's object may lack it
+        below: list[int] = getattr(self.cursor, "passed_over", list)()  # a user's object may lack it
         found, self.left_out = sorted([*below, *self.left_out]), []
         return found
 
