@@ -11,18 +11,18 @@ LOOK = 1.0
 """Seconds after which a waiting rank looks for the failure of another one."""
 
 
-def wait_until(ready: Callable[[], bool], limit: float) -> bool:
+def wait_until(ready: Callable[[], bool], limit: float, longest_pause: float = LONGEST_PAUSE) -> bool:
     """Ask `ready` again and again, for up to `limit` seconds; return its last answer.
 
-    The pauses grow with the time waited.  A request of the store that blocks would keep Python from running
-    signal handlers.
+    The pauses grow with the time waited, up to `longest_pause` seconds.  A request of the store that blocks
+    would keep Python from running signal handlers.
     """
     began = time.monotonic()
     while not ready():
         waited = time.monotonic() - began
         if waited >= limit:
             return False
-        time.sleep(min(waited / 8, LONGEST_PAUSE, limit - waited))
+        time.sleep(min(waited / 8, longest_pause, limit - waited))
     return True
 
 

@@ -21,7 +21,7 @@ from everstep.record import FailurePages, Journal
 from everstep.supervisor.leaving.failures import FailureReporter, LostGroup
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.threads.signals import SignalWatch
-from everstep.supervisor.voice import Voice
+from everstep.services.console import Voice
 
 run = Path("{run}")
 os.environ["TORCHELASTIC_ERROR_FILE"] = str(run / f"error-{{rank}}.json")

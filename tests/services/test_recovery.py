@@ -372,7 +372,7 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
         made.data = Uncounted(made.data)  # type: ignore[assignment]
         return made
 
-    message = r"give the cursor of your data the attribute done, "
+    message = "give it the attribute done"
     first = program(Recovery())
     with pytest.raises(ConfigError, match=f"{message}.* or leave out Recovery"):
         first.train()
@@ -380,7 +380,7 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
     with pytest.raises(RolledBack):
         Spoilt(tmp_path, {(0, 12)}, save=4).train()
     for services in ([Recovery()], []):  # what is quarantined stays so
-        with pytest.raises(ConfigError, match=rf"{message}[^,]* at a position$"):
+        with pytest.raises(ConfigError, match=f"{message}$"):
             program(*services).train()
 
 

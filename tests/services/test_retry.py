@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Every
+from everstep import Every, polling
 from everstep.errors import DivergenceError, TriedAgain
+from everstep.polling import wait_until
 from everstep.record import RunJournal
 from everstep.services import Retry
 from everstep.supervisor.leaving import undoing
@@ -218,8 +219,12 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
         waits.append(seconds)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # in the retries' own module: a thread of another test that sleeps would send a second signal
-    monkeypatch.setattr(undoing, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    def wait(ready: Callable[[], bool], limit: float) -> bool:
+        monkeypatch.setattr(polling, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        return wait_until(ready, limit)
+
+    # in the retries' own wait: a thread of another test that sleeps would send a second signal
+    monkeypatch.setattr(undoing, "wait_until", wait)
     with pytest.raises(SystemExit) as ended:
         train(tmp_path / "run", step=(5,), retry=Retry(LISTED, backoff=600))
     monkeypatch.undo()

@@ -126,9 +126,8 @@ class Store:
             return self._newest_whole(interim)
         if chosen not in map(str, names):
             raise NoCheckpointError(
-                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
-                f"in its first line, or delete the file for the newest "
-                f"({nearest(chosen[:100], map(str, names))})"
+                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another, "
+                f"or delete the file for the newest ({nearest(chosen[:100], map(str, names))})"
             )
         note = f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})"
         return self._chosen_one(CheckpointName.parse(chosen)), [note]
@@ -340,7 +339,7 @@ class Store:
                 continue
             name = CheckpointName.parse(text)
             if self.path(name).exists():
-                self._supersede(old, name)
+                self._set_aside(name, "superseded", old)
             else:
                 require_no_link(old, self.run_dir)
                 files.rename(old, self.path(name))
@@ -405,7 +404,7 @@ class Store:
                 if about and about.get("open"):  # the new one is of the same boundary, run to its end
                     files.retire(moved, top=self.run_dir)
                 else:
-                    self._supersede(moved, name)
+                    self._set_aside(name, "superseded", moved)
         return size
 
     def _held(self, name: CheckpointName) -> Checkpoint | None:
@@ -438,12 +437,9 @@ class Store:
         place_apart(target, lambda new: format.copy(self.path(name), new), top=folder.absolute())
         return target
 
-    def _set_aside(self, name: CheckpointName, where: str) -> None:
-        self._move(self.path(name), where, f"{name}.segment-{self.segment}")
+    def _set_aside(self, name: CheckpointName, where: str, folder: Path | None = None) -> None:
+        self._move(folder or self.path(name), where, f"{name}.segment-{self.segment}")
         self._forget(name)
-
-    def _supersede(self, folder: Path, name: CheckpointName) -> None:
-        self._move(folder, "superseded", f"{name}.segment-{self.segment}")
 
     def _move(self, folder: Path, where: str, name: str) -> Path:
         return files.move(folder, self.run_dir / where, name, top=self.run_dir)
@@ -523,8 +519,7 @@ class Store:
             return
         if not set(self.names()) - set(gone):
             raise CheckpointError(
-                f"the run goes back to before step {step}, and {self.folder} has no checkpoint of that "
-                f"time: bring one back, or start over with resume=False"
+                f"{self.folder} has nothing before step {step}: bring it back, or resume=False"
             )
         for name in reversed(gone):
             self._set_aside(name, "superseded")
@@ -618,7 +613,6 @@ def _best_in(folder: Path) -> Path:
             return path
     there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
     raise NoCheckpointError(
-        f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
-        f"of those that it names is there; give the folder of the weights that you want: "
-        f"{', '.join(there) or 'the folder has none'}"
+        f"the newest checkpoint of the run in {run_dir} names none of the weights in {folder} as the best; "
+        f"give the folder of those that you want: {', '.join(there) or 'it has none'}"
     )

@@ -153,10 +153,6 @@ class Group:
         """Return the writer's value on every rank; what other ranks give is not used."""
         return self.gather(value if self.writer else None, what)[0]
 
-    def any(self, value: bool, what: str) -> bool:
-        """Whether `value` is true on some rank."""
-        return any(self.gather(bool(value), what))
-
     def barrier(self, what: str) -> None:
         """Wait until every rank is here."""
         self.gather(None, what)

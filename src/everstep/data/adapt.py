@@ -74,10 +74,7 @@ def stateful(data: Iterable[Any]) -> Stream:
 
 def named(streams: Any) -> Mapping[str, Any]:
     if not isinstance(streams, Mapping):
-        raise ConfigError(
-            f"streams is a {type(streams).__name__}; give names to data, as in "
-            '{"train": train, "valid": valid}'
-        )
+        raise ConfigError(f'streams is a {type(streams).__name__}; give names to data, {{"train": train}}')
     for name in streams:
         valid_name("stream", name)
     return streams

@@ -73,23 +73,14 @@ class SequenceStream(OwnStream):
         self.draws_again = type(data) in (list, tuple, range)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        done = 0 if position is None else position["batches"]
-        if self.draws_again and self.replayed is not None and 0 < done <= len(self._data):
-            self.replayed(self._data[done - 1])
-        return _SequenceCursor(f"data {purpose!r}", self._data, position)
+        data, done = self._data, 0 if position is None else position["batches"]
+        if self.draws_again and self.replayed is not None and 0 < done <= len(data):
+            self.replayed(data[done - 1])
+        batches = (data[index] for index in range(done, len(data)))
+        return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
 
     def describe(self, seed: int) -> dict[str, Any]:
         return {"kind": "sequence", "length": len(self._data), **self._inside()}
-
-
-class _SequenceCursor(PassCursor):
-    def __init__(self, what: str, data: Sequence[Any], position: Any) -> None:
-        start = 0 if position is None else position["batches"]
-        batches = (data[index] for index in range(start, len(data)))
-        super().__init__(what, batches, done=start, total=len(data))
-
-    def position(self) -> dict[str, Any]:
-        return {"batches": self.done}
 
 
 class IterableStream(OwnStream):
@@ -255,8 +246,7 @@ def skip(
             batch = next(batches)
         except StopIteration:
             raise DataError(
-                f"{what}: ended after {done} batches, but the checkpoint is after {count}; "
-                "give the same data again, or start a new run"
+                f"{what}: ended after {done} batches, but the checkpoint is after {count}; give the same"
             ) from None
         if replayed is not None:
             replayed(batch)
@@ -264,10 +254,7 @@ def skip(
 
 
 def _exhausted(what: str, pass_index: int) -> DataError:
-    return DataError(
-        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index + 1} was to begin; "
-        "give a list, or an object whose __iter__ starts anew"
-    )
+    return DataError(f"{what}: exhausted: an iterator gives one pass; give a list for pass {pass_index + 1}")
 
 
 def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
@@ -285,10 +272,7 @@ def accessors(batches: Any, what: str) -> Accessors:
         return batches.get_state, batches.set_state
     if is_stateful(batches):
         return batches.state_dict, batches.load_state_dict
-    raise NotResumableError(
-        f"{what} has neither state_dict and load_state_dict nor iterators with a state; give it without "
-        "everstep.data.stateful: a resume then draws its batches again"
-    )
+    raise NotResumableError(f"{what} has no state_dict, nor iterators with a state; give it without stateful")
 
 
 class _IterableCursor(PassCursor):

@@ -179,7 +179,6 @@ class CheckedCursor(CursorWrapper):
         self._stream, self._what = stream, what
         self._opened_at = cursor.done or 0
         self._drawn = 0
-        self._left_out: list[int] = []
         self._empty = fresh or cursor.done == 0
         """Whether the pass has handed out no batch, as far as can be told."""
 
@@ -199,11 +198,7 @@ class CheckedCursor(CursorWrapper):
                 self._empty = False
                 return batch
             if self.cursor.done is not None:
-                self._left_out.append(self.cursor.done - 1)
-
-    def passed_over(self) -> list[int]:
-        found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []
-        return found
+                self.left_out.append(self.cursor.done - 1)
 
     def remaining(self) -> int | None:
         left = self.cursor.remaining()

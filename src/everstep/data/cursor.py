@@ -78,7 +78,7 @@ class PassCursor(Cursor):
         raise UsageError(f"{self.what}: the pass was closed after {self._count} batches; open a new one")
 
     def position(self) -> Any:
-        raise NotImplementedError(type(self).__name__)
+        return {"batches": self.done}
 
     def remaining(self) -> int | None:
         if self.ended:
@@ -112,9 +112,6 @@ class SampledCursor(PassCursor):
     @property
     def weight(self) -> float:  # type: ignore[override]
         return self._plan.weight(self._count - 1) if self._count else 1.0
-
-    def position(self) -> dict[str, Any]:
-        return {"batches": self.done}
 
     def sample_numbers(self, first: int, end: int) -> list[Any]:
         return [self._plan.used(batch) for batch in range(first, end)]

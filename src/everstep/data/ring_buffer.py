@@ -42,10 +42,7 @@ class RingBuffer(OwnEntry):
     def __init__(self, capacity: int, fields: Mapping[str, Any]) -> None:
         self.capacity = integer("capacity", capacity)
         if not isinstance(fields, Mapping) or not fields:
-            raise ConfigError(
-                f"RingBuffer() needs fields, got {fields!r:.80}; as in "
-                'RingBuffer(1000, {"image": ("uint8", (84, 84)), "reward": "float32"})'
-            )
+            raise ConfigError(f'RingBuffer() needs fields, as in {{"reward": "float32"}}, not {fields!r:.80}')
         self.appended = 0
         self._count = 0
         self._fields = {
@@ -249,10 +246,7 @@ class _Field:
             return array.astype(dtype, copy=False)
         cast = array.astype(dtype) if array.dtype.kind in "biu" else None
         if cast is None or not np.array_equal(cast, array):
-            raise DataError(
-                f"the field {self._name!r} is {dtype}, and {array.dtype} {value!r:.60} does not fit: "
-                "convert it"
-            )
+            raise DataError(f"field {self._name!r} is {dtype}: {array.dtype} {value!r:.60} does not fit")
         return cast
 
     def write(self, slots: NDArray[np.int64], values: Any) -> None:

@@ -60,9 +60,16 @@ class CursorWrapper(Cursor):
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
+        self.left_out: list[int] = []
+        """Numbers of the batches that this cursor itself has passed over since they were asked for."""
 
     def position(self) -> Any:
         return self.cursor.position()
+
+    def passed_over(self) -> list[int]:
+        below: list[int] = getattr(self.cursor, "passed_over", list)()  # a user's object may lack it
+        found, self.left_out = sorted([*below, *self.left_out]), []
+        return found
 
 
 class AdaptedStream(StreamWrapper):

@@ -17,13 +17,10 @@ JOIN = 10.0
 class Agreement:
     """Finds a step at which all ranks stop, whenever one of them wishes so; two threads per rank.
 
-    The main thread compares the number of its completed steps with a `next_due` of its owner's.  Where it is
-    reached, the main thread calls `ask`; if that returns True, all ranks are at this step, and the main
-    threads meet there (with `StoreGroup.gather`, to learn what was wished).  Before the next step the owner
-    plans: sets `next_due` to what is due by number, and only then lowers it to `next_ask`.
-
-    Every rank has to make an Agreement, and none may close it before all main threads have made their last
-    step and met.
+    Where a main thread has made `next_due` steps, it calls `ask`; if that returns True, all ranks are at this
+    step, and the main threads meet there to learn what was wished.  Before the next step the owner sets
+    `next_due` to what is due by number, and only then lowers it to `next_ask`.  None may close it before all
+    main threads have made their last step and met.
 
     Args:
         group: the group; its time limit is that of each agreement.

@@ -37,10 +37,7 @@ class Peers:
     apart.
 
     The ranks watch each other in a ring: of any number that are lost at once, one at least has a living
-    watcher.  A loss is reported as a failure of that rank: each operation of the group, and `Agreement.ask`,
-    raise `PeerFailedError` on all others.
-
-    All ranks make it together, and close it before the group; in any order, after which nothing is reported.
+    watcher.  All ranks make it together, and close it before the group, in any order.
     """
 
     def __init__(self, group: StoreGroup) -> None:

@@ -104,7 +104,10 @@ class StoreGroup(Group):
         self.store.set_all(self.bells, "")
 
     def failure(self) -> tuple[int, str] | None:
-        return _failure(self.store)
+        if not self.store.has(["failed"]):
+            return None
+        rank, reason = json.loads(*self.store.get(["failed"]))
+        return int(rank), str(reason)
 
     def abandon(self, reason: str) -> None:
         """Begin no further operation ("cannot begin, as REASON"), and wait for nobody at `close`."""
@@ -127,24 +130,15 @@ class StoreGroup(Group):
         del self.store
 
 
-def require_no_failure(group: Group, store: KeyValueStore | None = None) -> None:
-    """Raise the failure that another rank has reported, if any; threads give a connection of their own."""
-    found = store or group.store
-    assert found is not None
-    failure = _failure(found)
+def require_no_failure(group: Group) -> None:
+    """Raise the failure that another rank has reported, if any."""
+    failure = group.failure()
     if failure is not None and failure[0] != group.rank:
         rank, reason = failure
         raise PeerFailedError(
             f"rank {rank} has failed: {reason}; check its output, then start all ranks again",
             ranks=[rank],
         )
-
-
-def _failure(store: KeyValueStore) -> tuple[int, str] | None:
-    if not store.has(["failed"]):
-        return None
-    rank, reason = json.loads(*store.get(["failed"]))
-    return int(rank), str(reason)
 
 
 def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
@@ -255,8 +249,7 @@ def _require_running() -> None:
     if ended := [rank for rank in others if _last.store.has([f"ended/{rank}"])]:
         raise DisagreementError(
             f"the program of {named(ended)} has ended, and rank {_last.rank} waits to meet all ranks again; "
-            "call train(), evaluate() and the like on all ranks alike, not below a condition that only some "
-            "of them meet (if rank == 0: ...)",
+            "call train() and evaluate() on all ranks alike, not below if rank == 0: ...",
             ranks=ended,
         )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from everstep import backends
 from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
-from everstep.metrics.across_ranks import AcrossRanks
+from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.statistics import Stats, Window
 
 Convert = Callable[[Any], Any]
@@ -40,8 +40,7 @@ def _whole(value: int) -> float:
         return float(value)
     except OverflowError:
         raise MetricError(
-            f"a metric is a float, and an int of {value.bit_length()} bits is beyond its range (1.8e308): "
-            "collect its logarithm, or scale it"
+            f"an int of {value.bit_length()} bits is too large for a float: collect its logarithm"
         ) from None
 
 

@@ -45,9 +45,6 @@ class Window:
     __slots__ = ("_count", "_first", "_last", "_max", "_mean", "_min", "_spread", "_weight")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
         self._count = 0
         self._weight = 0.0
         self._first = 0.0  # the shift: the first value with a weight
@@ -92,7 +89,7 @@ class Window:
             self._last = float(values[-1])
 
     def stats(self) -> Stats | None:
-        """Return statistics of all values since the last `clear`, None if there are none."""
+        """Return statistics of all values since it was made, None if there are none."""
         if self._count == 0:
             return None
         mean = std = math.nan

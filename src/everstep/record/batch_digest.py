@@ -149,18 +149,10 @@ def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | 
     return _of_items([value for _, value in pairs], _hash(repr(keys).encode(), seed), depth)
 
 
-def _of_text(value: str, seed: int, depth: int) -> int:
-    return _of_bytes(value.encode("utf-8", "surrogatepass"), seed, depth)
-
-
 def _of_bytes(value: Any, seed: int, depth: int) -> int:
     if len(value) > 2 * EDGE:
         return _hash(bytes(value[-EDGE:]), _hash(bytes(value[:EDGE]), seed ^ len(value)))
     return _hash(bytes(value), seed)
-
-
-def _of_scalar(value: Any, seed: int, depth: int) -> int:
-    return _hash(repr(value).encode(), seed)
 
 
 def _unknown(value: Any, seed: int, depth: int) -> None:
@@ -174,8 +166,10 @@ _HANDLERS: dict[type, Handler] = {
     list: _of_items,
     tuple: _of_items,
     dict: _of_dict,
-    str: _of_text,
+    str: lambda text, seed, depth: _of_bytes(text.encode("utf-8", "surrogatepass"), seed, depth),
     bytes: _of_bytes,
     bytearray: _of_bytes,
-    **dict.fromkeys((int, float, complex, bool, type(None)), _of_scalar),
+    **dict.fromkeys(
+        (int, float, complex, bool, type(None)), lambda value, seed, depth: _hash(repr(value).encode(), seed)
+    ),
 }

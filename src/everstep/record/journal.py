@@ -173,8 +173,7 @@ class Journal:
             os.close(descriptor)
             if (lost := len(self._tail) - self._written) or self._lost:
                 self._messages.append(
-                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} dropped rows are lost: they "
-                    "could not be written before the run ended"
+                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} rows are lost"
                 )
         self._tell()
 
@@ -222,8 +221,7 @@ class Journal:
         if self._refusal is None:
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and rows "
-                f"wait in memory, up to {PENDING_LIMIT >> 20} MiB, until the journal can be written again "
-                f"({remedy(error)})"
+                f"wait in memory, up to {PENDING_LIMIT >> 20} MiB ({remedy(error)})"
             )
         self._refusal = error
 

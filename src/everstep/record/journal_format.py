@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
 from everstep.record.event_fields import DEEPEST, levels, misfit
-from everstep.untrusted_files import open_regular, parse_json, require_no_hole
+from everstep.untrusted_files import open_regular, parse_json
 
 VERSION = 2
 EVENT, METRICS = 1, 2
@@ -156,10 +156,7 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
             f"event {kind!r} cannot be recorded: {error}; give dicts, lists, strings, numbers, None"
         ) from error
     if _is_deep(packed, record):
-        raise JournalError(
-            f"event {kind!r} cannot be recorded: it has more than {DEEPEST} levels of lists and dicts; "
-            "give a flatter configuration"
-        )
+        raise JournalError(f"event {kind!r} has more than {DEEPEST} levels of lists; give a flatter one")
     return packed
 
 
@@ -238,12 +235,6 @@ def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.fl
     return columns[0], values
 
 
-def block_time(payload: memoryview) -> float:
-    """Return when the newest row of a packed block was added, in seconds since 1970."""
-    time: float = _BLOCK.unpack_from(payload)[0]
-    return time
-
-
 def float_bits(values: list[float]) -> list[int]:
     """Return the 64 bits of each value: two metrics are "equal" if their bits are."""
     bits: list[int] = np.array(values, np.float64).view(np.uint64).tolist()
@@ -308,7 +299,8 @@ class StoredBlock(NamedTuple):
     @property
     def time(self) -> float:
         """Time when the newest row of the block was added, in seconds since 1970."""
-        return block_time(self.payload)
+        time: float = _BLOCK.unpack_from(self.payload)[0]
+        return time
 
 
 Item: TypeAlias = Event | StoredBlock
@@ -360,7 +352,6 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
     """
     is_continued, start = start > HEADER_SIZE, max(start, HEADER_SIZE)
     with open_regular(path) as file:
-        require_no_hole(file)
         head = file.read(HEADER_SIZE)
         file.seek(start)
         data = file.read()

@@ -53,10 +53,7 @@ class RunLock:
         with _GUARD:
             # before opening: closing the file again would drop the first loop's lock
             if _is_ours(self._path):
-                raise RunLockedError(
-                    f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
-                    "its `with` block first, or give this loop another directory"
-                )
+                raise RunLockedError(f"{self._path.parent} is held by another loop of this process: leave it")
             try:
                 with no_disk_error("the run cannot be locked", self._path):
                     self._fd = self._open()
@@ -73,7 +70,8 @@ class RunLock:
             if self._fd is None or _HELD.get(self._key) != os.getpid():
                 return
             with suppress(OSError):
-                if self._is_here(os.fstat(self._fd)):  # else the note may be another process's
+                # else the directory was moved, and the note may be another process's
+                if self._is_here(os.fstat(self._fd)):
                     hazard.reach("lock.unlink")
                     self._note.unlink(missing_ok=True)
             self._drop()  # after the note is gone: the next holder writes its own
@@ -98,17 +96,11 @@ class RunLock:
             except FileExistsError:
                 raise RunLockedError(
                     f"the lock {self._path} was removed while this process trained, and another process has "
-                    "entered the run: this one saves no more; leave the run to the other, or stop both and "
-                    "start one again"
+                    "entered the run: this one saves no more; leave the run to the other"
                 ) from None
             os.close(before)
             _HELD.pop(gone, None)
             self._announce()
-
-    def moved(self) -> None:
-        """Give back the lock of a renamed directory; its note stays, for a new run may have the old name."""
-        with _GUARD:
-            self._drop()
 
     def _open(self, exclusive: int = 0) -> int:
         hazard.reach("lock.open")
@@ -241,7 +233,7 @@ def remove(run_dir: Path, run: str) -> None:
         if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
             raise RunDirError(f"{run_dir} stays: another run is there, {there}")
         rename(run_dir, moved, "removing")
-        lock.moved()
+        lock.release()
         fsync_folder(moved.parent, "removing")
         # the files by which it can be removed again come last
         last = {"run.json": 1, "lock": 2}

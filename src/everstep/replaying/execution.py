@@ -61,10 +61,7 @@ def program_of(
     start = [*starts[:1], *before][-1]
     facts = start.data.get("facts") or {}
     if (ranks := facts.get("ranks", 1)) > 1:
-        raise ReplayError(
-            f"{run_dir} was trained by {ranks} ranks, and one process would have a part of the state, and "
-            "other bits; give a run of one process"
-        )
+        raise ReplayError(f"{run_dir} was trained by {ranks} ranks; give a run of one process")
     if given:
         script = Path(given[0])
         if not script.is_file():
@@ -186,8 +183,7 @@ class RunCopy:
             there = f"the oldest is {names[0]}" if names else "there is none at all"
             raise ReplayError(
                 f"{run_dir} has no whole checkpoint up to step {step} ({there}), and begins otherwise at "
-                "each start: it was made without seed=, or from another run's checkpoint. Give a later step; "
-                "keep more checkpoints: Checkpoints(keep_every=Every(...))"
+                "each start: give a later step, or keep more: Checkpoints(keep_every=Every(...))"
             )
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.origin = "the start of the run" if self.checkpoint is None else str(self.checkpoint)
@@ -315,10 +311,7 @@ def replay(
         except ReplayLeft as left:
             vars(at).update(vars(left.step))
         else:
-            raise ReplayError(
-                f"the program in the block ended before step {at.step}; call the program that trains "
-                f"{run_dir}, with its arguments"
-            )
+            raise ReplayError(f"the program ended before step {at.step}; call the one that trains {run_dir}")
         finally:
             for name in variables:
                 os.environ.pop(name, None)

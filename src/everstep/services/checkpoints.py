@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from everstep.errors import ServiceError, to_install
 from everstep.index.location import as_location, index_of, lacks_credential
 from everstep.index.shipping_thread import IndexWriter
 from everstep.mirror import MirrorAt
+from everstep.polling import wait_until
 from everstep.record import user_path
 from everstep.schedule import Every, Schedule
 
@@ -142,15 +143,12 @@ class GlobalStepWaiter(BuiltIn):
         if self._newest() >= self.step:
             return
         self._run.println(f"waiting until the run in {self.run_dir} has a checkpoint of step {self.step}")
-        began = time.monotonic()
-        while (newest := self._newest()) < self.step and not self._run.interrupted:
-            if self.timeout is not None and time.monotonic() - began >= self.timeout:
-                raise ServiceError(
-                    f"in {self.timeout:g} s the run in {self.run_dir} has come to step {newest}, not to "
-                    f"step {self.step}; look at that run, or give a longer timeout="
-                )
-            time.sleep(self.poll)
+        limit = math.inf if self.timeout is None else self.timeout
+        if not wait_until(lambda: self._run.interrupted or self._newest() >= self.step, limit, self.poll):
+            raise ServiceError(
+                f"in {limit:g} s the run in {self.run_dir} has come to step {self._newest()}, not to step "
+                f"{self.step}; look at that run, or give a longer timeout="
+            )
 
     def _newest(self) -> int:
-        names = Store(self.run_dir).names()
-        return names[-1].step if names else 0
+        return max((name.step for name in Store(self.run_dir).names()), default=0)

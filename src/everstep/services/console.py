@@ -26,6 +26,7 @@ from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats
 from everstep.metrics.formatting import checked_formatter, counter, humanize_duration, log_line, log_tag
 from everstep.metrics.statistics import Stats
+from everstep.redaction import redacted
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best, matches, name_patterns
 from everstep.unattended import append_line
@@ -184,6 +185,44 @@ class LogFile:
                 self._complain(f"the log {self._path} cannot be written ({error}); lines are missing there")
 
 
+class Voice:
+    """Says and warns for all parts of a run; `console` keeps the log, None for a run without a console."""
+
+    def __init__(self) -> None:
+        self.console: Console | None = None
+        self.warnings: list[str] = []
+        self._file: LogFile | None = None
+        self._waiting: list[tuple[str, bool]] | None = []
+        """Lines said before the console has its log; None once the log is open."""
+
+    def speak_to(self, path: Path) -> None:
+        """Say everything to a log file alone, from now on."""
+        self.console, self._file = None, LogFile(path, lambda problem: None)
+        self.release()
+
+    def say(self, message: str, shorten: bool = False) -> None:
+        """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
+        message = redacted(message)
+        if self._file is not None:
+            self._file.write(message)
+        elif self.console is None:
+            print(message, flush=True)
+        elif self._waiting is not None:
+            self._waiting.append((message, shorten))
+        else:
+            self.console.print(message, shorten)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+        self.say(f"warning: {message}")
+
+    def release(self) -> None:
+        """Say the lines that waited for the log: it is open now, or never will be."""
+        waiting, self._waiting = self._waiting or [], None
+        for message, shorten in waiting:
+            self.say(message, shorten)
+
+
 class EpochLine(Service):
     """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
 
@@ -213,8 +252,7 @@ class EpochLine(Service):
             run.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
             self.printed(stats)
 
-    def finish(self, boundary: Boundary) -> None:
-        self.run(boundary)
+    finish = run
 
 
 class LogVariables(Service):

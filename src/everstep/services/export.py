@@ -18,6 +18,7 @@ from everstep.arguments import checked_keywords, integer
 from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, finite, place_apart
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
+from everstep.display.cells import with_leaves
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
 from everstep.formats import byte_count, write_shards
@@ -96,10 +97,7 @@ class Export(Conditional):
         if format not in FORMATS:
             raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")
         if (format == "torch.export") != isinstance(inputs, tuple):
-            raise ConfigError(
-                f"Export(format={format!r}, inputs={inputs!r:.60}): give inputs=(x, ...), a tuple, with "
-                'format="torch.export", and only there'
-            )
+            raise ConfigError(f'Export(format={format!r}): give inputs=(x, ...) with "torch.export" alone')
         self.entry, self.format, self.keep = entry, format, integer("keep", keep, none="for all")
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
         self._metrics: dict[str, float] = {}
@@ -379,10 +377,7 @@ class Dump(BuiltIn):
         columns = {name: self._column(name, step) for name in self.outputs}
         if len({len(column) for column in columns.values()}) > 1:
             lengths = ", ".join(f"{name!r} has {len(column)}" for name, column in columns.items())
-            raise MetricError(
-                f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
-                f"{lengths}; return one value for each example"
-            )
+            raise MetricError(f"Dump: batch {step.number} of {step.stream!r} has unequal lengths: {lengths}")
         for example in zip(*columns.values(), strict=True):
             if self.format == "csv":
                 cells = [_json(each) if isinstance(each, list | dict) else each for each in example]
@@ -396,7 +391,7 @@ class Dump(BuiltIn):
                 f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
                 f"{nearest(name, step.outputs)}"
             )
-        value = _plain(step.outputs[name])
+        value = with_leaves(step.outputs[name], lambda leaf: getattr(leaf, "tolist", lambda: leaf)())
         if not isinstance(value, list):
             raise MetricError(
                 f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
@@ -421,14 +416,6 @@ class Dump(BuiltIn):
             file, self._file = self._file, None
             file.close()
             self._beside.unlink(missing_ok=True)  # the folder may have been deleted meanwhile
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _json(value: Any) -> str:

@@ -595,10 +595,7 @@ class Conditional(Service):
             self._described = described(condition, "condition")
             text = getattr(condition, "__name__", "a function")  # the same in every process
         else:
-            raise ConfigError(
-                f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
-                'OnBest("valid_loss"), or a function of the boundary'
-            )
+            raise ConfigError(f"{condition!r} is not a condition; give a schedule, OnBest or a function")
         self._condition = condition
         short = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
         super().__init__(f"when {short}" if name is None else name, every)
@@ -657,10 +654,7 @@ class When(Conditional):
         for action in self.actions:
             is_function = callable(action) and not isinstance(action, type)
             if not (is_function or isinstance(action, _DECISIONS | Save)):
-                raise ConfigError(
-                    f"{action!r} is not an action; give Save(), Stop(reason), Interrupt(reason), "
-                    "SetValue(...) or a function of the boundary"
-                )
+                raise ConfigError(f"{action!r} is not an action; give Stop(...), Save() ... or a function")
         self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))
         if any(isinstance(action, _DECISIONS) for action in self.actions):
             self.stage, self.controller = Stage.DECIDE, True
@@ -676,10 +670,7 @@ class When(Conditional):
             return None
         for action in self.actions:
             if callable(action) and (result := action(boundary)) is not None:
-                raise UsageError(
-                    f"{self.name!r}: {action!r} returned {result!r}; return nothing, and give actions, such "
-                    "as Stop(reason), beside the function"
-                )
+                raise UsageError(f"{self.name!r}: {action!r} returned {result!r}; give actions beside it")
         return Outcome(actions=tuple(action for action in self.actions if not callable(action)))
 
 

@@ -99,10 +99,7 @@ class TensorBoard(Sink):
                 self._take(value, f"{name}/{key}" if name else str(key))
             return
         if not name or not isinstance(summary, Image | Histogram | str):
-            raise MetricError(
-                f"add_summary({summary!r}): give a mapping from names to Image, Histogram or str "
-                "(numbers go to collect_metrics)"
-            )
+            raise MetricError(f"add_summary({summary!r}): give names with an Image, Histogram or str each")
         data: dict[str, Any] = {"name": name, "step": self._run.step}
         if isinstance(summary, str):
             data["text"] = summary
@@ -231,10 +228,7 @@ def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     elif pixels.ndim == 3 and shape[0] in _CHANNELS and shape[2] not in _CHANNELS:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim != 3 or pixels.shape[2] not in _CHANNELS or not pixels.size:
-        raise MetricError(
-            f"an image of shape {shape}: give (height, width), (height, width, channels) or "
-            "(channels, height, width), with 1, 3 or 4 channels"
-        )
+        raise MetricError(f"an image of shape {shape}: give (height, width) and 1, 3 or 4 channels, if any")
     if pixels.dtype != np.uint8:
         pixels = np.rint(255 * np.nan_to_num(pixels.astype(np.float64)).clip(0, 1)).astype(np.uint8)
     return np.ascontiguousarray(pixels)

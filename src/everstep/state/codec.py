@@ -231,10 +231,7 @@ class _Encoder:
         before = len(self.arrays)
         node = self.node(value, path)
         if len(self.arrays) > before:
-            raise StateError(
-                f"{_where(path)} has an array as a key or in a set, where it is found by identity: "
-                "use a list, or a dict with names as keys"
-            )
+            raise StateError(f"{_where(path)} has an array as a key or in a set: use a list, or names")
         return node
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
@@ -269,10 +266,7 @@ class _Encoder:
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
         factory = value.default_factory
         if factory is not None and factory not in _FACTORIES.values():
-            raise StateError(
-                f"{_where(path)} is a defaultdict of {factory!r}, which cannot be saved: "
-                f"use a plain dict, or one of the factories {', '.join(_FACTORIES)}"
-            )
+            raise StateError(f"{_where(path)} is a defaultdict of {factory!r}: use {', '.join(_FACTORIES)}")
         name = None if factory is None else factory.__name__
         return {"$defaultdict": self.mapping(value, path), "factory": name}
 
@@ -343,10 +337,7 @@ def _decode(node: Json, arrays: Mapping[str, HostArray]) -> Any:
         return {key: _decode(item, arrays) for key, item in node.items()}
     known = _DECODERS.get(tag)
     if known is None:
-        raise StateError(
-            f"the saved state has a {tag!r}, which this everstep does not know: "
-            "it was written by a newer version; install that one"
-        )
+        raise StateError(f"the saved state has a {tag!r} of a newer everstep: install that version")
     return known(node[tag], node, arrays)
 
 

@@ -42,8 +42,10 @@ class Slot:
 
     @value.setter
     def value(self, value: Any) -> None:
+        home = backends.of(value)
+        mutable = type(value) in _CONTAINERS if home is None else home.pack(value) is None
         # None is not yet a value.  Every number and string counts: Python decides which are one object.
-        if self._value is not None and not (value is self._value and _mutable(value)):
+        if self._value is not None and not (value is self._value and mutable):
             self._replaced = True
         self._value = value
         self._assigned = None if self._assigned is None else True
@@ -101,11 +103,6 @@ def undeclared(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: obj.value if isinstance(obj, Declaration) else obj for name, obj in bare.items()}
 
 
-def _mutable(value: Any) -> bool:
-    home = backends.of(value)
-    return type(value) in _CONTAINERS if home is None else home.pack(value) is None
-
-
 _CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple, frozenset}
 _BARE = PLAIN - {kind for kind in PLAIN if issubclass(kind, (dict, list))}
 
@@ -137,10 +134,7 @@ def _entry(obj: Any) -> Entry | None:
     if type(obj) in _BARE or isinstance(obj, type):
         return None
     if isinstance(obj, PerRank):
-        raise StateError(
-            f"{obj!r} is inside another object, and only an entry as a whole can be a rank's own: give it a "
-            'name in state=, as in state={"memory": everstep.PerRank(memory)}'
-        )
+        raise StateError(f"{obj!r} is inside another object: give it a name of its own in state=")
     if isinstance(obj, OwnEntry):
         return obj.entry()
     for backend in backends.active():

@@ -29,10 +29,10 @@ from everstep.metrics.collector import Collector, Reader, is_scalar, to_scalar
 from everstep.redaction import redacted
 from everstep.schedule import NEVER, Instant, Schedule, Unscheduled, earliest
 from everstep.services.best import Best
+from everstep.services.console import Voice
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.threads.wakeups import Pending
-from everstep.supervisor.voice import Voice
 
 S = TypeVar("S", bound=Service)
 BoundaryOf = Callable[[Service], Boundary]
@@ -138,10 +138,7 @@ class ServiceBoard:
                 f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome({remedy})"
             )
         if not isinstance(outcome.metrics, Mapping):
-            raise UsageError(
-                f"service {service.name!r} returned {outcome!r}, whose metrics are not a dictionary; "
-                "give actions by name: everstep.Outcome(actions=(...,))"
-            )
+            raise UsageError(f"service {service.name!r} returned {outcome!r}; give Outcome(actions=(...,))")
         wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
         values = {name: to_scalar(name, value) for name, value in outcome.metrics.items()}
         for name, value in self._collector.reduced(values).items():
@@ -161,21 +158,17 @@ class ServiceBoard:
             with _isolated_for([service]):
                 return run(boundary)
         except Exception as error:
-            if service.stage is Stage.REPORT:
-                self._warn_of_failure(service, error)
-                return None
             # only a report may fail and be passed over: other stages decide what is trained and saved
-            error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
-            raise
-
-    def _warn_of_failure(self, service: Service, error: Exception) -> None:
-        """Warn at the first ten failures, then at the 100th, 1,000th ...: it may fail at each step."""
-        count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
-        if count <= 10 or count == 10 ** (len(str(count)) - 1):
-            times = "" if count <= 10 else f" {count:,} times"
-            self._voice.warn(
-                f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
-            )
+            if service.stage is not Stage.REPORT:
+                error.add_note(f"in service {service.name!r} (stage {service.stage.name})")
+                raise
+            count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
+            if count <= 10 or count == 10 ** (len(str(count)) - 1):  # it may fail at each step
+                times = "" if count <= 10 else f" {count:,} times"
+                self._voice.warn(
+                    f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
+                )
+            return None
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
         for service in services:
@@ -232,10 +225,7 @@ class ServiceBoard:
 def require_service(service: Service, others: Iterable[Service]) -> None:
     """Refuse an object that is no Service or could do nothing, and a name that another service has."""
     if not isinstance(service, Service):
-        raise ConfigError(
-            f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
-            "or register a function with loop.on(moment, fn)"
-        )
+        raise ConfigError(f"{service!r} is not a Service; give an instance, as everstep.EarlyStop(...)")
     kind = type(service)
     if not {"name", "schedule"} <= vars(service).keys():
         raise ConfigError(
@@ -250,22 +240,13 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
     needs_schedule = kind.run is not Service.run and kind.due is Service.due and not service.guards_saves
     only_scheduled = service.moments and SCHEDULED.issuperset(service.moments)
     if isinstance(service.schedule, Unscheduled) and needs_schedule and only_scheduled:
-        raise ConfigError(
-            f"service {service.name!r} has no schedule, so its run() would never be called; give class "
-            f"{kind.__name__} one, as in default_schedule = everstep.Every(steps=1), or other moments"
-        )
+        raise ConfigError(f"service {service.name!r} has no schedule; give {kind.__name__} default_schedule=")
     if service.controller and service.stage is Stage.REPORT:
-        raise ConfigError(
-            f"service {service.name!r} is a controller of stage REPORT, in which no service may act; give "
-            f"class {kind.__name__} stage = everstep.services.Stage.DECIDE, or an earlier one"
-        )
+        raise ConfigError(f"service {service.name!r} is a controller of stage REPORT; give it an earlier one")
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):
-        raise ConfigError(
-            f"two services are named {service.name!r}; names are the keys of their state: "
-            "give one of them name="
-        )
+        raise ConfigError(f"two services are named {service.name!r}; give one of them name=")
 
 
 def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
@@ -276,10 +257,7 @@ def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
 def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment) -> None:
     """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE."""
     if actions and moment in OBSERVED:
-        raise UsageError(
-            f"{moment.name} is for observers, and service {service.name!r} asked for {actions[0]}; act at "
-            "another moment, such as AFTER_STEP"
-        )
+        raise UsageError(f"{moment.name} is for observers; ask for {actions[0]} elsewhere, as at AFTER_STEP")
     if service.stage is Stage.SAVE:
         actions = [action for action in actions if not isinstance(action, Save | SaveBest)]
     elif service.stage is not Stage.REPORT and service.controller:

@@ -82,10 +82,7 @@ def divide(group: Group, mine: Said | None) -> None:
     counts = [sum(each.place == part for each in parts) for part in range(parts[0].size)]
     if len(set(counts)) > 1:
         listed = ", ".join(f"{part} of {count}" for part, count in enumerate(counts))
-        raise ConfigError(
-            f"data_ranks=: each data rank from 0 to {len(counts) - 1} must be that of equally many of the "
-            f"{len(parts)} ranks, and it is {listed}; {_FORMS}"
-        )
+        raise ConfigError(f"data_ranks= must be that of equally many ranks each, and is {listed}; {_FORMS}")
     group.data = DataRanks([each.place or 0 for each in parts])
 
 
@@ -160,7 +157,9 @@ def samples(stream: Stream) -> dict[str, str]:
     seen = {id(stream)}
 
     def walk(path: str, value: Any, depth: int) -> None:
-        digest = batch_digest(_edges(value), len(value)) if _is_table(value) else None
+        is_array = backends.of(value) is not None and len(value.shape) > 0
+        is_table = is_array or type(value) in (list, tuple, range)
+        digest = batch_digest(_edges(value), len(value)) if is_table else None
         if digest is not None:
             digests[path] = f"{digest:016x}"
         elif depth and id(value) not in seen:
@@ -171,10 +170,6 @@ def samples(stream: Stream) -> dict[str, str]:
     for name, part in vars(stream).items():
         walk(name.lstrip("_"), part, _DEPTH)
     return digests
-
-
-def _is_table(value: Any) -> bool:
-    return type(value) in (list, tuple, range) or (backends.of(value) is not None and len(value.shape) > 0)
 
 
 def _edges(value: Any) -> Any:

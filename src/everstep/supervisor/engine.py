@@ -12,9 +12,10 @@ from everstep.checkpoint import CheckpointName, Phase, forecast
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
-from everstep.metrics.across_ranks import AcrossRanks
+from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.collector import Collector
 from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
+from everstep.services.console import Voice
 from everstep.services.replayed import Replayed
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
@@ -36,7 +37,6 @@ from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
 from everstep.supervisor.threads.wakeups import GRACE, PeriodicThreads, Wakeups
-from everstep.supervisor.voice import Voice
 from everstep.timing import Estimator, TimeSpent
 
 

@@ -81,10 +81,6 @@ class Supervisor(Door):
             parts); or 1: all ranks read the whole batch.
         clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
             services run at the very step, without a thread.
-
-    Raises:
-        ConfigError: an argument is out of range, unknown or contradicts another.
-        StateError: a state entry cannot be saved.
     """
 
     @checked_keywords
@@ -147,18 +143,13 @@ class Supervisor(Door):
 
         Raises:
             Interrupted: a signal, or the time budget; the state is saved.
-            UsageError: before the first `should_stop()`, or after the step at which the loop was to end.
-            MetricError: a value is not one real number.
         """
         engine, draws = self._engine, self._draws
         if engine.status != "open" or not engine.begun:
             draws.require_begun()
         # a stop that was requested, or by a stream that ended, may come inside a step
         if (stop := engine.progress.stop) is not None and stop.kind not in ("request", "stream"):
-            raise UsageError(
-                f"advance() after the loop should have ended ({stop.reason}); check before each step: "
-                "while not sv.should_stop()"
-            )
+            raise UsageError(f"advance() after the end ({stop.reason}); loop while not sv.should_stop()")
         if engine.announcer.synchronous:
             draws.begin_step()  # where the step drew no batch
         if metrics:
@@ -173,10 +164,7 @@ class Supervisor(Door):
             data: a stream, a DataLoader, anything iterable (see `everstep.data`).  None declares that
                 the loop reads no data, or keeps its position in the data in `state`.
             name: unique in the run.
-            passes: number of passes after which the run stops; None: never.
-
-        Raises:
-            ConfigError: the name is taken, or `passes` is not positive.
+            passes: number of passes after which the run stops, 1 or more; None: never.
         """
         self._engine.require_open("stream")
         if data is None:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from everstep.contracts.services import Service
 from everstep.errors import ProgressError, StateError, alike, nearest
+from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.saving.user_state import UserState, some
-from everstep.supervisor.voice import Voice
 
 _LOOKS = 16
 """Number of first steps after which modules outside the state are looked at: an average changes rarely."""

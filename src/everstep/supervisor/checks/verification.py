@@ -26,9 +26,9 @@ from everstep.record import (
 )
 from everstep.record.step_comparison import in_words
 from everstep.schedule import NEVER
+from everstep.services.console import Voice
 from everstep.state import Encoded
 from everstep.supervisor.streams.run_stream import RunStream
-from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
     from everstep.supervisor.opening.open_run import ResumePoint

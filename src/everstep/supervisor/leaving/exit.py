@@ -21,10 +21,10 @@ from everstep.errors import (
     RolledBack,
 )
 from everstep.services.best import Best, Place
+from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import StopRecord, reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.threads.signals import describe, exit_error
-from everstep.supervisor.voice import Voice
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
@@ -167,10 +167,7 @@ class Exit:
         # services at a boundary judge values that are equal on all ranks
         on_all = not engine.ranks.several or engine.boundaries.inside
         if not on_all and engine.settings.recovery is not None:
-            error.add_note(
-                f"step {step} is not undone, because other ranks may not have failed in it; let NaNGuard and "
-                "LossBound judge metrics, which are equal on all ranks"
-            )
+            error.add_note(f"step {step} is not undone, as other ranks may be good; let guards judge metrics")
         return on_all
 
     def _finish(self) -> None:
@@ -202,8 +199,7 @@ class Exit:
             engine.journal.sync()
         except OSError as error:
             raise CheckpointError(
-                f"the end of the run could not be recorded ({error}); {remedy(error)} and start again: "
-                "no step is lost"
+                f"the end is not recorded ({error}); {remedy(error)} and start again"
             ) from error
         # after the last save: best weights in the live objects must not reach a checkpoint
         for service in engine.board.bests:
@@ -335,10 +331,7 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         raise DamagedCheckpointError(f"{error}; {store.set_best_aside(path)}") from error
     about: Any = saved.meta
     if about.get("value", place.value) != place.value:
-        raise NoCheckpointError(
-            f"{path} has the weights of {about['value']:.6g}, of an earlier timeline; bring back the right "
-            "ones from a copy"
-        )
+        raise NoCheckpointError(f"{path} has those of {about['value']:.6g}; bring the right ones back")
     tree = saved_tree(saved, ("user",))["user"]
     with reading(path, "user"):
         user.check(tree, str(path))

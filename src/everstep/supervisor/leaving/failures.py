@@ -19,9 +19,9 @@ from everstep.polling import wait_until
 from everstep.record import FailurePages, Journal, traceback_lines
 from everstep.record.pages import Kind
 from everstep.redaction import redacted
+from everstep.services.console import Voice
 from everstep.services.recovery import HALF_AN_HOUR, NINE_MINUTES, HangWatch
 from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.voice import Voice
 
 PATIENCE = 4.0
 """Seconds for the report of a process that ends itself: a disk or a pipe may be what hangs."""

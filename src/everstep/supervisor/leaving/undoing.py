@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,14 +9,13 @@ from typing import TypeVar
 from everstep import hazard
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
+from everstep.polling import wait_until
 from everstep.record import Batch, Rollback, shared_samples
 from everstep.services.recovery import Recovery, Retry
 from everstep.supervisor.opening.open_run import OpenRun
 from everstep.supervisor.streams.run_streams import Streams
 
 T = TypeVar("T")
-_POLL = 0.02
-"""Seconds between two looks for a signal."""
 
 
 class Rollbacks:
@@ -36,7 +34,10 @@ class Rollbacks:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
         used = self._recovery.used(self.decided, step)
-        rollback = self._shared(self._new(self._recovery, used, step, reason) if self._group.writer else "")
+        rollback = self._new(self._recovery, used, step, reason) if self._group.writer else ""
+        shared = self._group.share(rollback if isinstance(rollback, str) else rollback.stored(), "a rollback")
+        if not self._group.writer:
+            rollback = shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
         if isinstance(rollback, str):
             batches = [batch for each in self.decided for batch in each.batches]
             so_far = f"; quarantined are {_listed(batches)}" if batches else ""
@@ -62,13 +63,6 @@ class Rollbacks:
         if rolled is None and self._refused:  # on the error that ended the loop
             errors[0].add_note(self._refused)
         return rolled
-
-    def _shared(self, mine: Rollback | str) -> Rollback | str:
-        """Return the writer's decision, or its reason why there is none; every rank calls this."""
-        shared = self._group.share(mine if isinstance(mine, str) else mine.stored(), "a rollback")
-        if self._group.writer:
-            return mine
-        return shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
 
     def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
@@ -153,7 +147,7 @@ class Retries:
         _tries[self._run_dir] = furthest, count + 1
         text = self._decide(retry, error, f"step {step}", count + 1)
         hazard.reach("loop.retry")
-        self._wait(retry.seconds(count + 1))
+        wait_until(self._ends, retry.seconds(count + 1))
         return TriedAgain(text, self._run_dir, count + 1)
 
     def forget(self) -> None:
@@ -175,7 +169,7 @@ class Retries:
                     error.add_note(f"tried again {retry.times} times (Retry(times={retry.times}))")
                     raise
                 self._decide(retry, error, what, attempt)
-                self._wait(retry.seconds(attempt))
+                wait_until(self._ends, retry.seconds(attempt))
 
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
         seconds = retry.seconds(attempt)
@@ -188,11 +182,6 @@ class Retries:
         except OSError as refused:
             self._voice.warn(f"this retry is not recorded: {refused}")
         return text
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._ends() and (left := until - time.monotonic()) > 0:
-            time.sleep(min(_POLL, left))
 
 
 def recovering(main: Callable[[], T]) -> T:

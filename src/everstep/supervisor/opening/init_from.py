@@ -51,9 +51,6 @@ class InitFrom:
             which takes a checkpoint: best weights have none.
         entry: entry for another program's weights that have names alone, as a `state_dict` has; default:
             the only entry that is a flat set of arrays.
-
-    Raises:
-        ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen.
     """
 
     path: str | Path
@@ -76,8 +73,7 @@ class InitFrom:
                 re.compile(pattern or "")
             except re.error as error:
                 raise ConfigError(
-                    f"InitFrom({name}={getattr(self, name)!r}): {pattern!r}: {error}; give a regular "
-                    "expression, or re.escape(name)"
+                    f"InitFrom({name}=...): {pattern!r}: {error}; or give re.escape(name)"
                 ) from error
         for name in (f"on_{kind}" for kind in _MISFITS):
             if getattr(self, name) not in ("error", "warn", "skip"):
@@ -131,10 +127,7 @@ class InitFrom:
             wanted = within(names if as_it_is else [("user",), ("progress",)])
             checkpoint = find_checkpoint(path, say, wanted=wanted)
             if checkpoint is None:
-                raise NoCheckpointError(
-                    f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
-                    "checkpoint; check the path"
-                )
+                raise NoCheckpointError(f"{str(path)!r} is neither a checkpoint nor a run; check the path")
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
             tree = checkpoint
             if as_it_is:  # the arrays of other entries were not read
@@ -363,10 +356,7 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
 def best(run_dir: str | Path) -> dict[str, BestRecord]:
     """Return the best weights of a run by metric, as its newest checkpoint names them.
 
-        everstep.runs.best("runs/digits")["valid_loss"].value
-
-    Raises:
-        RunDirError: the path is not a run; names runs nearby.
+    everstep.runs.best("runs/digits")["valid_loss"].value
     """
     store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir)
     records = {}

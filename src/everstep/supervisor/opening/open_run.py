@@ -36,6 +36,7 @@ from everstep.record import (
     user_path,
 )
 from everstep.redaction import redacted, without_credentials
+from everstep.services.console import Voice
 from everstep.state import dropped, isolated, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
@@ -64,7 +65,6 @@ from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
 from everstep.supervisor.streams.generators import restore_given
 from everstep.supervisor.streams.run_streams import Streams
-from everstep.supervisor.voice import Voice
 
 
 @dataclass
@@ -186,7 +186,12 @@ class OpenRun:
         chosen = self._choose() if self.writer else None
         if self.group.size == 1:
             return chosen
-        what = None if chosen is None else [self._place(chosen.path), chosen.digest]
+        what = None
+        if chosen is not None:
+            # as all ranks find it: below the run directory, which they may see elsewhere
+            inside, top = chosen.path.is_relative_to(self.run_dir.path), self.run_dir.path
+            where = chosen.path.relative_to(top) if inside else chosen.path.absolute()
+            what = [str(where), chosen.digest]
         mine = [what, [rollback.stored() for rollback in self.rollbacks], self.chosen, self.request]
         what, rollbacks, why, request = self.group.share(mine, "the choice of a checkpoint")
         if self.writer:
@@ -196,7 +201,7 @@ class OpenRun:
         if what is None:
             return None
         place, digest = what
-        checkpoint = self._read(self.run_dir.path / place)
+        checkpoint = read_checkpoint(self.run_dir.path / place, self.group.rank, regions=self.store.regions)
         if checkpoint.digest != digest:
             raise RestoreError(
                 f"rank {self.group.rank} reads another state in {checkpoint.path} than rank 0 (digest "
@@ -204,14 +209,6 @@ class OpenRun:
                 "all of them see"
             )
         return checkpoint
-
-    def _place(self, path: Path) -> str:
-        """Return a path as all ranks find it: below the run directory, which they may see elsewhere."""
-        inside = path.is_relative_to(self.run_dir.path)
-        return str(path.relative_to(self.run_dir.path) if inside else path.absolute())
-
-    def _read(self, path: Path) -> Checkpoint:
-        return read_checkpoint(path, self.group.rank, regions=self.store.regions)
 
     def _choose(self) -> Checkpoint | None:
         wanted = self.settings.resume
@@ -257,19 +254,6 @@ class OpenRun:
             f"again, name the checkpoint in the first line of {self.run_dir.path / 'checkpoint'}"
         )
         return newest, notes
-
-    def inside(self, closed: Checkpoint, reopened: str) -> Checkpoint:
-        """Find the checkpoint inside the epoch that `closed` had cut short: at its last step, or one before.
-
-        There is none where the program left the last step by `break`, or asked for the stop after the
-        steps: then `closed` is returned.
-        """
-        inside, why = self.store.inside(closed, self.group.rank)
-        if inside is not None:
-            self.voice.say(f"{reopened}: the epoch continues from {inside.name}")
-            return inside
-        self.voice.say(f"{reopened}: epoch {closed.epoch} stays cut short and the next one begins ({why})")
-        return closed
 
     def streams(self, point: ResumePoint) -> Streams:
         """Make the run's streams, at their positions in the checkpoint."""
@@ -407,8 +391,13 @@ def _resume(
         if reason is not None:
             reopened_by = progress.stop
             if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
-                checkpoint = run.inside(checkpoint, reason)
-                tree, progress = _read_tree(run, checkpoint, user)
+                # not where the program left the last step by `break`, or asked for the stop after the steps
+                inside, why = run.store.inside(checkpoint, run.group.rank)
+                how = f"epoch {checkpoint.epoch} stays cut short and the next one begins ({why})"
+                if inside is not None:
+                    checkpoint, how = inside, f"the epoch continues from {inside.name}"
+                    tree, progress = _read_tree(run, checkpoint, user)
+                run.voice.say(f"{reason}: {how}")
             progress.stop = None
     meta: Any = saved_meta(checkpoint)
     finished = progress.stop is not None and run.history.ended() is not None

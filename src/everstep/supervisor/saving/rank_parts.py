@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import numpy as np
@@ -120,9 +120,8 @@ class _OtherRanks:
         )
         if window and not self._user.exact_on_any_ranks():
             raise RestoreError(
-                f"{self._changed}: the checkpoint is inside a window of accumulated gradients, which are "
-                f"sums over the parts of {self._saved}; start with {self._saved}, or resume from a "
-                "checkpoint between two windows, as resume=NAME"
+                f"{self._changed}: the checkpoint is inside a window of accumulated gradients; start with "
+                f"{self._saved}, or resume from a checkpoint between two windows, as resume=NAME"
             )
         entries = _own_entries(self._parts[0], self._checkpoint.common)
         apart = [("rng",), ("streams",), ("wall", "streams"), *(("user", name) for name in entries)]
@@ -178,10 +177,9 @@ class _OtherRanks:
         function, rank = self._user.merges.get(name), self._group.rank
         if function is None:
             raise RestoreError(
-                f"{self._changed}: the state entry {name!r} is each rank's own, and cannot be divided among "
-                f"other ranks without a function; give state={{{name!r}: everstep.PerRank(..., "
-                f"merge=function)}}, start with {self._saved}, or in another directory with init_from= and "
-                "exclude=, which takes the other entries"
+                f"{self._changed}: the state entry {name!r} is each rank's own; give state={{{name!r}: "
+                f"everstep.PerRank(..., merge=function)}}, start with {self._saved}, or in another "
+                "directory with init_from= and exclude=, which takes the other entries"
             )
         trees = [self._saved_entry(name, each) for each in range(self._checkpoint.ranks)]
         in_slot = isinstance(self._user.objects[name], Slot)
@@ -328,23 +326,7 @@ _REMEDIES = {
 
 
 def _compared(common: Encoded, own: Encoded, together: Sequence[int]) -> Iterator[tuple[str, str, Any]]:
-    yield from _leaves(common)
-    yield from _copies(common)
-    if len(together) > 1:
-        yield from _random(own, ",".join(map(str, together)))
-
-
-def _random(own: Encoded, holders: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield (part, path, bytes) of a rank's random state, without the number of the rank."""
-    structure: Any = own.structure
-    now = next(name for name in structure["rng"] if name.startswith("rank"))
-    # a rank that sees all devices draws on its own alone: on the others the ranks' states differ
-    state = portable(decode(Encoded(structure["rng"][now], own.arrays)))
-    for path, data in leaves(encode({"rng": state})):
-        yield f"rng#{holders}", f"{path}#{holders}", data
-
-
-def _leaves(common: Encoded) -> Iterator[tuple[str, str, Any]]:
+    """Yield (part, path, bytes) of what must be equal; the boxes that some ranks hold alike are apart."""
     structure: Any = common.structure
     compared = {branch: structure[branch] for branch in COMPARED if branch in structure}
     arrays = {name: _anywhere(array) for name, array in common.arrays.items()}
@@ -352,15 +334,18 @@ def _leaves(common: Encoded) -> Iterator[tuple[str, str, Any]]:
         branch, _, rest = path.rstrip("#").partition("/")
         name = rest.partition("/")[0]
         yield f"{branch}/{name}" if branch in _BY_NAME and name else branch, path, data
-
-
-def _copies(common: Encoded) -> Iterator[tuple[str, str, Any]]:
-    """Yield (part, path, bytes) of the boxes of large arrays that some ranks hold alike, sorted by path."""
     for name, array in sorted(common.arrays.items()):
         branch, _, rest = name.partition("/")
         if branch in _BY_NAME and array.region is not None and len(array.region.holders) > 1:
             holders = ",".join(map(str, array.region.holders))
             yield f"{branch}/{rest.partition('/')[0]}#{holders}", f"{name}#{holders}", array.data
+    if len(together) > 1:
+        holders, tree = ",".join(map(str, together)), cast(Any, own.structure)["rng"]
+        now = next(name for name in tree if name.startswith("rank"))
+        # a rank that sees all devices draws on its own alone: on the others the ranks' states differ
+        state = portable(decode(Encoded(tree[now], own.arrays)))
+        for path, data in leaves(encode({"rng": state})):
+            yield f"rng#{holders}", f"{path}#{holders}", data
 
 
 def _anywhere(array: HostArray) -> HostArray:

@@ -31,6 +31,7 @@ from everstep.checkpoint import (
     WriterExchange,
     disk_failed,
     first_error,
+    is_interim,
     save_apart,
 )
 from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
@@ -44,6 +45,7 @@ from everstep.errors import (
     RunDirError,
 )
 from everstep.record import Position
+from everstep.record.rundir import no_disk_error
 from everstep.services.best import Best
 from everstep.state import (
     Buffers,
@@ -168,7 +170,8 @@ class Saver:
     def commit_kept(self, *, interim: bool = False) -> None:
         """Commit the newest copy, if it is not; `interim`: it is only used until the epoch's end is saved."""
         if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
-            self._snapshot.meta["interim"] = interim
+            meta: Any = self._snapshot.commit.meta
+            meta["interim"] = interim
             self._commit(self._snapshot)
             self._kept_only = False
 
@@ -195,15 +198,9 @@ class Saver:
         """Copy a tree into memory of its own; without copies in memory, onto the disk."""
         if self._buffers.copy:
             return encode(tree)
-        try:
+        what = "the state cannot be kept on disk, as Checkpoints(copy=False) does"
+        with no_disk_error(what, self._engine.opening.run_dir.path):
             return self._spill.keep(self.encode(tree))
-        except OSError as error:
-            raise RunDirError(
-                error.errno,
-                f"the state cannot be kept on disk, as Checkpoints(copy=False) does: {error.strerror}; "
-                f"{remedy(error)} and start again",
-                str(self._engine.opening.run_dir.path),
-            ) from error
 
     def _copied(self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()) -> Snapshot | None:
         """Copy the current state; None if there is no memory for the copy, which is a failed save."""
@@ -289,10 +286,6 @@ class Saver:
         self._in_doubt += [(action.metric, name, action.value) for action in best]
 
     @property
-    def _remedy(self) -> str:
-        return "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
-
-    @property
     def job(self) -> int | None:
         """Number of the writer thread's job; None while it has nothing to do."""
         return self._writer.job
@@ -300,22 +293,19 @@ class Saver:
     def await_first(self) -> None:
         """Wait for the checkpoint of step 0: no row reaches the journal before it."""
         if self._first_open:
-            self.announce_commits(wait=True)
-            if self.error is not None:
-                raise CheckpointError(
-                    f"the trial save at step 0 failed: {self.error}; {self._remedy}, or choose another run "
-                    "directory, before training"
-                ) from self.error
+            self.await_commit("the trial save at step 0 failed", ", or choose another run directory")
             self._first_open = False
 
-    def await_commit(self) -> None:
+    def await_commit(
+        self,
+        failed: str = "the last state could not be saved",
+        then: str = " and start again: the run continues from the previous checkpoint",
+    ) -> None:
         """Wait until the writer has committed what it was given."""
         self.announce_commits(wait=True)
         if self.error is not None:
-            raise CheckpointError(
-                f"the last state could not be saved: {self.error}; {self._remedy} and start again: the run "
-                "continues from the previous checkpoint"
-            ) from self.error
+            cure = "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
+            raise CheckpointError(f"{failed}: {self.error}; {cure}{then}") from self.error
 
     def announce_commits(self, *, wait: bool = False) -> None:
         """Announce the new commits of the writer thread, in the journal and to observers."""
@@ -379,14 +369,12 @@ class Snapshot:
 
     Attributes:
         commit: has the whole tree as the common one, and no digest yet.
-        meta: its facts; with "interim", as the checkpoint only replaces the later one at the epoch's end.
         own: paths of what is this rank's own; empty on one process.
         prove: tries, before the commit, what the state claims of live arrays; None: it claims nothing.
         position: end of the journal's rows that belong to this state.
     """
 
     commit: Commit
-    meta: dict[str, Any]
     own: frozenset[tuple[str, ...]]
     prove: Callable[[], None] | None
     position: Position
@@ -445,7 +433,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     guarded = engine.user.guarded(user["user"], encoded.arrays) if guards else frozenset[str]()
     partial = phase == "epoch" and engine.loop.is_partial()
     commit = Commit(name, encoded, "", current.epoch, phase, partial, meta, guarded)
-    return Snapshot(commit, meta, own, engine.user.prove(), position)
+    return Snapshot(commit, own, engine.user.prove(), position)
 
 
 class Writing:
@@ -480,7 +468,7 @@ class Writing:
         if self._opening.writer:
             # only now: until the new checkpoint is durable, the older ones are what a resume has
             self._opening.mirror.retain_and_upload(self._journal.durable, self.retain)
-        return None if snapshot.meta.get("interim") else committed
+        return None if is_interim({"meta": snapshot.commit.meta}) else committed
 
     @contextmanager
     def _together(self, snapshot: Snapshot) -> Iterator[None]:
@@ -498,17 +486,14 @@ class Writing:
 
     def tidy(self) -> None:
         store = self._opening.store
-        self._opening.mirror.retain_and_upload(0, lambda: self._retain(Retention(keep_last=None)))
+        self._opening.mirror.retain_and_upload(0, lambda: self.retain(Retention(keep_last=None)))
         for problem in store.check_best():
             self._opening.voice.warn(problem)
 
-    def retain(self) -> None:
-        """Delete what the rule does not keep, on the writer thread or while it has nothing to do."""
-        self._retain(self._retention)
-
-    def _retain(self, policy: Retention) -> None:
+    def retain(self, rule: Retention | None = None) -> None:
+        """Delete what a rule (None: the run's) does not keep, while the writer thread does nothing else."""
         try:
-            self._opening.store.retain(policy, self._opening.mirror.needed)
+            self._opening.store.retain(rule or self._retention, self._opening.mirror.needed)
         except (OSError, MemoryError) as error:
             if not disk_failed(error):
                 raise  # a later start has the run

@@ -162,10 +162,7 @@ class UserState:
                 home = backends.of(array)
                 region = None if home is None else home.region(array)
                 if region is not None and name in self.per_rank:
-                    raise ConfigError(
-                        f"state entry {name!r} is each rank's own (PerRank), and the ranks hold it together "
-                        "(it is sharded): leave out PerRank"
-                    )
+                    raise ConfigError(f"state entry {name!r} is sharded over the ranks: leave out PerRank")
                 if region is not None:
                     held[array_name(path)] = region
 
@@ -288,7 +285,22 @@ class UserState:
             raise ConfigError(
                 f"no state entry {name!r} for SetValue({target!r}); {nearest(name, self.objects)}"
             )
-        return list(_numbers(name, self.objects[name], option))
+        obj = self.objects[name]
+        if isinstance(obj, Slot) and not option:
+            places: list[Any] = [{option: obj.value}]
+        else:
+            places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
+        found: list[tuple[Any, Callable[[float], object]]] = []
+        for place in places:
+            value = place.get(option)
+            fill = getattr(value, "fill_", None)  # a compiled step reads this very tensor
+            if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                known = nearest(option, map(str, place))
+                raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")
+            in_slot = isinstance(obj, Slot)
+            put = partial(setattr, obj, "value") if in_slot else partial(place.__setitem__, option)
+            found.append((value, put if in_slot else fill or put))
+        return found
 
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
         """Set the numbers that an action names; return (name, new value) of each that has changed."""
@@ -363,24 +375,6 @@ def _saved(name: str, entry: Entry) -> Any:
         return entry.save()
 
 
-def _numbers(name: str, obj: Any, option: str) -> Iterator[tuple[Any, Callable[[float], object]]]:
-    """Find an option of a state's object: its value and its setter, per group."""
-    if isinstance(obj, Slot) and not option:
-        places: list[Any] = [{option: obj.value}]
-    else:
-        places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
-    for place in places:
-        value = place.get(option)
-        fill = getattr(value, "fill_", None)  # a compiled step reads this very tensor
-        if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            known = nearest(option, map(str, place))
-            raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")
-        if isinstance(obj, Slot):
-            yield value, partial(setattr, obj, "value")
-        else:
-            yield value, fill or partial(place.__setitem__, option)
-
-
 def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
     for name, entry in entries:
         if entry.is_random:
@@ -395,7 +389,6 @@ def _named(state: Any) -> list[tuple[Any, Any]]:
     pairs = [] if state is None else list(state) if isinstance(state, Iterable) else [state]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise ConfigError(
-            f"state is a {type(state).__name__}, which gives no names to save its parts under; give names to "
-            'objects, as in state={"model": model, "optimizer": optimizer}'
+            f'state is a {type(state).__name__}; give names to objects, state={{"model": model}}'
         )
     return [(name, value) for name, value in pairs]

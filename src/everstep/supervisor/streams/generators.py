@@ -108,7 +108,7 @@ class HeadWatch:
         self.declared = name in streams.declared
         self.recorded: dict[str, Any] | None = None
         """The record of the head that follows the resume point; None if there is none."""
-        self._opened: list[list[Any]] | None = []
+        self.opened: list[list[Any]] | None = []
         """States of the generators when the run's first pass was opened, and when its last pass was; None:
         unknown, as ranks of another number had others."""
         self._given: list[int] = []
@@ -122,14 +122,10 @@ class HeadWatch:
         self._warned = False
 
     def tree(self) -> dict[str, Any]:
-        return {"opened": self._opened, "given": self._given, "touched": self._touched}
+        return {"opened": self.opened, "given": self._given, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        self._opened, self._given, self._touched = tree["opened"], tree["given"], tree.get("touched", False)
-
-    def of_other_ranks(self, opened: Sequence[list[list[Any]] | None]) -> None:
-        """Take `opened` of the ranks of another number: where these differ, this rank's are unknown."""
-        self._opened = opened[0] if len(opened) == 1 else None
+        self.opened, self._given, self._touched = tree["opened"], tree["given"], tree.get("touched", False)
 
     def begin(self, held: Sequence[Any]) -> None:
         """Begin a head: it is blamed for changes to the generators from here on."""
@@ -142,7 +138,7 @@ class HeadWatch:
     def open(self, held: Sequence[Any]) -> None:
         """Note the states at which a pass is opened at its start."""
         now = states_of(held)
-        self._opened = [self._opened[0] if self._opened else now, now]
+        self.opened = [self.opened[0] if self.opened else now, now]
 
     def end(self, held: Sequence[Any], *, in_pass: bool) -> None:
         """End the head, and note what it has done; `in_pass`: whether a pass continues after it."""
@@ -181,27 +177,27 @@ class HeadWatch:
                 f"draw from it, and the checkpoint stands before them; {self._remedy}: then it is brought "
                 "back before they run"
             )
-        if not in_pass and self._opened:
+        if not in_pass and self.opened:
             self._given = [index for index, chosen in enumerate(given) if chosen]
         return given
 
     def _are_given(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
         """Tell which generators the head has set, as far as their states show; else by the last head."""
-        if self._opened is None and not in_pass:
+        if self.opened is None and not in_pass:
             last = self._given if self.recorded is None else self.recorded["given"]
             return [index in last for index in range(len(held))]
-        if in_pass or self._opened is None or [len(states) for states in self._opened] != [len(held)] * 2:
+        if in_pass or self.opened is None or [len(states) for states in self.opened] != [len(held)] * 2:
             return [False] * len(held)
-        pairs = zip(held, *self._opened, strict=True)
-        return [self._is_given(index, pass_index, *each) for index, each in enumerate(pairs)]
-
-    def _is_given(self, index: int, pass_index: int, generator: Any, first: Any, last: Any) -> bool:
-        """Whether a generator was set: a new process has it as at the first pass, unless a head sets it."""
-        entry = make_entry("generator", generator)
-        now = entry.save()
-        if pass_index == 1:  # only one was read: another seed than it had was set on purpose
-            return entry.as_seeded() and not _equal(now, first)
-        return index in self._given and (not _equal(now, first) or _equal(now, last))
+        given = []
+        for index, (generator, first, last) in enumerate(zip(held, *self.opened, strict=True)):
+            entry = make_entry("generator", generator)
+            now = entry.save()
+            is_other = not _equal(now, first)  # a new process has it so, unless a head sets it
+            if pass_index == 1:  # only one was read: another seed than it had was set on purpose
+                given.append(entry.as_seeded() and is_other)
+            else:
+                given.append(index in self._given and (is_other or _equal(now, last)))
+        return given
 
     def _warn(self, given: list[int], touched: bool) -> None:
         if touched and not self.declared and not self._warned:

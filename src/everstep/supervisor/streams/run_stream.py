@@ -11,7 +11,7 @@ from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
 from everstep.record import batch_digest, ledger_format
-from everstep.record.ledger_format import LEFT_OUT, Chain, Entry, Place, link
+from everstep.record.ledger_format import LEFT_OUT, Entry, Place, link
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
 from everstep.untrusted_files import is_count
@@ -86,15 +86,11 @@ class RunStream:
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             remedy = (
-                "give the checkpoint's data, or pass "
-                'on_change="override" to continue with what is given. If the data differs between epochs on '
-                'purpose, give each kind its own name, as in name="train2"'
+                'give the checkpoint\'s data, or on_change="override" to continue with what is given; if '
+                'the data differs between epochs on purpose, give each kind its own name, as in name="train2"'
             )
             if changes.startswith("num_workers"):  # the last fact, so no other one differs
-                remedy = (
-                    'give the same until the pass ends, or pass on_change="override" to begin it again. '
-                    "In a new run everstep.data.loader takes any number at any time"
-                )
+                remedy = 'give the same until the pass ends, or pass on_change="override" to begin it again'
             raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
@@ -116,15 +112,15 @@ class RunStream:
                     place[what] = stream.of_other_ranks(what, saved, key)
         except DataError as error:
             raise RestoreError(
-                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
-                f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
-                "another directory with init_from="
+                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks: {error}; "
+                f"start with {len(places)}, or in another directory with init_from="
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
         if self._states is not None and len(_distinct([each["generators"] for each in places])) > 1:
             self._states = [None] * len(self._states)
-        self.head.of_other_ranks(_distinct([each["opened"] for each in places]))
+        opened = _distinct([each["opened"] for each in places])
+        self.head.opened = opened[0] if len(opened) == 1 else None
 
     def open(self) -> Cursor:
         """Return the open pass; without one, open it where the checkpoint stood, or at its start."""
@@ -186,8 +182,7 @@ class RunStream:
         before, now = len(self._states or ()), len(stream.generators)
         if before != now:
             raise DataError(
-                f"stream {self.name!r}: its data held {before} generators at the checkpoint and "
-                f"holds {now} now; give generator= as it was then"
+                f"stream {self.name!r} had {before} generators and has {now}; give them as before"
             )
         return stream.generators
 
@@ -207,8 +202,7 @@ class RunStream:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
-                f"checkpoint {self._where} ({type(error).__name__}: {error}); fix the data if the error is "
-                "its own, or resume from another checkpoint: another program or version has written this"
+                f"checkpoint {self._where} ({type(error).__name__}: {error}); mend it, or resume from another"
             ) from error
         finally:
             source.replayed = None
@@ -328,8 +322,10 @@ class RunStream:
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where
         self.pass_index = tree["pass"]
-        self._saved = _joined(tree["position"], words.get("position"))
-        self._left = _joined(tree["left"], words.get("left"))
+        self._saved, self._left = (
+            {**tree[place], **words[place]} if words.get(place) else tree[place]
+            for place in ("position", "left")
+        )
         self._saved_words = {key for each in words.values() for key in each}
         self._states = tree["generators"]
         self._must_return = self._left is not None
@@ -369,10 +365,6 @@ def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
     return {**position, **dict.fromkeys(held)}, held
 
 
-def _joined(position: Any, words: dict[str, Any] | None) -> Any:
-    return {**position, **words} if words else position
-
-
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
     """Say how two descriptions of data differ; "" if not.  Facts "inside" count inside passes only."""
     stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
@@ -397,7 +389,7 @@ class Ledger:
     """Accounts for the batches of one stream that went into complete steps, for `everstep audit`.
 
     A step adds a number to a list, and nothing else.  Digests of parts of batches are a rank's own, so
-    several ranks keep none.  `account` is the text for the state tree: the batches of the open pass.
+    several ranks keep none.
     """
 
     def __init__(self, name: str, share: Share) -> None:
@@ -414,25 +406,23 @@ class Ledger:
         self._data: tuple[dict[str, Any], str | None] | None = None
         """Description of the data in the last event of this start, and what the chains were of."""
         self._begin_pass(0)
-        self._from: str | None = self._here()
+        self._from: str | None = str(self._at)
         """Where this start continues, until its first event says so."""
 
     def _begin_pass(self, pass_index: int) -> None:
-        self._stand_at(pass_index, 0, ledger_format.first_link(self._name, pass_index))
-
-    def _stand_at(self, pass_index: int, place: int, chain: Chain) -> None:
-        self._pass, self._place, self._chain = pass_index, place, chain
+        self._at = Place(pass_index, 0, ledger_format.first_link(self._name, pass_index))
         self.entry: Entry | None = None
-        self.account = self._here().partition(" ")[2]
 
-    def _here(self) -> str:
-        return str(Place(self._pass, self._place, self._chain))
+    @property
+    def account(self) -> str:
+        """Text for the state tree: the batches of the open pass, and their chain."""
+        return str(self._at).partition(" ")[2]
 
     def take(self, cursor: Cursor | None) -> None:
         """Account for what the open pass has handed out; all of it is in complete steps."""
-        drawn, place = self.drawn, self._place
         if cursor is None:
             return
+        drawn, (number, place, chain) = self.drawn, self._at
         end = place + len(drawn) if cursor.done is None else cursor.done
         if end == place and not drawn:
             return
@@ -441,59 +431,59 @@ class Ledger:
         first = end - len(drawn) - len(left_out)
         if drawn:
             # one that was left out may be the last
-            self.last = None if left_out or (last := drawn[-1]) is None else (self._pass, end, last)
-        if self._chain is not None:
-            chain = self._chain
+            self.last = None if left_out or (last := drawn[-1]) is None else (number, end, last)
+        if chain is not None:
             batches, of = cursor.sample_numbers(first, end), "samples"
             if batches is None and self._share.size == 1 and None not in drawn:
                 of = "digests"
                 batches = [digest.to_bytes(8, "little") for digest in drawn if digest is not None]
             if batches is not None and left_out:
-                batches = _with(left_out, batches, range(first, end))
-            if batches is not None:
-                self._of = of
-                for batch in batches:
-                    chain = link(batch, chain)
-            self._chain = None if batches is None else chain
-        before, self._place = self._place, end
-        self.account = f"{end} -" if self._chain is None else f"{end} {self._chain:016x}"
-        if self.entry is not None and first == before:
-            self.entry = self.entry._replace(
-                end=end, chain=self._chain, left_out=self.entry.left_out + tuple(left_out)
-            )
+                # of all batches, or of the others alone
+                handed = [n for n in range(first, end) if n not in left_out or len(batches) == end - first]
+                known = dict(zip(handed, batches, strict=True))
+                batches = [LEFT_OUT if n in left_out else known[n] for n in range(first, end)]
+            self._of = self._of if batches is None else of
+            for batch in () if batches is None else batches:
+                chain = link(batch, chain)
+            chain = None if batches is None else chain
+        self._at = Place(number, end, chain)
+        if self.entry is not None and first == place:
+            left_out = [*self.entry.left_out, *left_out]
+            self.entry = self.entry._replace(end=end, chain=chain, left_out=tuple(left_out))
         else:
             # where the cursor says that it stands: an audit compares it with the entry before
             self.entries += [] if self.entry is None else [self.entry]
-            self.entry = Entry(self._pass, first, end, self._chain, False, tuple(left_out))
+            self.entry = Entry(number, first, end, chain, False, tuple(left_out))
         drawn.clear()  # the same list: the verifier adds to it
 
     def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
         """Whether batches `drawn` again from the start of the pass are the open one's, if these are known."""
+        number_of_pass, place, expected = self._at
         # on several ranks a chain of digests is of whole batches, read by one process before
-        if self._chain is None or self._share.size > 1 or len(drawn) != self._place or None in drawn:
+        if expected is None or self._share.size > 1 or len(drawn) != place or None in drawn:
             return True
-        chain = ledger_format.first_link(self._name, self._pass)
+        chain = ledger_format.first_link(self._name, number_of_pass)
         for number, batch in enumerate(drawn):
             assert batch is not None
             chain = link(LEFT_OUT if number in left_out else batch.to_bytes(8, "little"), chain)
-        return chain == self._chain
+        return chain == expected
 
     def end_pass(self, cursor: Cursor | None) -> None:
         """End the account of a pass, which has come to its end or was left."""
         self.take(cursor)
-        place = self._place
-        entry = self.entry or Entry(self._pass, place, place, self._chain)
+        number, place, chain = self._at
+        entry = self.entry or Entry(number, place, place, chain)
         self.entries.append(entry._replace(over=True))
-        self._begin_pass(self._pass + 1)
+        self._begin_pass(number + 1)
 
     def begin_again(self) -> None:
         self.last = None
-        self._begin_pass(self._pass)
-        self._from = self._here()
+        self._begin_pass(self._at.pass_index)
+        self._from = str(self._at)
 
     def load(self, account: str, pass_index: int) -> None:
-        self._stand_at(*ledger_format.unpack_place(f"{pass_index} {account}"))
-        self._from = self._here()
+        self._at, self.entry = ledger_format.unpack_place(f"{pass_index} {account}"), None
+        self._from = str(self._at)
 
     def give_other_data(self, before: dict[str, Any]) -> None:
         """Keep the entries so far together with the description of their data: later entries have another."""
@@ -524,10 +514,3 @@ class Ledger:
             if self._share.size > 1:
                 event["share"] = [self._share.size, self._share.uneven]
         return event
-
-
-def _with(left_out: Collection[int], batches: Sequence[Any], numbers: range) -> list[Any]:
-    """Return what a chain takes of all batches, or of the others alone, and `LEFT_OUT` for the left out."""
-    handed = [n for n in numbers if n not in left_out] if len(batches) < len(numbers) else numbers
-    known = dict(zip(handed, batches, strict=True))
-    return [LEFT_OUT if number in left_out else known[number] for number in numbers]

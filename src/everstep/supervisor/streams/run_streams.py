@@ -27,7 +27,6 @@ class QuarantineCursor(CursorWrapper):
     def __init__(self, cursor: Cursor, quarantined: Collection[int], drew: Callable[[int], None]) -> None:
         super().__init__(cursor)
         self._quarantined, self._drew = quarantined, drew
-        self._left_out: list[int] = []
 
     @property
     def _index(self) -> int:
@@ -39,14 +38,10 @@ class QuarantineCursor(CursorWrapper):
             next(self.cursor)
             self.skipped += 1
             # not `index`: a cursor below may have passed over batches, too
-            self._left_out.append(self._index - 1)
+            self.left_out.append(self._index - 1)
         batch = next(self.cursor)
         self._drew(index)
         return batch
-
-    def passed_over(self) -> list[int]:
-        found, self._left_out = sorted([*self.cursor.passed_over(), *self._left_out]), []
-        return found
 
     def remaining(self) -> int | None:
         left, index = self.cursor.remaining(), self._index
@@ -97,8 +92,7 @@ class Streams:
         if stream is None or self._sources.get(name) is not data:
             if run_stream.cursor is not None:
                 raise ConfigError(
-                    f"stream {name!r} is in the middle of a pass over another object; give this "
-                    'data a name of its own, as in name="train2"'
+                    f"stream {name!r} is inside a pass over other data; give this another name="
                 )
             stream = self._mine(data)
             if self._group.size > 1:
@@ -134,9 +128,7 @@ class Streams:
             otherwise = "" if self._quarantined else ", or leave out Recovery"
             raise ConfigError(
                 f"stream {run_stream.name!r}: a {type(cursor).__name__} does not tell how many batches of "
-                "its pass it has handed out, so none can be quarantined; give the cursor of your data the "
-                "attribute done, counted from the start of the pass also where it is opened at a "
-                f"position{otherwise}"
+                f"its pass it has handed out; give it the attribute done{otherwise}"
             )
         place = (run_stream.name, run_stream.pass_index)
         drew = (lambda index: None) if self.drew is None else partial(self.drew, *place)

@@ -14,6 +14,7 @@ from typing import Any
 
 from everstep.errors import Interrupted
 from everstep.group import exit_status, launched
+from everstep.polling import wait_until
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
@@ -87,10 +88,7 @@ class SignalWatch:
         self.hopeless = reason
 
     def received_within(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while self.received is None and time.monotonic() < until:
-            time.sleep(0.01)
-        return self.received is not None
+        return wait_until(lambda: self.received is not None, seconds)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

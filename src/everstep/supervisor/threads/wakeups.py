@@ -155,11 +155,9 @@ class PeriodicThreads:
     def _run(self, seconds: float, fn: Callable[[], object]) -> None:
         due = time.monotonic()
         try:
-            while not self._ending.is_set():
+            while not self._ending.wait(max(0.0, due - time.monotonic())):
                 fn()
                 due = max(due + seconds, time.monotonic())
-                if self._ending.wait(max(0.0, due - time.monotonic())):
-                    return
         except BaseException as error:
             # of any kind: the main thread raises it at the next boundary, with its traceback
             self._failed(error)
