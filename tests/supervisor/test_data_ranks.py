@@ -76,8 +76,8 @@ def test_what_fits_divides_the_data(everyone: tuple[Said | None, ...]) -> None:
 REFUSED = {
     "the sizes": ([Said(0, 1), Said(0, 2)], DisagreementError, "1 part on rank 0, and 2 parts on rank 1"),
     "one alone": ([Said(0, 1), None], DisagreementError, "1 part on rank 0, and no value on rank 1"),
-    "the counts": ([Said(0, 2), Said(0, 2), Said(1, 2)], ConfigError, "is 0 of 2, 1 of 1"),
-    "nobody": ([Said(0, 2)], ConfigError, "is 0 of 1, 1 of 0"),
+    "the counts": ([Said(0, 2), Said(0, 2), Said(1, 2)], ConfigError, "it is 0 of 2, 1 of 1"),
+    "nobody": ([Said(0, 2)], ConfigError, "it is 0 of 1, 1 of 0"),
     "a rank outside": ([Said(0, 2, (0, 1)), Said(None, 2, (0, 1))], ConfigError, "rank 0 is a mesh"),
     "a larger mesh": ([Said(0, 2, (0, 5)), Said(1, 2, (0, 5))], ConfigError, "mesh of the ranks 0, 5"),
     "other rows": ([Said(0, 2, (0, 1)), Said(1, 2, (1, 0))], ConfigError, "does not fit the 2 ranks"),

@@ -105,7 +105,7 @@ def test_the_tree_has_the_shape_of_its_format(tmp_path: Path) -> None:
             branch = branch[part]
         assert sorted(branch) == names, path
     best = max((tmp_path / "best" / "loss").iterdir())
-    with pytest.raises(RestoreError, match=r"holds only user; resume from one.*init_from="):
+    with pytest.raises(RestoreError, match=r"holds only user: best weights.*init_from="):
         Tiny(tmp_path / "b", resume=best, max_epoch=1).train()
     started = Tiny(tmp_path / "b", init_from=best, max_epoch=1)
     with started.loop:
@@ -116,7 +116,7 @@ def test_the_tree_has_the_shape_of_its_format(tmp_path: Path) -> None:
     ("place", "value", "part"),
     [
         ("structure", 7, "holds only nothing"),
-        ("structure/wall", GONE, "resume from one"),
+        ("structure/wall", GONE, "best weights"),
         ("structure/progress/step", "6", "progress"),
         ("structure/user/w", {"$array": "nope"}, "user"),
         ("structure/streams/train/pass", -1, "stream 'train'"),

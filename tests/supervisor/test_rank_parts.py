@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[Any, Any, int, str]] = {
         lambda rank: saved(rank, 2, memory=True),
         PerRank([]),
         3,
-        "of 2 ranks.*is each rank's own.*merge=function.*start with 2",
+        "of 2 ranks.*cannot be divided.*merge=function.*start with 2",
     ),
     "not declared": (
         lambda rank: saved(rank, 2, memory=True),
@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[Any, Any, int, str]] = {
         lambda rank: with_own(rank, gradients=WINDOW),
         None,
         1,
-        "window of accumulated gradients; start with 2",
+        "window of accumulated gradients.*of 2 ranks; start with 2",
     ),
     "what has to be equal": (
         lambda rank: with_own(rank, progress={"window": rank}),
