@@ -89,7 +89,7 @@ def test_an_interim_one_counts_for_no_rule_and_stays_while_it_is_the_newest() ->
         ({"keep_every": 100}, "Every\\(steps=1000\\)"),
         ({"keep_every": At(3)}, "keep_every=At\\(3\\)"),
         ({"keep_best": "loss"}, "as in"),
-        ({"keep_best": ("loss", "least", 1)}, "as in .'valid_loss', 'min', 2"),
+        ({"keep_best": ("loss", "least", 1)}, "'min' or 'max'"),
         ({"keep_best": ("loss", "min", 0)}, "keep_best's count=0: give"),
     ],
 )
