@@ -76,8 +76,8 @@ EVIL = "\x1b[2J\u202eevil\r\nrunning\x07"
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (("tag", "one", EVIL), "give a short word"),
-        (("tag", "one", "x" * 101), "give a short word"),
+        (("tag", "one", EVIL), "control characters"),
+        (("tag", "one", "x" * 101), "100 characters at most"),
         (("tag", "one", *(str(n) for n in range(101))), "102 tags are too many"),
         (("tag", "one", "--remove", "kep"), "did you mean 'kept'"),
         (("tag", "nobody", "x"), "there is no run 'nobody'"),

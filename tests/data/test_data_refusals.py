@@ -37,7 +37,7 @@ class Unsized:
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: arrays(batch_size=2), DataError, "no array; give it at least one"),
     (lambda: arrays(X, X[:4], batch_size=2), DataError, r"different lengths \[11, 4\]"),
-    (lambda: arrays([1, 2], batch_size=2), DataError, "given a list; give arrays or tensors"),
+    (lambda: arrays([1, 2], batch_size=2), DataError, "given a list; give NumPy arrays"),
     (lambda: arrays(np.float32(3), batch_size=2), DataError, "given a float32"),
     (lambda: arrays(np.array(3), batch_size=2), DataError, r"an array of shape \(\)"),
     (lambda: arrays(X, batch_size=0), ConfigError, "batch_size=0: give an integer, 1 or more"),
@@ -57,7 +57,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: checked([], sources="image"), ConfigError, "sources='image': give a list of keys"),
     (lambda: Share(2, 2), ConfigError, "rank=2, size=2: give a rank"),
     (lambda: Share(0, 2, "weigh"), ConfigError, "did you mean 'weight'"),  # type: ignore[arg-type]
-    (lambda: stateful(iter([1])), NotResumableError, "has no state_dict, nor iterators with a state"),
+    (lambda: stateful(iter([1])), NotResumableError, "neither state_dict and load_state_dict nor"),
     (lambda: as_stream("digits.npz"), DataError, "str 'digits.npz' does not give batches.* list of batches"),
     (lambda: as_stream({"x": 1}), DataError, r"dict .*everstep\.data\.arrays\(\*data\.values\(\)"),
     (lambda: as_stream(np.ones(3)), DataError, r"ndarray .*everstep\.data\.arrays"),

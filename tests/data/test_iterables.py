@@ -255,7 +255,7 @@ def test_what_is_known_to_tell_its_place_needs_no_word() -> None:
 def test_what_has_no_state_cannot_be_declared() -> None:
     cursor = stateful(Lines()).open("train", 0, seed=0)
     next(cursor)
-    with pytest.raises(NotResumableError, match="give it without stateful"):
+    with pytest.raises(NotResumableError, match=r"without everstep\.data\.stateful"):
         cursor.position()
 
 

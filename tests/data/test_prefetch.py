@@ -42,7 +42,7 @@ def test_refuses_a_position_that_the_source_refuses():
 
     cursor = prefetch(stateful(Plain())).open("train", 0, seed=0)
     next(cursor)
-    with pytest.raises(NotResumableError, match="has no state_dict"):
+    with pytest.raises(NotResumableError, match="neither state_dict"):
         cursor.position()
     cursor.close()
 

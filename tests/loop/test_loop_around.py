@@ -299,5 +299,5 @@ class StopsLate(Service):
 
 
 def test_a_stop_at_a_moment_for_observers_is_answered_by_advice_that_helps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"AFTER_CHECKPOINT is for observers.* as at AFTER_STEP"):
+    with pytest.raises(UsageError, match=r"AFTER_CHECKPOINT is for observers.* such as AFTER_STEP"):
         Tiny(tmp_path, max_epoch=1, services=[StopsLate()]).train()

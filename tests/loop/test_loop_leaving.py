@@ -133,7 +133,7 @@ def test_two_streams_under_one_name(tmp_path: Path) -> None:
         for _ in loop.iter_epochs():
             for _ in loop.iter_steps([1, 2, 3]):
                 pass
-            with pytest.raises(ConfigError, match=r"'train' is inside a pass.*name="):
+            with pytest.raises(ConfigError, match=r"'train' is in the middle of a pass.*name="):
                 loop.iter_steps([4, 5, 6])
 
 

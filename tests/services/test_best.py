@@ -276,7 +276,7 @@ def test_what_is_not_loaded_at_the_end_is_said(tmp_path: Path) -> None:
     train(best_run(run, keep=2))
     manifest = run / "best" / "valid_loss" / BEST / MANIFEST
     body = json.loads(manifest.read_bytes())["body"]
-    changes = [({"meta": {**body["meta"], "value": 0.25}}, "has those of 0.25")]
+    changes = [({"meta": {**body["meta"], "value": 0.25}}, "has the weights of 0.25")]
     changes += [({"format": n}, f"has format version {n}") for n in (FORMAT - 1, FORMAT + 1)]
     for change, words in changes:
         manifest.write_bytes(packed({**body, **change}))

@@ -198,7 +198,7 @@ REFUSED: list[tuple[Callable[[], Service], str]] = [
         r"or everstep.Outcome\(actions=\(Stop\(.*\),\)\)$",
     ),
     (lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
-    (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"give Outcome\(actions="),
+    (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
 ]
 
 
@@ -340,7 +340,7 @@ def test_service_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two services are named 'early stop valid_loss'.*name="):
         Tiny(tmp_path, services=[everstep.EarlyStop("valid_loss", patience=n) for n in (1, 2)])
     for wrong in (everstep.EarlyStop, print):
-        with pytest.raises(ConfigError, match="is not a Service; give an instance"):
+        with pytest.raises(ConfigError, match="is not a Service; pass an instance"):
             Tiny(tmp_path, services=[wrong])
 
 

@@ -62,14 +62,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Annealing(1.0, 0.5, most=0.5), "give bounds"),
     (lambda: Annealing(1.0, 0.5, least=NAN), "give bounds"),
     (lambda: Scheduled("settings.rate", A), "give a function of the step"),
-    (lambda: When(Every(steps=1), ["save"]), "'save' is not an action; give Stop"),  # type: ignore[list-item]
+    (lambda: When(Every(steps=1), ["save"]), "'save' is not an action; give Save"),  # type: ignore[list-item]
     (lambda: When(Every(steps=1), Save), "is not an action"),  # type: ignore[arg-type]
     (lambda: When(A, Save()), "is not a condition; give a schedule"),
     (lambda: Export(Every(epochs=1), every=Every(steps=1)), "leave out every="),
     (lambda: Export(OnBest("loss"), every=Every(seconds=9)), "a schedule of steps or epochs"),
     (lambda: Export(format="safetensor"), "did you mean 'safetensors'"),
     (lambda: Export(format="torch.export"), "give inputs="),
-    (lambda: Export(inputs=(1,)), "give inputs="),
+    (lambda: Export(inputs=(1,)), "only there"),
     (lambda: Export(keep=0), "keep=0"),
     (lambda: Export(name=".."), "without a leading"),
     (lambda: Dump([]), "names of values that eval_step returns"),
@@ -82,7 +82,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         (lambda d=d: CSV(delimiter=d), r"CSV\(delimiter=.*give one character")
         for d in ("", ", ", "\n", '"', A)
     ),
-    *((lambda p=p: JSONLines(p), r"is no free place; give one as \"logs/mine\"") for p in OWN),
+    *((lambda p=p: JSONLines(p), r"folder logs; give another path, as in \"logs/mine\"") for p in OWN),
     *((lambda t=t: TensorBoard(throttle=t), "1 or more") for t in (0, -1, 1.5, True, {"loss": 0})),
     (lambda: everstep.services.TensorBord, "did you mean 'TensorBoard'"),
     (lambda: SetValue("optimizer.lr"), "one of value= and times="),

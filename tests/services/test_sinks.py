@@ -382,9 +382,9 @@ def test_images(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, Any] = {
-    "give names with": 3.0,
-    "an Image, Histogram or str": {"loss": 0.5},
-    "1, 3 or 4 channels": {"x": Image(np.zeros((2, 2, 2)))},
+    "give a mapping": 3.0,
+    "numbers go to collect_metrics": {"loss": 0.5},
+    "with 1, 3 or 4 channels": {"x": Image(np.zeros((2, 2, 2)))},
     "is not an array": {"x": Image([[1, 2]])},
     "none of them finite": {"x": Histogram(np.array([math.nan]))},
 }

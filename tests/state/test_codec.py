@@ -236,7 +236,7 @@ class Keeps:
         (Point(1, 2), "plain tuple or a dict"),
         (Colour.RED, "subclass would come back as its base class"),
         (Keeps(), "pass the object itself in state="),
-        (defaultdict(lambda: 3), "use bool, int"),
+        (defaultdict(lambda: 3), "use a plain dict"),
         (np.array([None]), "Python objects"),
         (np.array(["a"], dtype=object), "list of plain values"),
         (np.ma.array([1]), "np.asarray"),
@@ -262,7 +262,7 @@ def test_trees_that_are_refused() -> None:
         encode({"a": loop})
     with pytest.raises(StateError, match="to_dense"):
         encode(torch.ones(2, 2).to_sparse_csr())
-    with pytest.raises(StateError, match="newer everstep"):
+    with pytest.raises(StateError, match="newer version"):
         decode(Encoded({"a": {"$quantum": 1}}))
     for make in (np.arange, torch.arange):
         encoded = encode({"a": make(4)})

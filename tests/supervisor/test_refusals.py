@@ -164,7 +164,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
       for make in (door, trained)),
     (door(services=[Reports()]), ConfigError, "'reports' is a controller.*give class Reports stage = e"),
     (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
-    *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "give True, or entries")
+    *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
       for part in ("w", [], 3, [3])),
     # calls inside a loop
     *((in_a_step(lambda loop, given=given: loop.collect_metrics(given)), MetricError, "give a mapping")

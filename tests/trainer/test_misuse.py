@@ -324,7 +324,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: everstep.Evaluate("valid", num_steps=0), "num_steps=0: give an integer"),
     (
         lambda: everstep.TrainLoop("loop", services=[everstep.Evaluate("valid")]).__enter__(),
-        "in a loop without a Trainer: give it to one",
+        "give the service to a Trainer's services=",
     ),
     (lambda: trainer(Path("run")).run_training(evaluate="no"), "evaluate='no': give True, False or a sched"),
     (lambda: trainer(Path("run")).predict("tset"), "no stream is named 'tset'; .*known: test, train, valid"),
