@@ -55,7 +55,10 @@ def add_tags(run_dir: Path, tags: Sequence[str]) -> Labels:
     """Give a run more tags; a tag that it has stays where it is."""
     for tag in tags:
         if not tag or not tag.isprintable() or set(tag) & set(" ,\"'") or len(tag) > _LONGEST_TAG:
-            raise ConfigError(f"tag {tag[:20]!r}: give a short word without blanks, commas and quotes")
+            raise ConfigError(
+                f"tag {tag[:20]!r}: give a word without blanks, commas, quotes and control characters, of "
+                f"{_LONGEST_TAG} characters at most"
+            )
     with _changing(run_dir) as (old, write):
         new = tuple(dict.fromkeys([*old.tags, *map(redacted, tags)]))
         if len(new) > _MOST_TAGS:

@@ -87,7 +87,10 @@ class Every(Schedule):
     def __post_init__(self) -> None:
         given = [n for n in ("steps", "epochs", "seconds") if getattr(self, n) is not None]
         if len(given) != 1:
-            raise ConfigError(f"Every() takes one of steps, epochs, seconds; got {given}; combine with |")
+            raise ConfigError(
+                f"Every() takes exactly one of steps, epochs, seconds; got {given or 'none'}. "
+                "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
+            )
         if self.seconds is None:
             setattr(self, given[0], integer(given[0], getattr(self, given[0])))
         else:

@@ -289,7 +289,7 @@ def test_an_iterator_gives_one_pass_unless_it_goes_back_to_the_start() -> None:
 
     stream = as_stream(iter([1, 2]))
     assert list(stream.open("train", 0, seed=0)) == [1, 2]
-    with pytest.raises(DataError, match="exhausted: an iterator gives one pass; give a list for pass 2"):
+    with pytest.raises(DataError, match="exhausted: an iterator gives one pass, and pass 2 was to begin"):
         stream.open("train", 1, seed=0)
     stream = as_stream(Again())
     assert [list(stream.open("train", p, seed=0)) for p in range(2)] == [[1, 2], [1, 2]]

@@ -109,4 +109,7 @@ def forecast(run_dir: Path, bytes_needed: int) -> None:
     """Refuse a disk with too little space for checkpoints, before training."""
     free = shutil.disk_usage(run_dir).free
     if free < bytes_needed:
-        raise RunDirError(f"{run_dir}: checkpoints need {bytes_needed:,} bytes, {free:,} are free: free some")
+        raise RunDirError(
+            f"run directory {run_dir}: checkpoints need {bytes_needed:,} bytes, {free:,} are free on its "
+            "disk: free space, choose another directory, or keep fewer checkpoints"
+        )

@@ -519,7 +519,8 @@ class Store:
             return
         if not set(self.names()) - set(gone):
             raise CheckpointError(
-                f"{self.folder} has nothing before step {step}: bring it back, or resume=False"
+                f"the run goes back to before step {step}, and {self.folder} has no checkpoint of that "
+                f"time: bring one back, or start over with resume=False"
             )
         for name in reversed(gone):
             self._set_aside(name, "superseded")

@@ -254,7 +254,10 @@ def skip(
 
 
 def _exhausted(what: str, pass_index: int) -> DataError:
-    return DataError(f"{what}: exhausted: an iterator gives one pass; give a list for pass {pass_index + 1}")
+    return DataError(
+        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index + 1} was to begin; "
+        "give a list, or an object whose __iter__ starts anew"
+    )
 
 
 def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:

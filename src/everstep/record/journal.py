@@ -173,7 +173,8 @@ class Journal:
             os.close(descriptor)
             if (lost := len(self._tail) - self._written) or self._lost:
                 self._messages.append(
-                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} rows are lost"
+                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} dropped rows are lost: they "
+                    "could not be written before the run ended"
                 )
         self._tell()
 

@@ -53,7 +53,10 @@ class RunLock:
         with _GUARD:
             # before opening: closing the file again would drop the first loop's lock
             if _is_ours(self._path):
-                raise RunLockedError(f"{self._path.parent} is held by another loop of this process: leave it")
+                raise RunLockedError(
+                    f"{self._path.parent} is held by another loop of this process (pid {os.getpid()}); leave "
+                    "its `with` block first, or give this loop another directory"
+                )
             try:
                 with no_disk_error("the run cannot be locked", self._path):
                     self._fd = self._open()

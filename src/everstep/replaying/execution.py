@@ -61,7 +61,10 @@ def program_of(
     start = [*starts[:1], *before][-1]
     facts = start.data.get("facts") or {}
     if (ranks := facts.get("ranks", 1)) > 1:
-        raise ReplayError(f"{run_dir} was trained by {ranks} ranks; give a run of one process")
+        raise ReplayError(
+            f"{run_dir} was trained by {ranks} ranks, and one process would have a part of the state, and "
+            "other bits; give a run of one process"
+        )
     if given:
         script = Path(given[0])
         if not script.is_file():

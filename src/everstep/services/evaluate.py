@@ -75,7 +75,10 @@ class Evaluate(BuiltIn):
 
     def open(self, run: RunView) -> None:
         if self.evaluator is None:
-            raise ConfigError(f"{self!r} in a loop without a Trainer: give it to one, or an evaluator=")
+            raise ConfigError(
+                f"{self!r} evaluates a stream of a Trainer, and this loop has no Trainer; give the service "
+                "to a Trainer's services=, or an evaluator="
+            )
 
     def due(self, when: Instant) -> bool:
         if when.step == self.left_out_at:

@@ -377,7 +377,10 @@ class Dump(BuiltIn):
         columns = {name: self._column(name, step) for name in self.outputs}
         if len({len(column) for column in columns.values()}) > 1:
             lengths = ", ".join(f"{name!r} has {len(column)}" for name, column in columns.items())
-            raise MetricError(f"Dump: batch {step.number} of {step.stream!r} has unequal lengths: {lengths}")
+            raise MetricError(
+                f"Dump: batch {step.number} of stream {step.stream!r} has variables of different lengths: "
+                f"{lengths}; return one value for each example"
+            )
         for example in zip(*columns.values(), strict=True):
             if self.format == "csv":
                 cells = [_json(each) if isinstance(each, list | dict) else each for each in example]

@@ -266,7 +266,10 @@ class _Encoder:
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
         factory = value.default_factory
         if factory is not None and factory not in _FACTORIES.values():
-            raise StateError(f"{_where(path)} is a defaultdict of {factory!r}: use {', '.join(_FACTORIES)}")
+            raise StateError(
+                f"{_where(path)} is a defaultdict of {factory!r}, which cannot be saved: "
+                f"use a plain dict, or one of the factories {', '.join(_FACTORIES)}"
+            )
         name = None if factory is None else factory.__name__
         return {"$defaultdict": self.mapping(value, path), "factory": name}
 

@@ -240,7 +240,10 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
     needs_schedule = kind.run is not Service.run and kind.due is Service.due and not service.guards_saves
     only_scheduled = service.moments and SCHEDULED.issuperset(service.moments)
     if isinstance(service.schedule, Unscheduled) and needs_schedule and only_scheduled:
-        raise ConfigError(f"service {service.name!r} has no schedule; give {kind.__name__} default_schedule=")
+        raise ConfigError(
+            f"service {service.name!r} has no schedule, so its run() would never be called; give class "
+            f"{kind.__name__} one, as in default_schedule = everstep.Every(steps=1), or other moments"
+        )
     if service.controller and service.stage is Stage.REPORT:
         raise ConfigError(f"service {service.name!r} is a controller of stage REPORT; give it an earlier one")
     if service.name == "metrics":

@@ -182,7 +182,8 @@ class RunStream:
         before, now = len(self._states or ()), len(stream.generators)
         if before != now:
             raise DataError(
-                f"stream {self.name!r} had {before} generators and has {now}; give them as before"
+                f"stream {self.name!r}: its data held {before} generators at the checkpoint and "
+                f"holds {now} now; give generator= as it was then"
             )
         return stream.generators
 
