@@ -140,7 +140,7 @@ def test_a_persons_choice_is_followed_once(store: Store, tmp_path: Path, form: s
 )
 def test_a_choice_that_names_nothing_is_an_error(store: Store, written: str) -> None:
     (store.run_dir / "checkpoint").write_text(written)
-    with pytest.raises(NoCheckpointError, match=r"checkpoint names .*name another, or delete"):
+    with pytest.raises(NoCheckpointError, match=r"checkpoint names .*name another one in its first line"):
         store.find(True)
     commit(store, at(30))
     assert (store.run_dir / "checkpoint").read_text() == written

@@ -134,7 +134,7 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
     said = lines_by_rank("".join(outputs(f"{HEAD}\n{program}", 2)))
     wanted = [
         "would train model/4.weight, model/4.bias on its own: call fully_shard(model) for the model",
-        "'model' is sharded over the ranks: leave out PerRank",
+        "'model' is each rank's own (PerRank), and the ranks hold it together",
         "in trainable(...) '0.weight' is sharded over processes",
         "'0.bias' was sharded after the loop was made",
         "is sharded over",

@@ -244,7 +244,7 @@ refused("plain", 1)
 
 TOLD_BY_TWO = [
     ["ConfigError", "'model/up.weight': its gradient is that of rank", "data_ranks=1 where all ranks do"],
-    ["ConfigError", "equally many ranks each, and is 0 of 2, 1 of 0"],
+    ["ConfigError", "equally many of the 2 ranks, and it is 0 of 2, 1 of 0"],
     ["DisagreementError", "1 part on rank 0, and 2 parts on rank 1"],
     ["ConfigError", "data_ranks=2: give a mesh"],
     ["ConfigError", "data_ranks='dp': give a mesh"],

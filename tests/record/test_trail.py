@@ -128,7 +128,7 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     hazard.arm(f"{code}:trail.{point}:1-4")
     trail = Trail(tmp_path, 1, 0, is_wall, warnings.append)
     walk(trail, 1, 3)
-    assert len(warnings) == 1 and "a resume cannot compare these steps" in warnings[0]
+    assert len(warnings) == 1 and "the results of steps do not survive a kill" in warnings[0]
     assert read_trail(trail.path) is None
     hazard.arm(None)
     trail.copied(3)

@@ -133,7 +133,7 @@ def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Pat
 
 
 def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) -> None:
-    message = r"service 'early stop loss' is due by epochs, and a Supervisor has no epochs.*steps="
+    message = r"service 'early stop loss' is due Every\(epochs=1\), and a Supervisor has no epochs.*steps="
     with pytest.raises(ConfigError, match=message):
         everstep.Supervisor(tmp_path, {}, services=[everstep.EarlyStop("loss", patience=1)])
     either = Every(epochs=1) | Every(steps=9)

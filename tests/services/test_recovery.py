@@ -372,7 +372,7 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
         made.data = Uncounted(made.data)  # type: ignore[assignment]
         return made
 
-    message = "give it the attribute done"
+    message = r"give the cursor of your data the attribute done, "
     first = program(Recovery())
     with pytest.raises(ConfigError, match=f"{message}.* or leave out Recovery"):
         first.train()

@@ -149,7 +149,7 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
 
 
 def test_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="returned True; give actions beside it"):
+    with pytest.raises(UsageError, match="returned True; return nothing"):
         run(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
 
 

@@ -363,7 +363,7 @@ def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
         (InitFrom(run, exclude="."), ConfigError, nothing),
         (tmp_path / "empty", NoCheckpointError, "neither a checkpoint.* nor a run with a checkpoint; check"),
         (tmp_path / "nowhere", NoCheckpointError, "neither a checkpoint nor a run"),
-        (alone, NoCheckpointError, r"names none of the weights.*valid\.loss/epoch-0002-step"),
+        (alone, NoCheckpointError, r"none of those that it names is there.*valid\.loss/epoch-0002-step"),
     ]
     net = Net()
     for start, error, words in refused:

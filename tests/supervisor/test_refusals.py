@@ -76,7 +76,7 @@ class Reports(Looks):
     controller = True
 
 
-NAMED = r'give names to objects, state=\{"model": model'
+NAMED = r'gives no names.*state=\{"model": model'
 LISTED = r"services=.*; give a list, as in services=\["
 WHOLE = "give an integer, 1 or more"
 UNSAVED = r"(?s)state entry 'thing'.*"

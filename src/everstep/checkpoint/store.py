@@ -126,8 +126,9 @@ class Store:
             return self._newest_whole(interim)
         if chosen not in map(str, names):
             raise NoCheckpointError(
-                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another, "
-                f"or delete the file for the newest ({nearest(chosen[:100], map(str, names))})"
+                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
+                f"in its first line, or delete the file for the newest "
+                f"({nearest(chosen[:100], map(str, names))})"
             )
         note = f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})"
         return self._chosen_one(CheckpointName.parse(chosen)), [note]
@@ -614,6 +615,7 @@ def _best_in(folder: Path) -> Path:
             return path
     there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
     raise NoCheckpointError(
-        f"the newest checkpoint of the run in {run_dir} names none of the weights in {folder} as the best; "
-        f"give the folder of those that you want: {', '.join(there) or 'it has none'}"
+        f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
+        f"of those that it names is there; give the folder of the weights that you want: "
+        f"{', '.join(there) or 'the folder has none'}"
     )

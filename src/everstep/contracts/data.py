@@ -65,9 +65,10 @@ class Share:
         """Require that a batch of `count` samples can be split by the rule."""
         if self.uneven is None and count % self.size:
             raise DataError(
-                f"{what}: a batch of {count} samples does not divide among {self.size} ranks; give "
-                'uneven="weight" and multiply the loss by batch_weight, or uneven="drop" to leave out its '
-                f"last samples, or drop_last=True, with a batch size that {self.size} divides"
+                f"{what}: a batch of {count} samples does not divide among {self.size} ranks, so the mean "
+                'over ranks is not the mean over the batch; give uneven="weight" and multiply the loss by '
+                'batch_weight, or uneven="drop" to leave out the last samples of such a batch, or '
+                f"drop_last=True, with a batch size of all ranks together that {self.size} divides"
             )
         if self.uneven == "weight" and count < self.size:
             raise DataError(
@@ -235,8 +236,9 @@ class Stream(ABC):
         if share.size == 1:
             return self
         raise DataError(
-            f"a {self.kind} cannot be split, and {share.size} ranks would be handed the same batches; use "
-            "everstep.data.arrays, everstep.data.loader, or give the stream a method split(share)"
+            f"a {self.kind} cannot be split: each of {share.size} ranks would be handed the same batches; "
+            "use everstep.data.arrays, everstep.data.loader or a DataLoader with a DistributedSampler, or "
+            "give the stream a method split(share)"
         )
 
     def of_other_ranks(self, what: str, saved: Sequence[Any], key: int) -> Any:

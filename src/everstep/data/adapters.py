@@ -275,7 +275,10 @@ def accessors(batches: Any, what: str) -> Accessors:
         return batches.get_state, batches.set_state
     if is_stateful(batches):
         return batches.state_dict, batches.load_state_dict
-    raise NotResumableError(f"{what} has no state_dict, nor iterators with a state; give it without stateful")
+    raise NotResumableError(
+        f"{what} has neither state_dict and load_state_dict nor iterators with a state; give it without "
+        "everstep.data.stateful: a resume then draws its batches again"
+    )
 
 
 class _IterableCursor(PassCursor):

@@ -82,7 +82,8 @@ class Sampling:
         if (whole or rest) and not self.batches:
             raise DataError(
                 f"{self.kind}: no batch is left of {self.length} samples in batches of {self.batch_size} "
-                f"among {self.share.size} ranks; give more samples, in larger batches"
+                f"among {self.share.size} ranks; give more samples and a batch size of {self.share.size} or "
+                "more"
             )
 
     @property

@@ -48,7 +48,8 @@ def require_ranks(data: Any, share: Share) -> None:
         raise DataError(
             f"a {kind} does not say that it splits itself, so each of {share.size} ranks would be handed the "
             "same batches; use everstep.data.arrays, everstep.data.loader or a DataLoader with a "
-            "DistributedSampler, or give it the attributes num_replicas and rank if it hands out a part"
+            "DistributedSampler, or give it the attributes num_replicas and rank if it hands out one rank's "
+            "part, as many batches as any other rank's"
         )
     if said != (share.rank, share.size):
         raise DataError(

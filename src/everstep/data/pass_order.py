@@ -233,8 +233,9 @@ class KeptBySamplers:
         self._named.add((place, name))
         warnings.warn(
             f"the sampler {type(sampler).__name__} changes its attribute {name!r} ({type(value).__name__}) "
-            "when it draws a pass, and no checkpoint can hold it; give the sampler state_dict() and "
-            "load_state_dict(), or an order that follows from set_epoch(epoch) alone",
+            "when it draws a pass, and no checkpoint can hold it: a resume gives another order if a later "
+            "pass depends on it; give the sampler state_dict() and load_state_dict(), or an order that "
+            "follows from the epoch alone, as set_epoch(epoch) makes it",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -245,8 +246,9 @@ class KeptBySamplers:
             self._named.add(("", ""))
             which = " and ".join(type(sampler).__name__ for sampler in self._samplers.values())
             warnings.warn(
-                f"the sampler {which} yields more than {most:,} (its __len__, or samples without one), so a "
-                "resume runs it again; give it the __len__ of a pass that ends",
+                f"the sampler {which} yields more than {most:,} (its __len__, or samples without one): a "
+                "resume there runs it again, and gives another order unless that follows from "
+                "set_epoch(epoch) and a generator of its own alone; give it the __len__ of a pass that ends",
                 RuntimeWarning,
                 stacklevel=2,
             )

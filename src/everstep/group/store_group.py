@@ -249,7 +249,8 @@ def _require_running() -> None:
     if ended := [rank for rank in others if _last.store.has([f"ended/{rank}"])]:
         raise DisagreementError(
             f"the program of {named(ended)} has ended, and rank {_last.rank} waits to meet all ranks again; "
-            "call train() and evaluate() on all ranks alike, not below if rank == 0: ...",
+            "call train(), evaluate() and the like on all ranks alike, not below a condition that only some "
+            "of them meet (if rank == 0: ...)",
             ranks=ended,
         )
 

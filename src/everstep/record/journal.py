@@ -222,7 +222,8 @@ class Journal:
         if self._refusal is None:
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and rows "
-                f"wait in memory, up to {PENDING_LIMIT >> 20} MiB ({remedy(error)})"
+                f"wait in memory, up to {PENDING_LIMIT >> 20} MiB, until the journal can be written again "
+                f"({remedy(error)})"
             )
         self._refusal = error
 

@@ -99,7 +99,8 @@ class RunLock:
             except FileExistsError:
                 raise RunLockedError(
                     f"the lock {self._path} was removed while this process trained, and another process has "
-                    "entered the run: this one saves no more; leave the run to the other"
+                    "entered the run: this one saves no more; leave the run to the other, or stop both and "
+                    "start one again"
                 ) from None
             os.close(before)
             _HELD.pop(gone, None)

@@ -243,7 +243,10 @@ class Trail:
     def _refused(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(f"{self.path}: {error.strerror}; {remedy(error)}: a resume cannot compare these steps")
+            self._warn(
+                f"{self.path}: {error.strerror}; {remedy(error)}: until it can be written again, the results "
+                "of steps do not survive a kill, so a resume cannot compare them"
+            )
 
 
 class Mark(NamedTuple):

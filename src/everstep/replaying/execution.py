@@ -186,7 +186,8 @@ class RunCopy:
             there = f"the oldest is {names[0]}" if names else "there is none at all"
             raise ReplayError(
                 f"{run_dir} has no whole checkpoint up to step {step} ({there}), and begins otherwise at "
-                "each start: give a later step, or keep more: Checkpoints(keep_every=Every(...))"
+                "each start: it was made without seed=, or from another run's checkpoint. Give a later step; "
+                "keep more checkpoints: Checkpoints(keep_every=Every(...))"
             )
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.origin = "the start of the run" if self.checkpoint is None else str(self.checkpoint)

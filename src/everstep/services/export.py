@@ -97,7 +97,10 @@ class Export(Conditional):
         if format not in FORMATS:
             raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")
         if (format == "torch.export") != isinstance(inputs, tuple):
-            raise ConfigError(f'Export(format={format!r}): give inputs=(x, ...) with "torch.export" alone')
+            raise ConfigError(
+                f"Export(format={format!r}, inputs={inputs!r:.60}): give inputs=(x, ...), a tuple, with "
+                'format="torch.export", and only there'
+            )
         self.entry, self.format, self.keep = entry, format, integer("keep", keep, none="for all")
         self._inputs, self._dynamic_shapes = inputs, dynamic_shapes
         self._metrics: dict[str, float] = {}

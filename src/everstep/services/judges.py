@@ -595,7 +595,10 @@ class Conditional(Service):
             self._described = described(condition, "condition")
             text = getattr(condition, "__name__", "a function")  # the same in every process
         else:
-            raise ConfigError(f"{condition!r} is not a condition; give a schedule, OnBest or a function")
+            raise ConfigError(
+                f"{condition!r} is not a condition; give a schedule such as Every(epochs=1), "
+                'OnBest("valid_loss"), or a function of the boundary'
+            )
         self._condition = condition
         short = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
         super().__init__(f"when {short}" if name is None else name, every)
@@ -670,7 +673,10 @@ class When(Conditional):
             return None
         for action in self.actions:
             if callable(action) and (result := action(boundary)) is not None:
-                raise UsageError(f"{self.name!r}: {action!r} returned {result!r}; give actions beside it")
+                raise UsageError(
+                    f"{self.name!r}: {action!r} returned {result!r}; return nothing, and give actions, such "
+                    "as Stop(reason), beside the function"
+                )
         return Outcome(actions=tuple(action for action in self.actions if not callable(action)))
 
 

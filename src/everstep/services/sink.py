@@ -132,7 +132,8 @@ class Sink(Service, ABC):
         is_free = parts[:1] == ("logs",) and len(parts) > 1 and parts[1] not in ("run.log", "media")
         if not is_free or ".." in parts:
             raise ConfigError(
-                f'path={str(path)!r} of {self.name!r} is no free place; give one as "logs/mine"'
+                f"path={str(path)!r} of service {self.name!r} is no free place in the run's folder logs; "
+                'give another path, as in "logs/mine"'
             )
         self._file: IO[Any] | None = None
         self._follower: Follower | None = None

@@ -228,7 +228,10 @@ def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     elif pixels.ndim == 3 and shape[0] in _CHANNELS and shape[2] not in _CHANNELS:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim != 3 or pixels.shape[2] not in _CHANNELS or not pixels.size:
-        raise MetricError(f"an image of shape {shape}: give (height, width) and 1, 3 or 4 channels, if any")
+        raise MetricError(
+            f"an image of shape {shape}: give (height, width), (height, width, channels) or "
+            "(channels, height, width), with 1, 3 or 4 channels"
+        )
     if pixels.dtype != np.uint8:
         pixels = np.rint(255 * np.nan_to_num(pixels.astype(np.float64)).clip(0, 1)).astype(np.uint8)
     return np.ascontiguousarray(pixels)

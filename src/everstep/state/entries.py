@@ -134,7 +134,10 @@ def _entry(obj: Any) -> Entry | None:
     if type(obj) in _BARE or isinstance(obj, type):
         return None
     if isinstance(obj, PerRank):
-        raise StateError(f"{obj!r} is inside another object: give it a name of its own in state=")
+        raise StateError(
+            f"{obj!r} is inside another object, and only an entry as a whole can be a rank's own: give it a "
+            'name in state=, as in state={"memory": everstep.PerRank(memory)}'
+        )
     if isinstance(obj, OwnEntry):
         return obj.entry()
     for backend in backends.active():

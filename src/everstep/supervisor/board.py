@@ -138,7 +138,10 @@ class ServiceBoard:
                 f"service {service.name!r} returned {outcome!r}; return None or everstep.Outcome({remedy})"
             )
         if not isinstance(outcome.metrics, Mapping):
-            raise UsageError(f"service {service.name!r} returned {outcome!r}; give Outcome(actions=(...,))")
+            raise UsageError(
+                f"service {service.name!r} returned {outcome!r}, whose metrics are not a dictionary; "
+                "give actions by name: everstep.Outcome(actions=(...,))"
+            )
         wall = outcome.wall or service.schedule.wall or boundary.moment is Moment.AFTER_CHECKPOINT
         values = {name: to_scalar(name, value) for name, value in outcome.metrics.items()}
         for name, value in self._collector.reduced(values).items():
@@ -225,7 +228,10 @@ class ServiceBoard:
 def require_service(service: Service, others: Iterable[Service]) -> None:
     """Refuse an object that is no Service or could do nothing, and a name that another service has."""
     if not isinstance(service, Service):
-        raise ConfigError(f"{service!r} is not a Service; give an instance, as everstep.EarlyStop(...)")
+        raise ConfigError(
+            f"{service!r} is not a Service; pass an instance, such as everstep.EarlyStop(...), "
+            "or register a function with loop.on(moment, fn)"
+        )
     kind = type(service)
     if not {"name", "schedule"} <= vars(service).keys():
         raise ConfigError(
@@ -245,7 +251,10 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
             f"{kind.__name__} one, as in default_schedule = everstep.Every(steps=1), or other moments"
         )
     if service.controller and service.stage is Stage.REPORT:
-        raise ConfigError(f"service {service.name!r} is a controller of stage REPORT; give it an earlier one")
+        raise ConfigError(
+            f"service {service.name!r} is a controller of stage REPORT, in which no service may act; give "
+            f"class {kind.__name__} stage = everstep.services.Stage.DECIDE, or an earlier one"
+        )
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):

@@ -82,7 +82,10 @@ def divide(group: Group, mine: Said | None) -> None:
     counts = [sum(each.place == part for each in parts) for part in range(parts[0].size)]
     if len(set(counts)) > 1:
         listed = ", ".join(f"{part} of {count}" for part, count in enumerate(counts))
-        raise ConfigError(f"data_ranks= must be that of equally many ranks each, and is {listed}; {_FORMS}")
+        raise ConfigError(
+            f"data_ranks=: each data rank from 0 to {len(counts) - 1} must be that of equally many of the "
+            f"{len(parts)} ranks, and it is {listed}; {_FORMS}"
+        )
     group.data = DataRanks([each.place or 0 for each in parts])
 
 

@@ -62,8 +62,9 @@ class Ranks:
         """Refuse a service that acts on this rank alone, before anything is opened; all ranks raise."""
         if self.several and retry is not None:
             raise ConfigError(
-                f"Retry tries again in one of {self.group.size} processes, and the others would wait; leave "
-                "it out, and let torchrun --max-restarts=3 start all of them again"
+                f"Retry tries again in one process, and the other {self.group.size - 1} of {self.group.size} "
+                "ranks would wait for it for ever; leave it out, and let the launcher start all ranks again: "
+                "torchrun --max-restarts=3"
             )
 
     def agree_by_steps(self, stack: ExitStack, steps: Callable[[], int], lost_group: LostGroup) -> None:

@@ -54,7 +54,10 @@ class LoopKind:
         if Moment.AFTER_STEP in wanted:
             missing -= {Moment.AFTER_EPOCH}  # its schedule says which of the two
             if Moment.AFTER_EPOCH not in self.moments and isinstance(every, Every) and every.epochs:
-                raise ConfigError(f"{who} is due by epochs, and a {self.name} has no epochs; give steps=")
+                raise ConfigError(
+                    f"{who} is due Every(epochs={every.epochs}), and a {self.name} has no epochs; "
+                    "give every=Every(steps=...), or take a TrainLoop"
+                )
         for moment in sorted(missing, key=lambda each: each.value):
             other = "a Trainer" if moment is Moment.AFTER_EVAL_STEP else "a TrainLoop or a Trainer"
             raise ConfigError(
@@ -159,7 +162,10 @@ class Settings:
             raise ConfigError(f'on_change={self.on_change!r}: give "error" or "override"')
         self.on_divergence = options.get("on_divergence")
         if self.on_divergence not in ("stop", "warn", None):
-            raise ConfigError(f'on_divergence={self.on_divergence!r}: give "stop", "warn", or leave it out')
+            raise ConfigError(
+                f'on_divergence={self.on_divergence!r}: give "stop" or "warn", or leave it out: then other '
+                "batches stop the run, and other numbers are a warning"
+            )
         self.init_from = InitFrom.of(options.get("init_from"))
         self.init_fn, self.local_init_fn = options.get("init_fn"), options.get("local_init_fn")
         self.ready, self.lock = options.get("ready"), flag("lock", options.get("lock", True))

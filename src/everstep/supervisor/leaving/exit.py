@@ -167,7 +167,10 @@ class Exit:
         # services at a boundary judge values that are equal on all ranks
         on_all = not engine.ranks.several or engine.boundaries.inside
         if not on_all and engine.settings.recovery is not None:
-            error.add_note(f"step {step} is not undone, as other ranks may be good; let guards judge metrics")
+            error.add_note(
+                f"step {step} is not undone, because other ranks may not have failed in it; let NaNGuard and "
+                "LossBound judge metrics, which are equal on all ranks"
+            )
         return on_all
 
     def _finish(self) -> None:

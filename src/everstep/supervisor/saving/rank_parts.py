@@ -120,8 +120,9 @@ class _OtherRanks:
         )
         if window and not self._user.exact_on_any_ranks():
             raise RestoreError(
-                f"{self._changed}: the checkpoint is inside a window of accumulated gradients; start with "
-                f"{self._saved}, or resume from a checkpoint between two windows, as resume=NAME"
+                f"{self._changed}: the checkpoint is inside a window of accumulated gradients, which are "
+                f"sums over the parts of {self._saved}; start with {self._saved}, or resume from a "
+                "checkpoint between two windows, as resume=NAME"
             )
         entries = _own_entries(self._parts[0], self._checkpoint.common)
         apart = [("rng",), ("streams",), ("wall", "streams"), *(("user", name) for name in entries)]
@@ -177,9 +178,10 @@ class _OtherRanks:
         function, rank = self._user.merges.get(name), self._group.rank
         if function is None:
             raise RestoreError(
-                f"{self._changed}: the state entry {name!r} is each rank's own; give state={{{name!r}: "
-                f"everstep.PerRank(..., merge=function)}}, start with {self._saved}, or in another "
-                "directory with init_from= and exclude=, which takes the other entries"
+                f"{self._changed}: the state entry {name!r} is each rank's own, and cannot be divided among "
+                f"other ranks without a function; give state={{{name!r}: everstep.PerRank(..., "
+                f"merge=function)}}, start with {self._saved}, or in another directory with init_from= and "
+                "exclude=, which takes the other entries"
             )
         trees = [self._saved_entry(name, each) for each in range(self._checkpoint.ranks)]
         in_slot = isinstance(self._user.objects[name], Slot)

@@ -103,8 +103,9 @@ def saved_tree(checkpoint: Checkpoint, branches: tuple[str, ...] = BRANCHES) -> 
     structure: Any = checkpoint.structure if isinstance(checkpoint.structure, dict) else {}
     if missing := [name for name in branches if name not in structure]:
         raise RestoreError(
-            f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}; resume from one "
-            f"in checkpoints/, or take the weights with init_from={str(checkpoint.path)!r} elsewhere",
+            f"checkpoint {checkpoint.path} holds only {', '.join(structure) or 'nothing'}: best weights, or "
+            "the state of another program; resume from one in checkpoints/, or take the weights alone with "
+            f"init_from={str(checkpoint.path)!r} in a new run directory",
             missing=missing,
         )
     tree = {}

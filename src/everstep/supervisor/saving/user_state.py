@@ -162,7 +162,10 @@ class UserState:
                 home = backends.of(array)
                 region = None if home is None else home.region(array)
                 if region is not None and name in self.per_rank:
-                    raise ConfigError(f"state entry {name!r} is sharded over the ranks: leave out PerRank")
+                    raise ConfigError(
+                        f"state entry {name!r} is each rank's own (PerRank), and the ranks hold it together "
+                        "(it is sharded): leave out PerRank"
+                    )
                 if region is not None:
                     held[array_name(path)] = region
 
@@ -389,6 +392,7 @@ def _named(state: Any) -> list[tuple[Any, Any]]:
     pairs = [] if state is None else list(state) if isinstance(state, Iterable) else [state]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise ConfigError(
-            f'state is a {type(state).__name__}; give names to objects, state={{"model": model}}'
+            f"state is a {type(state).__name__}, which gives no names to save its parts under; give names to "
+            'objects, as in state={"model": model, "optimizer": optimizer}'
         )
     return [(name, value) for name, value in pairs]

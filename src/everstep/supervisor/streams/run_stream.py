@@ -112,8 +112,9 @@ class RunStream:
                     place[what] = stream.of_other_ranks(what, saved, key)
         except DataError as error:
             raise RestoreError(
-                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks: {error}; "
-                f"start with {len(places)}, or in another directory with init_from="
+                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
+                f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
+                "another directory with init_from="
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
@@ -203,7 +204,8 @@ class RunStream:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
-                f"checkpoint {self._where} ({type(error).__name__}: {error}); mend it, or resume from another"
+                f"checkpoint {self._where} ({type(error).__name__}: {error}); fix the data if the error is "
+                "its own, or resume from another checkpoint: another program or version has written this"
             ) from error
         finally:
             source.replayed = None

@@ -128,7 +128,9 @@ class Streams:
             otherwise = "" if self._quarantined else ", or leave out Recovery"
             raise ConfigError(
                 f"stream {run_stream.name!r}: a {type(cursor).__name__} does not tell how many batches of "
-                f"its pass it has handed out; give it the attribute done{otherwise}"
+                "its pass it has handed out, so none can be quarantined; give the cursor of your data the "
+                "attribute done, counted from the start of the pass also where it is opened at a "
+                f"position{otherwise}"
             )
         place = (run_stream.name, run_stream.pass_index)
         drew = (lambda index: None) if self.drew is None else partial(self.drew, *place)
