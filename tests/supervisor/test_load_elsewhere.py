@@ -362,7 +362,7 @@ def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:
         (InitFrom(run, include="^old/", rename={"^model": "m"}), ConfigError, nothing),
         (InitFrom(run, exclude="."), ConfigError, nothing),
         (tmp_path / "empty", NoCheckpointError, "neither a checkpoint.* nor a run with a checkpoint; check"),
-        (tmp_path / "nowhere", NoCheckpointError, "neither a checkpoint nor a run"),
+        (tmp_path / "nowhere", NoCheckpointError, "neither a checkpoint, nor best weights"),
         (alone, NoCheckpointError, r"none of those that it names is there.*valid\.loss/epoch-0002-step"),
     ]
     net = Net()

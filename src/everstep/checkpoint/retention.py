@@ -38,7 +38,10 @@ class CheckpointName:
         match = _NAME.fullmatch(text)
         name = None if match is None else cls(int(match[2]), None if match[1] is None else int(match[1]))
         if name is None or str(name) != text:
-            raise ConfigError(f"{text!r} is not a checkpoint's name; give one such as 'step-00000120'")
+            raise ConfigError(
+                f"{text!r} is not a checkpoint's name; give one such as 'step-00000120' or "
+                "'epoch-0003-step-00000120'"
+            )
         return name
 
     @classmethod
@@ -132,7 +135,10 @@ class Retention:
         if best is not None:
             fits = isinstance(best, tuple) and len(best) == 3 and isinstance(best[0], str)
             if not fits or best[1] not in ("min", "max"):
-                raise ConfigError(f"keep_best={best!r}: give three values, as in ('valid_loss', 'min', 2)")
+                raise ConfigError(
+                    f"keep_best={best!r}: give a metric, 'min' or 'max', and a number, as in "
+                    "('valid_loss', 'min', 2)"
+                )
             integer("keep_best's count", best[2])
 
 

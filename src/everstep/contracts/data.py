@@ -251,7 +251,10 @@ class Stream(ABC):
                 ranks.
         """
         if len(saved) > 1:
-            raise DataError(f"its {what!r} was another on each rank, which a {self.kind} cannot divide anew")
+            raise DataError(
+                f"its {what!r} was another on each rank, and a {self.kind} cannot make that of another "
+                "number of ranks"
+            )
         return saved[0]
 
     def place_kept(self, batches: bool = False) -> AbstractContextManager[object]:

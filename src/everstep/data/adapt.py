@@ -74,7 +74,10 @@ def stateful(data: Iterable[Any]) -> Stream:
 
 def named(streams: Any) -> Mapping[str, Any]:
     if not isinstance(streams, Mapping):
-        raise ConfigError(f'streams is a {type(streams).__name__}; give names to data, {{"train": train}}')
+        raise ConfigError(
+            f"streams is a {type(streams).__name__}; give names to data, as in "
+            '{"train": train, "valid": valid}'
+        )
     for name in streams:
         valid_name("stream", name)
     return streams

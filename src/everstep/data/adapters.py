@@ -246,7 +246,8 @@ def skip(
             batch = next(batches)
         except StopIteration:
             raise DataError(
-                f"{what}: ended after {done} batches, but the checkpoint is after {count}; give the same"
+                f"{what}: ended after {done} batches, but the checkpoint is after {count}; "
+                "give the same data again, or start a new run"
             ) from None
         if replayed is not None:
             replayed(batch)

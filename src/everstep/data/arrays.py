@@ -52,7 +52,10 @@ def _length(array: Any) -> int:
     known = backends.of(array) is not None and not isinstance(array, np.generic)
     if not known or not array.shape:
         what = f"an array of shape {tuple(array.shape)}" if known else f"a {type(array).__name__}"
-        raise DataError(f"arrays() was given {what}; give arrays or tensors of shape (samples, ...)")
+        raise DataError(
+            f"arrays() was given {what}; give NumPy arrays or torch tensors of shape (samples, ...), "
+            "as numpy.asarray(...) makes them"
+        )
     return int(array.shape[0])
 
 

@@ -42,7 +42,10 @@ class RingBuffer(OwnEntry):
     def __init__(self, capacity: int, fields: Mapping[str, Any]) -> None:
         self.capacity = integer("capacity", capacity)
         if not isinstance(fields, Mapping) or not fields:
-            raise ConfigError(f'RingBuffer() needs fields, as in {{"reward": "float32"}}, not {fields!r:.80}')
+            raise ConfigError(
+                f"RingBuffer() needs fields, got {fields!r:.80}; as in "
+                'RingBuffer(1000, {"image": ("uint8", (84, 84)), "reward": "float32"})'
+            )
         self.appended = 0
         self._count = 0
         self._fields = {

@@ -40,7 +40,8 @@ def _whole(value: int) -> float:
         return float(value)
     except OverflowError:
         raise MetricError(
-            f"an int of {value.bit_length()} bits is too large for a float: collect its logarithm"
+            f"a metric is a float, and an int of {value.bit_length()} bits is beyond its range (1.8e308): "
+            "collect its logarithm, or scale it"
         ) from None
 
 

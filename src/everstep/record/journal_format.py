@@ -156,7 +156,10 @@ def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> byte
             f"event {kind!r} cannot be recorded: {error}; give dicts, lists, strings, numbers, None"
         ) from error
     if _is_deep(packed, record):
-        raise JournalError(f"event {kind!r} has more than {DEEPEST} levels of lists; give a flatter one")
+        raise JournalError(
+            f"event {kind!r} cannot be recorded: it has more than {DEEPEST} levels of lists and dicts; "
+            "give a flatter configuration"
+        )
     return packed
 
 

@@ -122,7 +122,10 @@ class RunDir:
                 _require_empty(folder, seen)
                 facts = _create(folder, seed, about or {})
         if (version := facts["versions"]["run"]) > VERSION:
-            raise RunDirError(f"{folder} has format {version}, this everstep reads up to {VERSION}; upgrade")
+            raise RunDirError(
+                f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "
+                "upgrade everstep"
+            )
         return cls(folder, facts)
 
     @property

@@ -315,7 +315,10 @@ def replay(
         except ReplayLeft as left:
             vars(at).update(vars(left.step))
         else:
-            raise ReplayError(f"the program ended before step {at.step}; call the one that trains {run_dir}")
+            raise ReplayError(
+                f"the program in the block ended before step {at.step}; call the program that trains "
+                f"{run_dir}, with its arguments"
+            )
         finally:
             for name in variables:
                 os.environ.pop(name, None)

@@ -116,7 +116,8 @@ class Best(Service):
             self.part = tuple(restore_at_end) if isinstance(restore_at_end, list | tuple) else ()
             if not self.part or not all(isinstance(name, str) for name in self.part):
                 raise ConfigError(
-                    f'restore_at_end={restore_at_end!r}: give True, or entries, as in ["model"]'
+                    f"restore_at_end={restore_at_end!r}: give True, or a list of entries of the state, as in "
+                    'restore_at_end=["model"]'
                 )
         self.places: list[Place] = []
         self._is_new = False

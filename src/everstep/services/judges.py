@@ -657,7 +657,10 @@ class When(Conditional):
         for action in self.actions:
             is_function = callable(action) and not isinstance(action, type)
             if not (is_function or isinstance(action, _DECISIONS | Save)):
-                raise ConfigError(f"{action!r} is not an action; give Stop(...), Save() ... or a function")
+                raise ConfigError(
+                    f"{action!r} is not an action; give Save(), Stop(reason), Interrupt(reason), "
+                    "SetValue(...) or a function of the boundary"
+                )
         self.sets = tuple(action.target for action in self.actions if isinstance(action, SetValue))
         if any(isinstance(action, _DECISIONS) for action in self.actions):
             self.stage, self.controller = Stage.DECIDE, True

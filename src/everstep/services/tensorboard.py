@@ -99,7 +99,10 @@ class TensorBoard(Sink):
                 self._take(value, f"{name}/{key}" if name else str(key))
             return
         if not name or not isinstance(summary, Image | Histogram | str):
-            raise MetricError(f"add_summary({summary!r}): give names with an Image, Histogram or str each")
+            raise MetricError(
+                f"add_summary({summary!r}): give a mapping from names to Image, Histogram or str "
+                "(numbers go to collect_metrics)"
+            )
         data: dict[str, Any] = {"name": name, "step": self._run.step}
         if isinstance(summary, str):
             data["text"] = summary

@@ -231,7 +231,10 @@ class _Encoder:
         before = len(self.arrays)
         node = self.node(value, path)
         if len(self.arrays) > before:
-            raise StateError(f"{_where(path)} has an array as a key or in a set: use a list, or names")
+            raise StateError(
+                f"{_where(path)} has an array as a key or in a set, where it is found by identity: "
+                "use a list, or a dict with names as keys"
+            )
         return node
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
@@ -340,7 +343,10 @@ def _decode(node: Json, arrays: Mapping[str, HostArray]) -> Any:
         return {key: _decode(item, arrays) for key, item in node.items()}
     known = _DECODERS.get(tag)
     if known is None:
-        raise StateError(f"the saved state has a {tag!r} of a newer everstep: install that version")
+        raise StateError(
+            f"the saved state has a {tag!r}, which this everstep does not know: "
+            "it was written by a newer version; install that one"
+        )
     return known(node[tag], node, arrays)
 
 

@@ -258,7 +258,10 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
     if service.name == "metrics":
         raise ConfigError("the service name 'metrics' is taken by the metric windows; give another name=")
     if any(other.name == service.name for other in others):
-        raise ConfigError(f"two services are named {service.name!r}; give one of them name=")
+        raise ConfigError(
+            f"two services are named {service.name!r}; names are the keys of their state: "
+            "give one of them name="
+        )
 
 
 def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
@@ -269,7 +272,10 @@ def _isolated_for(services: Iterable[Service]) -> AbstractContextManager[None]:
 def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment) -> None:
     """Refuse actions, except those of a controller up to stage DECIDE and saves at stage SAVE."""
     if actions and moment in OBSERVED:
-        raise UsageError(f"{moment.name} is for observers; ask for {actions[0]} elsewhere, as at AFTER_STEP")
+        raise UsageError(
+            f"{moment.name} is for observers, and service {service.name!r} asked for {actions[0]}; act at "
+            "another moment, such as AFTER_STEP"
+        )
     if service.stage is Stage.SAVE:
         actions = [action for action in actions if not isinstance(action, Save | SaveBest)]
     elif service.stage is not Stage.REPORT and service.controller:

@@ -202,7 +202,8 @@ class Exit:
             engine.journal.sync()
         except OSError as error:
             raise CheckpointError(
-                f"the end is not recorded ({error}); {remedy(error)} and start again"
+                f"the end of the run could not be recorded ({error}); {remedy(error)} and start again: "
+                "no step is lost"
             ) from error
         # after the last save: best weights in the live objects must not reach a checkpoint
         for service in engine.board.bests:
@@ -334,7 +335,10 @@ def _load(service: Best, place: Place, store: Store, user: UserState) -> BestRec
         raise DamagedCheckpointError(f"{error}; {store.set_best_aside(path)}") from error
     about: Any = saved.meta
     if about.get("value", place.value) != place.value:
-        raise NoCheckpointError(f"{path} has those of {about['value']:.6g}; bring the right ones back")
+        raise NoCheckpointError(
+            f"{path} has the weights of {about['value']:.6g}, of an earlier timeline; bring back the right "
+            "ones from a copy"
+        )
     tree = saved_tree(saved, ("user",))["user"]
     with reading(path, "user"):
         user.check(tree, str(path))

@@ -73,7 +73,8 @@ class InitFrom:
                 re.compile(pattern or "")
             except re.error as error:
                 raise ConfigError(
-                    f"InitFrom({name}=...): {pattern!r}: {error}; or give re.escape(name)"
+                    f"InitFrom({name}={getattr(self, name)!r}): {pattern!r}: {error}; give a regular "
+                    "expression, or re.escape(name)"
                 ) from error
         for name in (f"on_{kind}" for kind in _MISFITS):
             if getattr(self, name) not in ("error", "warn", "skip"):
@@ -127,7 +128,10 @@ class InitFrom:
             wanted = within(names if as_it_is else [("user",), ("progress",)])
             checkpoint = find_checkpoint(path, say, wanted=wanted)
             if checkpoint is None:
-                raise NoCheckpointError(f"{str(path)!r} is neither a checkpoint nor a run; check the path")
+                raise NoCheckpointError(
+                    f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
+                    "checkpoint; check the path"
+                )
             where, kind = str(checkpoint.path), f"step {checkpoint.step}"
             tree = checkpoint
             if as_it_is:  # the arrays of other entries were not read

@@ -92,7 +92,8 @@ class Streams:
         if stream is None or self._sources.get(name) is not data:
             if run_stream.cursor is not None:
                 raise ConfigError(
-                    f"stream {name!r} is inside a pass over other data; give this another name="
+                    f"stream {name!r} is in the middle of a pass over another object; give this "
+                    'data a name of its own, as in name="train2"'
                 )
             stream = self._mine(data)
             if self._group.size > 1:
