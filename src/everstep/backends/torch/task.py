@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.model_wrappers import bare, flatten, layers
+from everstep.backends.torch.model_wrappers import bare, flatten
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -402,21 +402,14 @@ class Task(tasks.Task):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Turn gradients off in the block, and let `model` be the average if there is one."""
+        """Let `model` be the average in the block, if there is one."""
         live = self.model
-        # The state has the bare model: a `forward` that asks `self.model.training` asks the wrapper.
-        around = [] if live is None else [(each, each.training) for each in list(layers(live))[:-1]]
-        with torch.no_grad():
-            for wrapper, _ in around:
-                wrapper.training = False
-            if self._evaluated is not None:
-                self.model = self._evaluated
-            try:
-                yield
-            finally:
-                self.model = live
-                for wrapper, training in around:
-                    wrapper.training = training
+        if self._evaluated is not None:
+            self.model = self._evaluated
+        try:
+            yield
+        finally:
+            self.model = live
 
     # ---------------------------------------------------------------------- for your own train_step
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import UserDict
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import closing
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -82,9 +82,9 @@ class ParamsTask(Task):
     def build_model(self) -> Any:
         example = next(iter(self._data.values())).example
         model = self._tree.model_params(inputs=example, train=self._train is not None)
-        if "torch" in sys.modules:
-            kit: Any = importlib.import_module("everstep.backends.torch.tfutils")
-            self._torch = kit if kit.is_model(model) else None
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            self._torch = importlib.import_module("everstep.backends.torch.tfutils")
         steps_itself = self._torch is None and self._train is not None and self._train.train_loop is None
         if not callable(model) or (steps_itself and not hasattr(model, "train_step")):
             raise ConfigError(
@@ -127,8 +127,8 @@ class ParamsTask(Task):
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         assert self._train is not None
         inputs, self._rate = self._inputs("train", batch), self._rate_of(self._counted["global_step"])
-        if self._rate is not None and self.optimizer is not None:
-            self._torch.set_lr(self.optimizer, self._rate)
+        for group in () if self._rate is None or self.optimizer is None else self.optimizer.param_groups:
+            group["lr"] = self._rate
         loop = self._train.train_loop
         metrics: Mapping[str, Any] = self.step(inputs) if loop is None else loop(self, inputs)
         self._counted["global_step"] += 1
@@ -181,8 +181,3 @@ class ParamsTask(Task):
 
     def batch_size(self, batch: Any) -> float:
         return super().batch_size(batch.batch if isinstance(batch, ValidationBatch) else batch)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with nullcontext() if self._torch is None else self._torch.without_gradients():
-            yield
