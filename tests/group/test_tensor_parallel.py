@@ -292,7 +292,7 @@ TOLD_BY_FOUR = [
     ["ConfigError", "which read the part", "fully_shard(model, mesh=mesh['dp'])"],
     ["ConfigError", "does not fit the 4 ranks of this run"],
     ["taken"],  # each part counts equally often in a mean over all ranks
-    ["ConfigError", "divided by tensor parallelism over ranks", "hands them different ones"],
+    ["ConfigError", "divided by tensor parallelism over ranks", "hands different samples"],
     ["StateError", "'model' is not the same on all ranks", "'user/model/down.weight' of rank 1, 3"],
     ["taken"],
 ]

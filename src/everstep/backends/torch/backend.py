@@ -56,8 +56,7 @@ def _dtype(name: str) -> torch.dtype:
     dtype = _DTYPES.get(name) or getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise StateError(
-            f"the saved state names the dtype {name!r}, which torch {torch.__version__} lacks; "
-            "use the torch that wrote it"
+            f"torch {torch.__version__} lacks the saved dtype {name!r}; use the torch that wrote it"
         )
     return dtype
 

@@ -68,8 +68,7 @@ def loader(
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"loader() was given a {type(dataset).__name__}, whose samples cannot be fetched by index; give "
-            "a dataset with __len__ and __getitem__, or give torch's DataLoader over it to the loop, which "
-            "resumes by drawing the batches again"
+            "a dataset with __len__ and __getitem__, or give the loop torch's DataLoader over it"
         )
     if not hasattr(dataset, "__len__"):
         raise DataError(f"loader() was given a {type(dataset).__name__} without a length; give it __len__")

@@ -62,8 +62,7 @@ def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[
     for name in names:
         if not any(name in each for each in parameters):
             raise ConfigError(
-                f"optimizer_params.trainable_names: no parameter has {name!r} in its name; "
-                f"{nearest(name, parameters)}"
+                f"trainable_names: no parameter has {name!r} in its name; {nearest(name, parameters)}"
             )
     for each, parameter in parameters.items():
         parameter.requires_grad_(any(name in each for name in names))
