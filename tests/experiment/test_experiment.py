@@ -594,7 +594,7 @@ WRONG: list[tuple[str, list[Any], str]] = [
     ("a.jsonl", [{"a": [1], "b": [1, 2]}], "do not fit together"),
     ("a.npz", [[[1]], [1]], "do not fit together"),
     ("a.npy", [{"a": [1], "b": [1]}], "named a, b; give a .npz or .jsonl"),
-    ("a.npz", [OBJECTS], "'predictions' is object, which a .npz file lacks"),
+    ("a.npz", [OBJECTS], "'predictions' is object, no type of .npz"),
     ("a.npy", [OBJECTS], "'predictions' is object"),
     ("a.jsonl", [np.array([1j])], "'predictions' is complex128, which a .jsonl file lacks"),
 ]

@@ -31,9 +31,7 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         raise click.UsageError("give a config FILE: a YAML file")
     for file in files[1:]:  # the first one may be a run
         if file.suffix not in (".yaml", ".yml") and not file.exists():
-            raise click.UsageError(
-                f"{str(file)!r} is neither a file nor a setting (PATH=VALUE, as in optimizer.lr=0.1)"
-            )
+            raise click.UsageError(f"{str(file)!r} is neither a file nor a setting (PATH=VALUE)")
     return files, [each for each in arguments if Path(each) not in files]
 
 

@@ -185,9 +185,7 @@ def diverge_command(
     from everstep.replaying.execution import folder_for
 
     if len(runs) != 2:
-        raise click.UsageError(
-            "give two runs; one run is compared with its replay by everstep replay --verify"
-        )
+        raise click.UsageError("give two runs; everstep replay --verify compares one with its replay")
     paths = [found.path.absolute() for found in cli.find_all(runs, index)]
     first, second = (
         room.Subject(name, path, tuple(shlex.split(script)))

@@ -156,9 +156,7 @@ def drill_command(
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
     """
     if not command or shutil.which(command[0]) is None:
-        raise ConfigError(
-            f"{' '.join(command[:1]) or 'nothing'} is no command; give one, such as python train.py"
-        )
+        raise ConfigError(f"{' '.join(command[:1])!r} is no command; give one, such as python train.py")
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
     deadline = deadline_after(budget)
     if not any(OUT in word for word in command):
@@ -210,8 +208,7 @@ class _CommandCampaign(Campaign):
         self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
-                f"{script} made no step of a torch optimizer in a Python process that reads PYTHONPATH; "
-                "drill a program that trains with torch.optim, without `python -I` or -E"
+                f"{script} made no step of a torch optimizer; drill one that does, without `python -I` or -E"
             )
         return start
 

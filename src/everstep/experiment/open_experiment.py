@@ -309,10 +309,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(facts.get("config") or {})
     if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
-        raise ConfigError(
-            f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
-            "its config file: everstep train FILE"
-        )
+        raise ConfigError(f"the run in {run_dir} has no config of an experiment; start it by its own program")
     newest = Store(run_dir).facts()[-1:]
     if newest and newest[0].segment != start.segment != replayed:
         saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree

@@ -231,9 +231,8 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not of everstep, SQLite changes "
-                    "and deletes files by what it says. Move both files away and run everstep sync: the "
-                    "index is made again from the journals"
+                    f"the index {path} is not opened: SQLite acts on {index}{end}, which is not of everstep. "
+                    "Move both files away and run everstep sync"
                 )
 
 
@@ -250,9 +249,7 @@ def _version_of(path: Path) -> int:
 def _postgres(address: URL, patience: float) -> Engine:
     """Make an engine that keeps connections; a lock is waited for `patience`, a server 2 to 10 s."""
     if find_spec("psycopg") is None:
-        raise RunIndexError(
-            f"an index in PostgreSQL needs psycopg, which is not installed: {to_install('postgres')}"
-        )
+        raise RunIndexError(f"an index in PostgreSQL needs psycopg: {to_install('postgres')}")
     wait = max(1, round(patience * 800))  # ms, 0.8 of the patience: the fault is said in time
 
     def begin(connection: Connection) -> None:
@@ -280,8 +277,7 @@ def _postgres(address: URL, patience: float) -> Engine:
 def _parsed(url: str) -> URL:
     if lacks_credential(url):
         raise ConfigError(
-            f"{url} is an index's URL as a run has recorded it, without the password; give the URL with it, "
-            "by --index or EVERSTEP_INDEX"
+            f"{url} is an index's URL as a run has recorded it, without the password; give it by --index"
         )
     try:
         address = make_url(url)

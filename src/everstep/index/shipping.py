@@ -236,9 +236,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
 
     run = RunDir.open(run_dir, create=False)
     if (name := clean(str(run.path))) != str(run.path):
-        raise RunDirError(
-            f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"
-        )
+        raise RunDirError(f"{name} is not indexed: its name is not UTF-8; change it and run everstep sync")
     shipped = Shipped(runs=1)
     with database.write(run.id) as connection:
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.

@@ -99,8 +99,7 @@ class RunMirror:
         if self.facts and self.facts["id"] != run_dir.id:
             raise MirrorError(
                 f"the mirror {self._at} is of the run {self.facts['id']}, and {run_dir.path} holds "
-                f"{run_dir.id}: give each run a mirror of its own; to continue the mirrored run, give an "
-                "empty directory"
+                f"{run_dir.id}: give each run a mirror of its own, or continue in an empty directory"
             )
         self._tried(lambda: self._bring(run_dir.path))
 
@@ -260,8 +259,7 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
         folder, own = at.folder.resolve(), run_dir.resolve()
         if folder.is_relative_to(own) or own.is_relative_to(folder):
             raise ConfigError(
-                f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere, "
-                "best on another disk"
+                f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere"
             )
     if at is not None and at.folder is None and os.environ.get(ROOT):
         say(f"{ROOT} is set, as for a drill: the mirror {at} is left alone")
@@ -362,8 +360,7 @@ class Restoring:
             if not self._is_known(store.path(facts.name)):
                 raise MirrorError(
                     f"{self._top} and its mirror {self._place.name} were trained apart: only the directory "
-                    f"has {facts.name}, and the mirror went on without it, up to "
-                    f"{max(self._checkpoints, default='no checkpoint')}; {_CHOICE}"
+                    f"has {facts.name}; {_CHOICE}"
                 )
 
     def _is_known(self, folder: Path) -> bool:

@@ -53,8 +53,7 @@ class NamedStreams:
             return [(name, self._over(name, data)) for name, data in adapt.named(given).items()]
         if not isinstance(given, str | list | tuple):
             raise ConfigError(
-                f"a {type(given).__name__} was given as the streams of an epoch; give a list, as in "
-                "[loader], a name, or names to data"
+                f"the streams of an epoch are a {type(given).__name__}; give a list, a name, or names to data"
             )
         named: dict[str, Stream] = {}
         for number, each in enumerate([given] if isinstance(given, str) else given, 1):
@@ -142,8 +141,7 @@ class _PartCursor(_Cursor):
         drew = (self.cursor.done or 0) - before
         if drew > 1 and self.cursor.weight != 1.0:
             raise DataError(
-                f"next_train_inputs drew {drew} batches, and the ranks' parts of the last differ in size, so "
-                'the weight of their mean is not known; give uneven="drop", or drop_last=True, with a batch '
-                "size of all ranks together that their number divides"
+                f"next_train_inputs drew {drew} batches, and the ranks' parts of the last differ in size; "
+                'give uneven="drop", or drop_last=True, with a batch size that their number divides'
             )
         return inputs

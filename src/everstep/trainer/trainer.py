@@ -502,6 +502,5 @@ def require_our_names(task: Task) -> None:
     epoch = getattr(type(task), "epoch", None)
     if isinstance(epoch, property) and epoch.fset is None:
         raise ConfigError(
-            f"{type(task).__name__}.epoch is a property that cannot be set, and the Trainer sets the number "
-            "of the epoch there; give it another name, or leave it out and read self.epoch"
+            f"{type(task).__name__}.epoch is a property that no Trainer can set; give it another name"
         )

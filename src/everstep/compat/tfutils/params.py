@@ -290,8 +290,7 @@ def restored(tree: Any, place: str = "") -> Any:
         return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
         raise ConfigError(
-            f"{place} was {tree[CALL]}, made inside another function, where it cannot be found again; "
-            "define it at the top level of its module"
+            f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
         )
     return imported(str(tree[CALL]))
 
@@ -310,9 +309,7 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, An
     facts = RunJournal(run_dir).facts()
     tree = without_credentials(facts.get("config") or {})
     if not isinstance(tree, dict) or "model_params" not in tree:
-        raise ConfigError(
-            f"the run in {run_dir} was not made by train_from_params; start it by its own program"
-        )
+        raise ConfigError(f"{run_dir} was not made by train_from_params; start it by its own program")
     admit(run_dir, tree, distrust(run_dir, facts), trust, facts)
     params: dict[str, Any] = restored(tree)
     return params

@@ -88,9 +88,8 @@ class ParamsTask(Task):
         steps_itself = self._torch is None and self._train is not None and self._train.train_loop is None
         if not callable(model) or (steps_itself and not hasattr(model, "train_step")):
             raise ConfigError(
-                f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or an object that "
-                "can be called with a batch and has train_step(inputs, learning_rate), state_dict and "
-                "load_state_dict"
+                f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or a callable object "
+                "with train_step(inputs, learning_rate), state_dict and load_state_dict"
             )
         return model
 
@@ -119,8 +118,7 @@ class ParamsTask(Task):
             batch = dict(zip(names, batch, strict=True))
         if not isinstance(batch, Mapping):
             raise ConfigError(
-                f"a batch of the data is a {type(batch).__name__}; let data_params.func return data whose "
-                "batches are dictionaries, or a dictionary of arrays"
+                f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
             )
         return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
 
@@ -154,9 +152,7 @@ class ParamsTask(Task):
         names = [params.pred_targets] if isinstance(params.pred_targets, str) else params.pred_targets
         for name in names:
             if name not in inputs:
-                raise ConfigError(
-                    f"loss_params.pred_targets: a batch has no {name!r}; {nearest(name, inputs)}"
-                )
+                raise ConfigError(f"pred_targets: a batch has no {name!r}; {nearest(name, inputs)}")
         outputs = self.model(inputs)
         loss = params.loss_func(outputs, *(inputs[name] for name in names), **params.loss_func_kwargs)
         mean = self._torch.mean if params.agg_func is None else params.agg_func
