@@ -243,7 +243,7 @@ refused("plain", 1)
 """
 
 TOLD_BY_TWO = [
-    ["ConfigError", "'model/up.weight': its gradient is that of rank", "data_ranks=1 where all ranks do"],
+    ["ConfigError", "'model/up.weight': its gradient is that of rank", "give data_ranks=1, or"],
     ["ConfigError", "equally many of the 2 ranks, and it is 0 of 2, 1 of 0"],
     ["DisagreementError", "1 part on rank 0, and 2 parts on rank 1"],
     ["ConfigError", "data_ranks=2: give a mesh"],

@@ -39,10 +39,7 @@ NOT_COPIED = shutil.ignore_patterns(
 TOO_LONG = 124
 """Status of a start that was ended because it took longer than its time."""
 
-LOST = (
-    "the resume began anew although a save was complete before the kill; look at which checkpoint the "
-    "program chooses, and how it treats one that is torn"
-)
+LOST = "the resume began anew although a save was complete before the kill; look at what it loads"
 ANEW = "begun anew, nothing was saved yet"
 ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
@@ -192,8 +189,7 @@ class _CommandCampaign(Campaign):
         if difference is not None and difference.place == "enter":
             difference = difference._replace(
                 note="the second start began with other weights than the first: they are not seeded, or it "
-                f"read what the first one wrote; then put {OUT} into the command, where its output folder "
-                "stands"
+                f"read what the first one wrote; then put {OUT} in place of the output folder"
             )
         report.nondeterminism = difference
 

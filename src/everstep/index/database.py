@@ -181,22 +181,16 @@ class Database:
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
             return RefusedError(f"the index {self.name} does not take a value of the run ({message})")
         if code.startswith(_BUSY):
-            return IndexBusyError(
-                f"another process writes the index {self.name}, or has moved it ({message}); run everstep "
-                "sync later"
-            )
+            what = f"another process writes the index {self.name}, or has moved it ({message})"
+            return IndexBusyError(f"{what}; run everstep sync later")
         remedy = "the server" if self.shared else "the disk"
-        return UnwritableIndexError(
-            f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and "
-            "run everstep sync"
-        )
+        what = f"the index {self.name} cannot be used ({message})"
+        return UnwritableIndexError(f"{what}; check {remedy} and your rights there, and run everstep sync")
 
     def _malformed(self, why: str) -> RunIndexError:
         remove = f"drop its schema {SCHEMA}" if self.shared else "delete it (or move it away, if it is yours)"
-        return RunIndexError(
-            f"the index {self.name} is malformed, or not one of everstep's ({why}); {remove} "
-            "and run everstep sync: it is made again from the journals"
-        )
+        what = f"the index {self.name} is malformed, or not one of everstep's ({why})"
+        return RunIndexError(f"{what}; {remove} and run everstep sync: the journals have it all")
 
 
 def _sqlite(path: Path, patience: float) -> Engine:

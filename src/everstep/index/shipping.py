@@ -293,10 +293,7 @@ def _copied_from(
         return ""
     if id_at(other) == run.id if here else not went_on:
         where = other if here else f"{row['host']}:{other}"
-        return (
-            f"{run.path} is a copy of {where}, the same run {run.id}, and is not indexed beside it; "
-            "move one of them elsewhere"
-        )
+        return f"{run.path} is a copy of {where}, the same run {run.id}, and not indexed; move one of them"
     connection.execute(update(runs).where(runs.c.id == row["id"]).values(path=str(run.path)))
     return ""
 

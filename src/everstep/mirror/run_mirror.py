@@ -185,8 +185,7 @@ class RunMirror:
                 names = sorted(self._missing(self._current, self._next))
             self._warn(
                 f"not in the mirror {self._at}: {', '.join(map(str, names)) or 'the end of the journal'} "
-                f"({missing}); the run directory has everything: start again to upload it, with "
-                "mirror_wait= for a longer wait"
+                f"({missing}); start again to upload it, with mirror_wait= for a longer wait"
             )
 
     def close(self) -> None:
@@ -294,10 +293,7 @@ def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committ
     return Committed(files, notes, ended)
 
 
-_CHOICE = (
-    "to continue from the mirror, give an empty run directory; to continue from this directory, give another "
-    "mirror; neither loses anything"
-)
+_CHOICE = "give an empty run directory to continue from the mirror, or another mirror to continue from here"
 
 
 class Restoring:

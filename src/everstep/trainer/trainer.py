@@ -209,10 +209,9 @@ class Trainer:
                 "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
             )
         if others := self.streams.keys() - {"train", *(each.stream for each in evaluates(self._services))}:
-            names = sorted(others)
+            names, service = sorted(others), f"everstep.Evaluate({min(others)!r})"
             loop.println(
-                f"streams not evaluated while training: {', '.join(names)}; to evaluate one, give "
-                f"services=[everstep.Evaluate({names[0]!r})]"
+                f"streams not evaluated while training: {', '.join(names)}; give services=[{service}]"
             )
 
     def train(self, num_steps: int) -> Ending:

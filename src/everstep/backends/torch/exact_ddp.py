@@ -179,15 +179,12 @@ def _beside(group: Any, parameter: Any) -> list[int]:
 def _not_whole(data: DataRanks, averaging: list[int]) -> str:
     if not data.shared:
         return (
-            "alone, and each rank is handed samples of its own: where ranks compute with the same samples "
-            "(tensor parallelism), give data_ranks=1 where all ranks do, or data_ranks=mesh['dp'], the mesh "
-            "of fully_shard; else call fully_shard(model) over all ranks"
+            "alone, and each rank is handed samples of its own: for tensor parallelism give data_ranks=1, or "
+            "data_ranks=mesh['dp'], the mesh of fully_shard; else call fully_shard(model) over all ranks"
         )
     read = ", ".join(str(data.of[rank]) for rank in averaging)
-    return (
-        f"which read the part {read} of each batch, and there are {data.size} parts (data_ranks=): call "
-        "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module"
-    )
+    parts = f"which read the part {read} of each batch, of {data.size} parts (data_ranks=)"
+    return f"{parts}: after parallelize_module, call fully_shard(model, mesh=mesh['dp']) with that mesh"
 
 
 _PRECISION = "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks"

@@ -87,10 +87,7 @@ def loader(
 class Loader(SampledStream):
     """Stream that `loader` makes; immutable."""
 
-    no_thread = (
-        "change the global random state in a thread; give the loader num_workers=1 or more instead: "
-        "its workers make prefetch_factor batches ahead"
-    )
+    no_thread = "change the global random state in a thread; give the loader num_workers=1 or more instead"
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
         self._dataset, self._collate, self._options = dataset, collate, options

@@ -25,10 +25,7 @@ from everstep.contracts.tasks import counted
 from everstep.errors import ConfigError, DataError, StateError
 
 _FACTS = "facts"
-_REMEDY = (
-    "choose a batch size that the number of shards divides, and drop_last=True where the last batch is "
-    "shorter"
-)
+_REMEDY = "choose a batch size that the number of shards divides, and drop_last=True"
 _CHUNK = 1 << 22
 """Elements that the ranks exchange at a time; each rank holds as many of each other rank."""
 _ODD = -7046029254386353131

@@ -185,8 +185,7 @@ class TreeOfTest(Tree):
 
 
 _GONE = {
-    "save_params.save_to_gfs": "a training step records numbers, so return the mean of an array; arrays are "
-    "kept of validations, by save_intermediate_freq of test_from_params, or by a service of a Trainer",
+    "save_params.save_to_gfs": "arrays are kept by save_intermediate_freq of test_from_params, or a service",
     "save_params.save_intermediate_freq": "it is test_from_params's: training records every step",
     "validation_params.valid_loop": "each batch goes to the targets' func; combine them by online_agg_func",
     "train_params.queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers",
