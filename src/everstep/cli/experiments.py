@@ -129,9 +129,7 @@ def _print_metrics(metrics: Mapping[str, float]) -> None:
 def eval_command(
     run: str = cli.RUN,
     overrides: tuple[str, ...] = cli.OVERRIDES,
-    streams: tuple[str, ...] = cli.option(
-        "NAME", "Only this stream; may be repeated.", "--stream", multiple=True
-    ),
+    streams: tuple[str, ...] = cli.option("NAME", "Only this stream; repeatable.", "--stream", multiple=True),
     weights: str | None = cli.WEIGHTS,
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,

@@ -39,9 +39,7 @@ def _replaying() -> Iterator[None]:
 
 
 _DRILL = {
-    "ranks": cli.option(
-        cli.COUNT, "Number of processes that train together, started by torchrun.", default=1
-    ),
+    "ranks": cli.option(cli.COUNT, "Number of processes, which torchrun starts.", default=1),
     "kills": cli.option(click.IntRange(0), "Number of kills at random instants.", default=3),
     "seed": cli.option(int, "Seed of the instants; the same seed aims the same kills.", default=0),
     "max_steps": cli.option(cli.COUNT, "Step at which the drill stops a run, with its state saved."),
@@ -117,9 +115,7 @@ def replay_command(
     run: str = cli.RUN,
     step: int | None = cli.option(cli.COUNT, "Print the batch and metrics of this step."),
     steps: str | None = cli.option("A:B", "Execute these steps, and compare.", "--verify"),
-    opened_as: Path | None = cli.option(
-        cli.PATH, "Path under which the program opens the run, if it has moved."
-    ),
+    opened_as: Path | None = cli.option(cli.PATH, "Path under which the program opens a run that has moved."),
     keep: Path | None = cli.KEEP,
     json_file: Path | None = cli.JSON_FILE,
     trust: bool = cli.TRUST,
@@ -204,9 +200,7 @@ def diverge_command(
 @cli.command()
 def check_command(
     spec: str = cli.argument("OBJECT"),
-    change: str | None = cli.option(
-        "FUNCTION", "Function that changes OBJECT, which is then checked as state."
-    ),
+    change: str | None = cli.option("FUNCTION", "Changes OBJECT, which is then checked as state."),
     as_json: bool = cli.JSON,
 ) -> None:
     """Test whether OBJECT comes back from what it saves.  The test works on copies.
