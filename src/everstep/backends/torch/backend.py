@@ -279,7 +279,8 @@ class TorchBackend(Backend):
     def describe(self) -> dict[str, str]:
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
+            names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(names)}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
@@ -293,13 +294,6 @@ class TorchBackend(Backend):
         if layout := sharded.arrangement(tensors):
             facts["layout"] = layout
         return facts
-
-
-def cuda_devices() -> list[str]:
-    """Names of CUDA's devices; called only if the program uses CUDA: the first question takes seconds."""
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 _VARIABLES = (
