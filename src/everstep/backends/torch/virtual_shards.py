@@ -132,11 +132,6 @@ class VirtualShards:
 
         Returns:
             The mean over all shards of what `forward` returned, equal on all ranks, without a graph.
-
-        Raises:
-            DataError: the batch cannot be divided into shards of equal size.
-            ConfigError: `forward` returned something else; a gradient is sparse; or a buffer of integers was
-                changed in another way for each shard.
         """
         own = self.count // self.ranks
         parameters, buffers = self.parameters(), _Buffers(self._model)
