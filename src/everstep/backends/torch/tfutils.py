@@ -1,4 +1,4 @@
-"""Functions of torch for the task of a parameter tree (everstep/tfutils)."""
+"""Functions of torch for the task of a parameter tree (compat/tfutils)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from everstep.compat.tfutils.params import Function, Tree
+from everstep.compat.tfutils_params import Function, Tree
 from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
 from everstep.data.adapt import is_stream

@@ -1,4 +1,4 @@
-"""`train_from_params` and `test_from_params`: runs described by their parameters alone.  After tfutils."""
+"""tfutils' door: a tree of parameters is translated into a task, streams and services for a `Trainer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from everstep.arguments import checked_keywords
 from everstep.checkpoint import CheckpointName, Store, find_checkpoint
-from everstep.compat.tfutils.params import (
+from everstep.compat.tfutils_params import (
     Load,
     Place,
     SaveOfTest,
@@ -27,7 +27,8 @@ from everstep.compat.tfutils.params import (
     configuration,
     each_model,
 )
-from everstep.compat.tfutils.task import Data, ParamsTask, ValidationBatch
+from everstep.compat.tfutils_params import recorded_params as recorded_params
+from everstep.compat.tfutils_task import Data, ParamsTask, ValidationBatch
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Service
 from everstep.data import as_stream
@@ -47,6 +48,8 @@ from everstep.supervisor.opening.init_from import names_in
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
+
+__all__ = ["intermediate_results", "recorded_params", "test_from_params", "train_from_params"]
 
 _Models: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
 
