@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import threading
@@ -317,10 +316,8 @@ class Restoring:
         return any(self._size(path) < self._contents.size(path) for path in self._journals)
 
     def _size(self, path: str) -> int:
-        try:
-            return (self._top / path).stat().st_size
-        except FileNotFoundError:
-            return 0
+        file = self._top / path
+        return file.stat().st_size if file.exists() else 0
 
     def _require_same_history(self, path: str) -> None:
         at, size = 0, self._size(path)
@@ -404,7 +401,7 @@ class Restoring:
     def _bring_folder(self, folder: str, paths: list[str]) -> bool:
         """Bring a checkpoint whole, unless it is there; returns whether it was brought."""
         target = self._top / folder
-        with contextlib.suppress(CheckpointError):
+        with suppress(CheckpointError):
             read_manifest(target)
             if self._is_there(target):
                 return False
