@@ -84,12 +84,13 @@ class ProgramStart:
         strike: the strike that was aimed at the start, if any.
         status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
             rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
-        seconds: duration of the start.
+        began, seconds: time of the start (seconds since 1970), and its duration.
         witnessed: what was found at each step, of all ranks.
     """
 
     strike: Strike | None
     status: int
+    began: float
     seconds: float
     witnessed: list[StepDigests]
     log: Path
@@ -170,7 +171,7 @@ class Program:
             status = self._wait(process, file, strike)
         if self.ranks > 1:
             status = self._of_ranks(status, strike, began)
-        start = ProgramStart(strike, status, time.monotonic() - clock, self._read(file), log)
+        start = ProgramStart(strike, status, began, time.monotonic() - clock, self._read(file), log)
         self.starts.append(start)
         return start
 
