@@ -597,7 +597,7 @@ WRONG: list[tuple[str, list[Any], str]] = [
     ("a.npy", [{"a": [1], "b": [1]}], "named a, b; give a .npz or .jsonl"),
     ("a.npz", [OBJECTS], "'predictions' is object, no type of .npz"),
     ("a.npy", [OBJECTS], "'predictions' is object"),
-    ("a.jsonl", [np.array([1j])], "'predictions' is complex128, which a .jsonl file lacks"),
+    ("a.jsonl", [np.array([1j])], "'predictions' is complex128, no type of .jsonl"),
 ]
 
 

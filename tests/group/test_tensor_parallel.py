@@ -262,7 +262,7 @@ TOLD_BY_TWO = [
         "'rng/torch/cpu' of rank 1",
     ],
     ["StateError", "'model' is not the same on all ranks", "'user/model/norm.weight' of rank 1"],
-    ["ConfigError", "its gradient is that of rank", "data_ranks=1 where all ranks do"],
+    ["ConfigError", "its gradient is that of rank", "give data_ranks=1, or"],
     ["ConfigError", "VirtualShards divides each batch among all 2 ranks"],
     ["taken"],
 ]
