@@ -225,8 +225,8 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: SQLite acts on {index}{end}, which is not of everstep. "
-                    "Move both files away and run everstep sync"
+                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite acts on "
+                    "it. Move both files away and run everstep sync"
                 )
 
 
