@@ -246,7 +246,7 @@ def supervised_once(run_dir: Path, state: Any, model: Any, optimizer: Any) -> No
 
 def test_misuse() -> None:
     optimizer = sgd(net())
-    with pytest.raises(ConfigError, match="give an optimizer, as in ClipOptimizer"):
+    with pytest.raises(ConfigError, match="give an optimizer, as in SGD"):
         ClipOptimizer(torch.optim.SGD)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"clip=1\.0: give Clip"):
         ClipOptimizer(optimizer, 1.0)  # type: ignore[arg-type]

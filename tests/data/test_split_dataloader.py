@@ -251,7 +251,7 @@ def plain(**options: Any) -> Stream:
         ),
         (
             plain(batch_sampler=BatchSampler(RandomSampler(range(8)), 2, False)),
-            r"the batch_sampler BatchSampler, which does not say its rank.*use sampler=DistributedSampler\(",
+            r"the batch_sampler BatchSampler would hand each.*use sampler=DistributedSampler\(",
         ),
         (as_stream(DataLoader(Lines())), "does not say that it splits itself"),
         (

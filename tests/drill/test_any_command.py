@@ -84,9 +84,9 @@ def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:
     saving, seen = threading.Event(), threading.Event()
 
     def save() -> None:
-        observer.busy = True
-        saving.set()
-        seen.wait(120)
+        with observer.at_work():
+            saving.set()
+            seen.wait(120)
 
     thread = threading.Thread(target=save)
     thread.start()

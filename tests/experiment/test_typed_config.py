@@ -331,7 +331,7 @@ MISTAKES = [
     ("lr: 1\nlr: 2\n", r'a.yaml, line 2: found duplicate key "lr"'),
     ("lr: [1\n", r"a.yaml, line \d: .*correct the YAML"),
     ("1: 2\n", r"a.yaml, line 1: the key 1 is not a string"),
-    ("named: !!set {a}\n", r"line 1: named: .* is a CommentedSet; give numbers, strings"),
+    ("named: !!set {a}\n", r"line 1: named: .* is a CommentedSet; give a value of JSON"),
     ("- 1\n", r"a.yaml holds \[1\]; give keys and values"),
     ("a: " + "[" * 1000, "nested too deeply"),
 ]

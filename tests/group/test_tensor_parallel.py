@@ -243,7 +243,7 @@ refused("plain", 1)
 """
 
 TOLD_BY_TWO = [
-    ["ConfigError", "'model/up.weight': its gradient is that of rank", "data_ranks=1 where all ranks do"],
+    ["ConfigError", "'model/up.weight': its gradient is that of rank", "give data_ranks=1, or"],
     ["ConfigError", "equally many of the 2 ranks, and it is 0 of 2, 1 of 0"],
     ["DisagreementError", "1 part on rank 0, and 2 parts on rank 1"],
     ["ConfigError", "data_ranks=2: give a mesh"],
@@ -262,7 +262,7 @@ TOLD_BY_TWO = [
         "'rng/torch/cpu' of rank 1",
     ],
     ["StateError", "'model' is not the same on all ranks", "'user/model/norm.weight' of rank 1"],
-    ["ConfigError", "its gradient is that of rank", "data_ranks=1 where all ranks do"],
+    ["ConfigError", "its gradient is that of rank", "give data_ranks=1, or"],
     ["ConfigError", "VirtualShards divides each batch among all 2 ranks"],
     ["taken"],
 ]
@@ -292,7 +292,7 @@ TOLD_BY_FOUR = [
     ["ConfigError", "which read the part", "fully_shard(model, mesh=mesh['dp'])"],
     ["ConfigError", "does not fit the 4 ranks of this run"],
     ["taken"],  # each part counts equally often in a mean over all ranks
-    ["ConfigError", "divided by tensor parallelism over ranks", "hands them different ones"],
+    ["ConfigError", "divided by tensor parallelism over ranks", "hands different samples"],
     ["StateError", "'model' is not the same on all ranks", "'user/model/down.weight' of rank 1, 3"],
     ["taken"],
 ]

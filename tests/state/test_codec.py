@@ -238,7 +238,7 @@ class Keeps:
         (Keeps(), "pass the object itself in state="),
         (defaultdict(lambda: 3), "use a plain dict"),
         (np.array([None]), "Python objects"),
-        (np.array(["a"], dtype=object), "list of plain values"),
+        (np.array(["a"], dtype=object), "use numbers, or a list"),
         (np.ma.array([1]), "np.asarray"),
         (np.longdouble(1), "convert it to float64"),
         (np.zeros(2, np.clongdouble), "convert it to float64"),

@@ -31,7 +31,7 @@ import everstep
 from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.compat.tfutils import intermediate_results, recorded_params
-from everstep.compat.tfutils.params import TreeOfTest, checked, configuration, restored
+from everstep.compat.tfutils_params import TreeOfTest, checked, configuration, restored
 from everstep.errors import (
     ChangedError,
     ConfigError,

@@ -64,8 +64,8 @@ def but(kind: type, *given: Any, **members: Any) -> Any:
         ("optimizer", r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the"),
         ("model", r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the"),
         ("scheduler", r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in"),
-        ("scaler", r"the state of Wrong lacks its 'scaler', .*return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
-        ("ema", r"the state of Wrong lacks its 'ema'"),
+        ("scaler", r"the state of Wrong lacks 'scaler'; return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
+        ("ema", r"the state of Wrong lacks 'ema'"),
     ],
 )
 def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
@@ -258,7 +258,7 @@ TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
     ),
     "trains in an evaluation": (
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
-        *(UsageError, r"stepped while stream 'valid' was evaluated.* leave optimizer\.step"),
+        *(UsageError, r"stepped while stream 'valid' was evaluated"),
     ),
     "no model": (
         lambda: but(everstep.torch.Task),

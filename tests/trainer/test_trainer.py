@@ -269,7 +269,7 @@ def test_a_task_that_counts_in_the_number_of_the_epoch_is_refused(tmp_path: Path
 
 def test_a_task_whose_number_of_the_epoch_cannot_be_set_is_refused(tmp_path: Path) -> None:
     kind = type("Fixed", (TinyTask,), {"epoch": property(lambda self: 1)})
-    with pytest.raises(ConfigError, match=r"Fixed\.epoch is a property that cannot be set"):
+    with pytest.raises(ConfigError, match=r"Fixed\.epoch is a property that no Trainer can set"):
         trainer(tmp_path / "run", kind())
 
 

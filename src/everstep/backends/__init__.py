@@ -36,9 +36,7 @@ def get(name: str) -> Backend:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise ConfigError(
-                f"the {name} backend needs {name}, which is not installed: {to_install(name)}"
-            ) from error
+            raise ConfigError(f"{name} is not installed: {to_install(name)}") from error
         backend = _loaded[name] = module.BACKEND
     return backend
 

@@ -54,8 +54,7 @@ def python_tree(state: Any) -> dict[str, Any]:
 def set_python_state(target: Any, tree: dict[str, Any]) -> None:
     if tree["version"] != 3:
         raise RestoreError(
-            f"Python's random state is saved in version {tree['version']}, this Python has 3: "
-            "resume with the Python that wrote it"
+            f"Python's random state has version {tree['version']}: resume with the Python that wrote it"
         )
     target.setstate((3, tuple(tree["words"].tolist()), tree["gauss"]))
 
@@ -156,16 +155,11 @@ class NumpyBackend(Backend):
 
     def scalar(self, value: Any) -> float:
         if value.size != 1:
-            raise MetricError(
-                f"a metric is one number, got an array of shape {value.shape}: reduce it, "
-                "for instance with .mean()"
-            )
+            raise MetricError(f"a metric is one number, got an array of shape {value.shape}: use its .mean()")
         if value.dtype.kind not in "biuf":
             raise MetricError(f"a metric is a real number, got dtype {value.dtype}: convert it first")
         if np.ma.is_masked(value):
-            raise MetricError(
-                f"a metric is a number, got a masked {type(value).__name__}: give its value, or nothing"
-            )
+            raise MetricError(f"a metric is a number, got a masked {type(value).__name__}: give its value")
         return float(value.item())
 
     def digest_small(self, arrays: Sequence[Any], seed: int) -> tuple[int, int]:
@@ -219,8 +213,7 @@ class ArrayEntry(Entry):
         _refuse_array(array)
         if not array.flags.writeable:
             raise StateError(
-                f"an array of {array.dtype} {array.shape} is read-only and cannot be restored in place: "
-                "use a copy, or hold it in Slot(array)"
+                f"an array of {array.dtype} {array.shape} is read-only: use a copy, or hold it in Slot(array)"
             )
         self.array = array
 
@@ -309,13 +302,11 @@ def _refuse_array(array: NDArray[Any]) -> None:
         raise StateError(f"{array.dtype} has other bits on other machines: convert it to float64, complex128")
     if type(array) is not np.ndarray:
         raise StateError(
-            f"a {type(array).__name__} is a special array that would come back as a plain one: "
-            "save np.asarray(...) of it"
+            f"a {type(array).__name__} would come back as a plain array: save np.asarray(...) of it"
         )
     if array.dtype.hasobject or not array.dtype.itemsize:
         raise StateError(
-            f"an array of dtype {array.dtype} holds Python objects or nothing: "
-            "use an array of numbers, or a list of plain values"
+            f"an array of dtype {array.dtype} holds Python objects or nothing: use numbers, or a list"
         )
 
 

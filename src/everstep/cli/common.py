@@ -70,18 +70,14 @@ RUN = argument()
 RUNS = argument(nargs=-1, required=True)
 CONFIG = argument("FILE... [PATH=VALUE...]", nargs=-1)
 OVERRIDES = argument("[PATH=VALUE...]", nargs=-1)
-INDEX = option(
-    "PATH|URL", "Index: a file, a folder of runs that has one, or postgresql://USER@HOST/DATABASE."
-)
+INDEX = option("PATH|URL", "Index: a file, a folder of runs with one, or postgresql://USER@HOST/DATABASE.")
 JSON = flag("Print JSON.", "--json")
 JSON_FILE = option(PATH, "File for the result, as JSON.", "--json")
 KEEP = option(PATH, "New folder to keep what is made in.")
 WHERE = option("JSON", "Filter in MongoDB's language; see docs/guide/queries.md.", "--where")
 TRUST = flag("Import and call the code that the run names, though the run is not marked as yours.")
 PROFILE = option("NAME", "Profile of the config to apply.")
-WEIGHTS = option(
-    "best|best/METRIC|CHECKPOINT", "Weights of the run, or a path; default: the newest checkpoint."
-)
+WEIGHTS = option("best|best/METRIC|CHECKPOINT", "Weights, or a path; default: the newest checkpoint.")
 TRAINING = {
     "on_change": option(
         click.Choice(["error", "keep", "override", "fork"]),

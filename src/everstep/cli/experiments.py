@@ -31,9 +31,7 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         raise click.UsageError("give a config FILE: a YAML file")
     for file in files[1:]:  # the first one may be a run
         if file.suffix not in (".yaml", ".yml") and not file.exists():
-            raise click.UsageError(
-                f"{str(file)!r} is neither a file nor a setting (PATH=VALUE, as in optimizer.lr=0.1)"
-            )
+            raise click.UsageError(f"{str(file)!r} is neither a file nor a setting (PATH=VALUE)")
     return files, [each for each in arguments if Path(each) not in files]
 
 
@@ -131,9 +129,7 @@ def _print_metrics(metrics: Mapping[str, float]) -> None:
 def eval_command(
     run: str = cli.RUN,
     overrides: tuple[str, ...] = cli.OVERRIDES,
-    streams: tuple[str, ...] = cli.option(
-        "NAME", "Only this stream; may be repeated.", "--stream", multiple=True
-    ),
+    streams: tuple[str, ...] = cli.option("NAME", "Only this stream; repeatable.", "--stream", multiple=True),
     weights: str | None = cli.WEIGHTS,
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,

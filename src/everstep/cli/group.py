@@ -95,10 +95,7 @@ class _Commands(click.Group):
 
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-            raise RunDirError(
-                f"a file was not written by everstep, or is damaged: {type(error).__name__}: {error} "
-                f"({where}); check the run's files"
-            ) from error
+            raise RunDirError(f"a file of the run is damaged: {error!r} ({where}); check it") from error
 
 
 @click.command(

@@ -144,9 +144,7 @@ def export_command(
     checkpoint: str | None = cli.option("NAME", "Checkpoint with this name, or at this step."),
     entry: str = cli.option(str, "Entry of the run's state, such as ema.", default="model"),
     format: str = cli.option(str, "Or torch.distributed.checkpoint.", default="safetensors"),
-    max_shard_size: str | None = cli.option(
-        "SIZE", "Largest safetensors file, as in 5GB; default: one file."
-    ),
+    max_shard_size: str | None = cli.option("SIZE", "Largest file, as in 5GB; default: one file."),
     index: str | None = cli.INDEX,
 ) -> None:
     """Write the weights of RUN into the folder --out, for programs without everstep.

@@ -190,9 +190,7 @@ def audit_command(run: str = cli.RUN, index: str | None = cli.INDEX, as_json: bo
 def tag_command(
     run: str = cli.RUN,
     added: tuple[str, ...] = cli.argument("WORD...", nargs=-1),
-    removed: tuple[str, ...] = cli.option(
-        "WORD", "Tag to take away; may be repeated.", "--remove", multiple=True
-    ),
+    removed: tuple[str, ...] = cli.option("WORD", "Tag to take away; repeatable.", "--remove", multiple=True),
     index: str | None = cli.INDEX,
 ) -> None:
     """Give RUN tags, and print all that it has.
@@ -248,9 +246,7 @@ def note_command(
 @cli.command()
 def report_command(
     runs: tuple[str, ...] = cli.RUNS,
-    out: Path = cli.option(
-        cli.PATH, "HTML file; an earlier report is replaced.", "-o --out", default="report.html"
-    ),
+    out: Path = cli.option(cli.PATH, "HTML file to write, or replace.", "-o --out", default="report.html"),
     title: str | None = cli.option(str, "Headline of the report; default: the names of the runs."),
     points: int = cli.option(click.IntRange(10, 100_000), "Most points of a line.", default=1000),
     index: str | None = cli.INDEX,

@@ -39,9 +39,7 @@ def _replaying() -> Iterator[None]:
 
 
 _DRILL = {
-    "ranks": cli.option(
-        cli.COUNT, "Number of processes that train together, started by torchrun.", default=1
-    ),
+    "ranks": cli.option(cli.COUNT, "Number of processes, which torchrun starts.", default=1),
     "kills": cli.option(click.IntRange(0), "Number of kills at random instants.", default=3),
     "seed": cli.option(int, "Seed of the instants; the same seed aims the same kills.", default=0),
     "max_steps": cli.option(cli.COUNT, "Step at which the drill stops a run, with its state saved."),
@@ -117,9 +115,7 @@ def replay_command(
     run: str = cli.RUN,
     step: int | None = cli.option(cli.COUNT, "Print the batch and metrics of this step."),
     steps: str | None = cli.option("A:B", "Execute these steps, and compare.", "--verify"),
-    opened_as: Path | None = cli.option(
-        cli.PATH, "Path under which the program opens the run, if it has moved."
-    ),
+    opened_as: Path | None = cli.option(cli.PATH, "Path under which the program opens a run that has moved."),
     keep: Path | None = cli.KEEP,
     json_file: Path | None = cli.JSON_FILE,
     trust: bool = cli.TRUST,
@@ -185,9 +181,7 @@ def diverge_command(
     from everstep.replaying.execution import folder_for
 
     if len(runs) != 2:
-        raise click.UsageError(
-            "give two runs; one run is compared with its replay by everstep replay --verify"
-        )
+        raise click.UsageError("give two runs; everstep replay --verify compares one with its replay")
     paths = [found.path.absolute() for found in cli.find_all(runs, index)]
     first, second = (
         room.Subject(name, path, tuple(shlex.split(script)))
@@ -206,9 +200,7 @@ def diverge_command(
 @cli.command()
 def check_command(
     spec: str = cli.argument("OBJECT"),
-    change: str | None = cli.option(
-        "FUNCTION", "Function that changes OBJECT, which is then checked as state."
-    ),
+    change: str | None = cli.option("FUNCTION", "Changes OBJECT, which is then checked as state."),
     as_json: bool = cli.JSON,
 ) -> None:
     """Test whether OBJECT comes back from what it saves.  The test works on copies.

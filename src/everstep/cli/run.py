@@ -41,9 +41,7 @@ def run_command(
     command_line: tuple[str, ...] = cli.argument(
         "COMMAND [ARGUMENT...]", nargs=-1, required=True, type=click.UNPROCESSED
     ),
-    max_deaths: int = cli.option(
-        cli.COUNT, "Starts in a row that may end without getting further.", default=3
-    ),
+    max_deaths: int = cli.option(cli.COUNT, "Starts in a row that may get no further.", default=3),
     back_off: float = cli.option(_WAIT, "Seconds to wait before the start after a first crash.", default=1.0),
 ) -> None:
     """Start COMMAND, and start it again while it crashes, or can be resumed (a time budget, a rollback).

@@ -30,17 +30,13 @@ _SPACE = "PATH=[VALUE,...]|{low: A, high: B, log: true}"
 @cli.command(profile=cli.PROFILE, schedule=cli.SCHEDULE, **cli.TRAINING)
 def sweep_command(
     arguments: tuple[str, ...] = cli.CONFIG,
-    grid: tuple[str, ...] = cli.option(
-        "PATH=[VALUE,...]", "Values; every combination is trained.", multiple=True
-    ),
+    grid: tuple[str, ...] = cli.option("PATH=[VALUE,...]", "Values, all combined.", multiple=True),
     draws: tuple[str, ...] = cli.option(_SPACE, "Values or a range to draw from.", "--random", multiple=True),
     count: int = cli.option(cli.COUNT, "Number of settings to draw.", "-n", default=10),
     seed: int = cli.option(click.IntRange(min=0), "Seed of the draws.", default=0),
     jobs: int = cli.option(cli.COUNT, "Number of trainings at once.", "-j --jobs", default=1),
     shown: tuple[str, ...] = cli.option("METRIC", "Metric to show in the table.", "--show", multiple=True),
-    run_dir: Path | None = cli.option(
-        cli.PATH, "Beginning of the run directories, instead of the config's run_dir."
-    ),
+    run_dir: Path | None = cli.option(cli.PATH, "Beginning of the run directories' names."),
     dry_run: bool = cli.DRY_RUN,
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,

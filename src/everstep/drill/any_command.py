@@ -39,10 +39,7 @@ NOT_COPIED = shutil.ignore_patterns(
 TOO_LONG = 124
 """Status of a start that was ended because it took longer than its time."""
 
-LOST = (
-    "the resume began anew although a save was complete before the kill; look at which checkpoint the "
-    "program chooses, and how it treats one that is torn"
-)
+LOST = "the resume began anew although a save was complete before the kill; look at what it loads"
 ANEW = "begun anew, nothing was saved yet"
 ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
@@ -156,9 +153,7 @@ def drill_command(
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
     """
     if not command or shutil.which(command[0]) is None:
-        raise ConfigError(
-            f"{' '.join(command[:1]) or 'nothing'} is no command; give one, such as python train.py"
-        )
+        raise ConfigError(f"{' '.join(command[:1])!r} is no command; give one, such as python train.py")
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
     deadline = deadline_after(budget)
     if not any(OUT in word for word in command):
@@ -194,8 +189,7 @@ class _CommandCampaign(Campaign):
         if difference is not None and difference.place == "enter":
             difference = difference._replace(
                 note="the second start began with other weights than the first: they are not seeded, or it "
-                f"read what the first one wrote; then put {OUT} into the command, where its output folder "
-                "stands"
+                f"read what the first one wrote; then put {OUT} in place of the output folder"
             )
         report.nondeterminism = difference
 
@@ -210,8 +204,7 @@ class _CommandCampaign(Campaign):
         self.require_sound(start.status, start.log)
         if not start.updates:
             raise DrillError(
-                f"{script} made no step of a torch optimizer in a Python process that reads PYTHONPATH; "
-                "drill a program that trains with torch.optim, without `python -I` or -E"
+                f"{script} made no step of a torch optimizer; drill one that does, without `python -I` or -E"
             )
         return start
 

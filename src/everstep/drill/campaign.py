@@ -68,10 +68,8 @@ class Campaign(ABC):
     def require_sound(self, status: int, log: Path) -> None:
         """Refuse a program that fails undisturbed."""
         if status:
-            raise DrillError(
-                f"{self.report.script} ended with status {status} without a kill; make it run before it is "
-                f"drilled:\n{last_lines(log)}"
-            )
+            what = f"{self.report.script} ended with status {status} without a kill; make it run first"
+            raise DrillError(f"{what}:\n{last_lines(log)}")
 
     def result(
         self,
@@ -145,8 +143,7 @@ def drill(
         raise ConfigError(f"{path} is not a file; give the path of a Python script")
     if path.suffix == ".ipynb":
         raise ConfigError(
-            f"{path} is a notebook, and a drill starts a script again and again: write the script by "
-            f"`jupyter nbconvert --to script {path}`, and drill {path.with_suffix('.py')}"
+            f"{path} is a notebook: give the script that `jupyter nbconvert --to script {path}` makes"
         )
     kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
     max_steps = integer("max_steps", max_steps, none="for no limit")
@@ -203,16 +200,13 @@ class _ScriptCampaign(Campaign):
         script, ranks = self.report.script, self.report.ranks
         self.require_sound(start.status, start.log)
         if not program.runs:
-            raise DrillError(
-                f"{script} opened no run; drill a script that uses everstep.Supervisor or TrainLoop"
-            )
+            raise DrillError(f"{script} opened no run; give one that uses everstep.Supervisor or TrainLoop")
         if not start.steps:
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         seen = {record.rank for record in start.witnessed}
         if len(seen) < ranks:
             raise DrillError(
-                f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each of them: "
-                "everstep.torch.parallel(model), and no `if rank == 0` around the loop"
+                f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each, not `if rank == 0`"
             )
         return program
 

@@ -209,8 +209,7 @@ class Program:
             lambda: not {*pids.values()} & {*with_environment(mark)}, LEAVING
         ):
             raise DrillError(
-                f"ranks still run {LEAVING:g} s after their torchrun was killed, so a new start would meet "
-                "them; check what they wait for"
+                f"ranks still run {LEAVING:g} s after their torchrun was killed; check what they wait for"
             )
 
     def _of_ranks(self, status: int, strike: Strike | None, began: float) -> int:

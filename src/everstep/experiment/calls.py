@@ -265,6 +265,5 @@ def schedule(value: Any) -> Schedule:
         case dict():
             return Every(**value)
     raise ConfigError(
-        f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{seconds: 60}}, "
-        "{at: [10, 20]}, never, or a list of them"
+        f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{at: [10, 20]}}, never, or a list"
     )

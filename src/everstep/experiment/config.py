@@ -44,8 +44,7 @@ class ServiceCall(Call):
             value = {value: {}}
         if not isinstance(value, Mapping) or len(value) != 1:
             raise ConfigError(
-                f"{value!r} is not a service; give {{Name: {{argument: value}}}}, where Name is a class of "
-                "everstep or an import path, module:Name"
+                f"{value!r} is not a service; give {{Name: {{argument: value}}}}, with a class or module:Name"
             )
         ((name, arguments),) = value.items()
         if not isinstance(arguments, Mapping | None):
@@ -201,8 +200,7 @@ def resolve(
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         what = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{schema!r} is not a schema: {what}; give a dataclass whose types are those of JSON, "
-            "dataclasses and Call, in a module that imports them at run time"
+            f"{schema!r} is not a schema: {what}; give a dataclass whose types are imported at run time"
         ) from error
     at_default = [dotted((*place, *each)) for place, call in _calls(config) for each in call.at_default]
     return Resolved(config, adapter.dump_python(config, mode="json"), tuple(at_default))

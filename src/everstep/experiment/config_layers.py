@@ -66,10 +66,8 @@ class Layers:
         key, *rest = keys
         if isinstance(old, list) and key.isdecimal():
             if (at := int(key)) >= len(old):
-                raise ConfigError(
-                    f"{origin}: {dotted(place)} has {len(old)} entries, but no entry {key}; give a number "
-                    f"from 0 to {len(old) - 1}"
-                )
+                entries = f"{dotted(place)} has {len(old)} entries, but no entry {key}"
+                raise ConfigError(f"{origin}: {entries}; give a number from 0 to {len(old) - 1}")
             return [*old[:at], self._replaced(old[at], (*place, at), rest, new, origin), *old[at + 1 :]]
         old = old if isinstance(old, Mapping) else {}
         if key == CALL and not rest and old.get(CALL) != new.tree:
@@ -117,9 +115,7 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
     if not equals or not all(keys):
         raise ConfigError(f"{text!r} is not an override; give PATH=VALUE, as in optimizer.lr=0.1")
     if not value.strip():
-        raise ConfigError(
-            f"{name}: the value is missing; give a value: null for none, '\"\"' for an empty string"
-        )
+        raise ConfigError(f"{name}: the value is missing; give a value: null for none")
     return keys, parsed(value, name)
 
 
@@ -147,8 +143,7 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
     where = origins[place] = f"{name}, line {line}"
     if len(origins) > MOST_VALUES:
         raise ConfigError(
-            f"{where}: there are more than {MOST_VALUES:,} values, with each alias written out; give fewer, "
-            "or a path to a file of data"
+            f"{where}: there are more than {MOST_VALUES:,} values, with each alias written out; give fewer"
         )
     # Keys that a merge (<<) brought have no line of their own.
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
@@ -171,9 +166,7 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
             return kind(value)
     if value is None:
         return None
-    raise ConfigError(
-        f"{where}: {str(value)[:80]} is a {type(value).__name__}; give numbers, strings, lists and mappings"
-    )
+    raise ConfigError(f"{where}: {str(value)[:80]} is a {type(value).__name__}; give a value of JSON")
 
 
 _KINDS: dict[type, Any] = {bool: bool | ScalarBoolean, int: int, float: float, str: str | datetime.date}

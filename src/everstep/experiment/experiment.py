@@ -223,10 +223,7 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
             faults.append(f"commit {git['commit'][:10]} is on no remote")
     missing = " and ".join(faults)
     if strict and missing:
-        raise UsageError(
-            f"strict_git: {missing}, so that this run could not be made again; commit and push first, or "
-            "leave out strict_git"
-        )
+        raise UsageError(f"strict_git: {missing}; commit and push first, or leave out strict_git")
     if missing and git is not None:
         print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
 
@@ -235,8 +232,6 @@ def _maker(what: str, maker: Any) -> Callable[[], Any]:
     if isinstance(maker, str):
         return lambda: imported(maker)()
     if isinstance(maker, Task) or not callable(maker):
-        raise ConfigError(
-            f"{what} is {maker!r}; give a function that makes it (a class is one), or an import path"
-        )
+        raise ConfigError(f"{what} is {maker!r}; give a function that makes it, or an import path")
     make: Callable[[], Any] = maker
     return make

@@ -59,7 +59,4 @@ def _require_allowed(module: str) -> None:
     if spec is not None:
         for place in (spec.origin if spec.has_location else "", *(spec.submodule_search_locations or ())):
             if place and _is_kept_out(place):
-                raise ImportError(
-                    f"it lies in a run directory, {place}; no code is imported from there: move the module "
-                    "elsewhere, if it is yours"
-                )
+                raise ImportError(f"no code is imported from a run directory, {place}; move it elsewhere")

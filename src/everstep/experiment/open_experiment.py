@@ -272,21 +272,15 @@ def open_run(
         overrides, on_change, profile, strict_git, skip_check, trust: as for `open_config`.
         default_profile: used if `profile` is not given and the config has a profile of this name.
     """
-    tree, code = stored(run_dir, trust)
+    home = to_read(run_dir)
+    facts, tree = _recorded(home)
+    code = admit(home, tree, distrust(home, facts) or distrust_config(home, tree), trust, facts)
     if profile is None and default_profile in (tree.get("profiles") or {}):
         profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     checks = {"strict_git": strict_git, "skip_check": skip_check}
-    # Trusted by now: `stored` has refused all other runs.
+    # Trusted by now: `admit` has refused all other runs.
     return Configured(resolved, Path(run_dir), code, on_change, trust=True, **checks)
-
-
-def stored(run_dir: str | Path, trust: bool = False) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Return the config of a run and its code folders, in which Python now finds modules."""
-    run_dir = to_read(run_dir)
-    facts, tree = _recorded(run_dir)
-    code = admit(run_dir, tree, distrust(run_dir, facts) or distrust_config(run_dir, tree), trust, facts)
-    return tree, code
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:
@@ -309,10 +303,7 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     facts: dict[str, Any] = {} if start is None else start.data.get("facts", {})
     tree: dict[str, Any] = without_credentials(facts.get("config") or {})
     if start is None or not isinstance(tree, dict) or not {"task", "streams"} <= tree.keys():
-        raise ConfigError(
-            f"the run in {run_dir} has no config of an experiment; start it by its own program, or from "
-            "its config file: everstep train FILE"
-        )
+        raise ConfigError(f"the run in {run_dir} has no config of an experiment; start it by its own program")
     newest = Store(run_dir).facts()[-1:]
     if newest and newest[0].segment != start.segment != replayed:
         saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree

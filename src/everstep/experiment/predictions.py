@@ -40,10 +40,8 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
         named = batch if isinstance(batch, Mapping) else {"predictions": batch}
         named = {str(name): np.atleast_1d(as_array(value)) for name, value in named.items()}
         if number > 1 and parts.keys() != named.keys():
-            raise DataError(
-                f"batch {number} has the predictions {[*named]}, and the first batch {[*parts]}; return the "
-                "same names for each batch"
-            )
+            what = f"batch {number} has the predictions {[*named]}, and the first batch {[*parts]}"
+            raise DataError(f"{what}; return the same names for each batch")
         for name, array in named.items():
             parts.setdefault(name, []).append(array)
     if not parts:
@@ -54,14 +52,11 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
     except ValueError as error:
         shapes = {name: [piece.shape for piece in pieces[:3]] for name, pieces in parts.items()}
         raise DataError(
-            f"the predictions do not fit together: {shapes}; return arrays of shape (samples, ...) from "
-            "inference_step, with one row per sample"
+            f"the predictions do not fit together: {shapes}; return arrays of shape (samples, ...)"
         ) from error
     for name, array in arrays.items():
         if array.dtype.hasobject or (path.suffix == ".jsonl" and array.dtype.kind not in "biufU"):
-            raise DataError(
-                f"{name!r} is {array.dtype}, which a {path.suffix} file lacks; return numbers or strings"
-            )
+            raise DataError(f"{name!r} is {array.dtype}, no type of {path.suffix}; return numbers or strings")
     if path.suffix == ".npy" and len(arrays) > 1:
         raise DataError(f"there are predictions named {', '.join(arrays)}; give a .npz or .jsonl file")
     write_whole(path, {".npy": _npy, ".npz": npz, ".jsonl": _lines}[path.suffix](arrays), "predictions")

@@ -181,22 +181,16 @@ class Database:
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
             return RefusedError(f"the index {self.name} does not take a value of the run ({message})")
         if code.startswith(_BUSY):
-            return IndexBusyError(
-                f"another process writes the index {self.name}, or has moved it ({message}); run everstep "
-                "sync later"
-            )
+            what = f"another process writes the index {self.name}, or has moved it ({message})"
+            return IndexBusyError(f"{what}; run everstep sync later")
         remedy = "the server" if self.shared else "the disk"
-        return UnwritableIndexError(
-            f"the index {self.name} cannot be used ({message}); check {remedy} and your rights there, and "
-            "run everstep sync"
-        )
+        what = f"the index {self.name} cannot be used ({message})"
+        return UnwritableIndexError(f"{what}; check {remedy} and your rights there, and run everstep sync")
 
     def _malformed(self, why: str) -> RunIndexError:
         remove = f"drop its schema {SCHEMA}" if self.shared else "delete it (or move it away, if it is yours)"
-        return RunIndexError(
-            f"the index {self.name} is malformed, or not one of everstep's ({why}); {remove} "
-            "and run everstep sync: it is made again from the journals"
-        )
+        what = f"the index {self.name} is malformed, or not one of everstep's ({why})"
+        return RunIndexError(f"{what}; {remove} and run everstep sync: the journals have it all")
 
 
 def _sqlite(path: Path, patience: float) -> Engine:
@@ -231,9 +225,8 @@ def _require_own_files(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # the last connection of another process deletes them
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
-                    f"the index {path} is not opened: {index}{end} is not of everstep, SQLite changes "
-                    "and deletes files by what it says. Move both files away and run everstep sync: the "
-                    "index is made again from the journals"
+                    f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite acts on "
+                    "it. Move both files away and run everstep sync"
                 )
 
 
@@ -250,9 +243,7 @@ def _version_of(path: Path) -> int:
 def _postgres(address: URL, patience: float) -> Engine:
     """Make an engine that keeps connections; a lock is waited for `patience`, a server 2 to 10 s."""
     if find_spec("psycopg") is None:
-        raise RunIndexError(
-            f"an index in PostgreSQL needs psycopg, which is not installed: {to_install('postgres')}"
-        )
+        raise RunIndexError(f"an index in PostgreSQL needs psycopg: {to_install('postgres')}")
     wait = max(1, round(patience * 800))  # ms, 0.8 of the patience: the fault is said in time
 
     def begin(connection: Connection) -> None:
@@ -280,8 +271,7 @@ def _postgres(address: URL, patience: float) -> Engine:
 def _parsed(url: str) -> URL:
     if lacks_credential(url):
         raise ConfigError(
-            f"{url} is an index's URL as a run has recorded it, without the password; give the URL with it, "
-            "by --index or EVERSTEP_INDEX"
+            f"{url} is an index's URL as a run has recorded it, without the password; give it by --index"
         )
     try:
         address = make_url(url)

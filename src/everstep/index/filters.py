@@ -97,9 +97,7 @@ def parse_json(text: str) -> Node:
     try:
         where = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f'the filter is not JSON ({error}); give an object, as in \'{{"step": {{"$gt": 100}}}}\''
-        ) from None
+        raise ConfigError(f'the filter is not JSON ({error}); give {{"step": {{"$gt": 100}}}}, say') from None
     return parse(where)
 
 
@@ -114,8 +112,7 @@ def _filter(where: Any) -> Node:
             parts.append(_conditions(key, value))
         elif key not in GROUPS:
             raise ConfigError(
-                f"no operator {key} between filters; {nearest(key, GROUPS)}; those on a field stand inside "
-                "it, as in {'step': {'$gt': 1}}"
+                f"no operator {key} between filters; {nearest(key, GROUPS)}; those on a field stand inside it"
             )
         elif not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
@@ -147,9 +144,7 @@ def _condition(path: str, sign: str, value: Any) -> Node:
     try:
         value = json.loads(json.dumps(value))
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{path}: {value!r} is not a JSON value; give null, true, false, numbers, strings, lists, objects"
-        ) from None
+        raise ConfigError(f"{path}: {value!r} is not a JSON value; give one") from None
     return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
 
 

@@ -236,9 +236,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
 
     run = RunDir.open(run_dir, create=False)
     if (name := clean(str(run.path))) != str(run.path):
-        raise RunDirError(
-            f"{name} is not indexed: its name is not UTF-8; change the name and run everstep sync"
-        )
+        raise RunDirError(f"{name} is not indexed: its name is not UTF-8; change it and run everstep sync")
     shipped = Shipped(runs=1)
     with database.write(run.id) as connection:
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
@@ -295,10 +293,7 @@ def _copied_from(
         return ""
     if id_at(other) == run.id if here else not went_on:
         where = other if here else f"{row['host']}:{other}"
-        return (
-            f"{run.path} is a copy of {where}, the same run {run.id}, and is not indexed beside it; "
-            "move one of them elsewhere"
-        )
+        return f"{run.path} is a copy of {where}, the same run {run.id}, and not indexed; move one of them"
     connection.execute(update(runs).where(runs.c.id == row["id"]).values(path=str(run.path)))
     return ""
 

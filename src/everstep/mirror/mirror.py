@@ -133,8 +133,7 @@ def parse(data: bytes, where: str) -> Contents | None:
     odd += [name for name in contents.notes if name not in NOTES]
     if odd:
         raise MirrorError(
-            f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run: nothing was taken from "
-            "it; give another mirror"
+            f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run; give another mirror"
         )
     return contents
 
@@ -219,9 +218,7 @@ class Mirror:
         try:
             self._append(new)
         except RunLockedError as error:
-            raise MirrorError(
-                f"{error}; it did so while this start was opened: stop the other one, or start again"
-            ) from None
+            raise MirrorError(f"{error} while this start was opened: stop the other one") from None
         # uploads that a kill has cut off, and lists before the last two
         reach("mirror.list")
         lists = self.place.keys("contents")
@@ -323,9 +320,8 @@ class Mirror:
         except EOFError as error:
             raise DamagedCheckpointError(f"{source.path} is damaged: {error}") from None
         if part.digest != source.digest:
-            raise DamagedCheckpointError(
-                f"{source.path} is damaged: its checksum is {part.digest}, not {source.digest}"
-            )
+            digests = f"{part.digest}, not {source.digest}"
+            raise DamagedCheckpointError(f"{source.path} is damaged: its checksum is {digests}")
         return (part,)
 
     def _put(self, key: str, source: Source, start: int, end: int) -> Part:

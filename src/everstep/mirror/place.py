@@ -68,9 +68,7 @@ class MirrorAt:
             return ObjectStore(self.url, str(self))
         except ImportError as error:
             more = " gcsfs" if self.url.startswith(("gs:", "gcs:")) else ""
-            raise ConfigError(
-                f"mirror={self}: a package is missing ({error}): {to_install('mirror')}{more}"
-            ) from error
+            raise ConfigError(f"mirror={self}: {error}: {to_install('mirror')}{more}") from error
         except Exception as error:  # of any library
             kind = ConfigError if isinstance(error, ValueError) else MirrorError
             raise kind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import threading
@@ -99,8 +98,7 @@ class RunMirror:
         if self.facts and self.facts["id"] != run_dir.id:
             raise MirrorError(
                 f"the mirror {self._at} is of the run {self.facts['id']}, and {run_dir.path} holds "
-                f"{run_dir.id}: give each run a mirror of its own; to continue the mirrored run, give an "
-                "empty directory"
+                f"{run_dir.id}: give each run a mirror of its own, or continue in an empty directory"
             )
         self._tried(lambda: self._bring(run_dir.path))
 
@@ -186,8 +184,7 @@ class RunMirror:
                 names = sorted(self._missing(self._current, self._next))
             self._warn(
                 f"not in the mirror {self._at}: {', '.join(map(str, names)) or 'the end of the journal'} "
-                f"({missing}); the run directory has everything: start again to upload it, with "
-                "mirror_wait= for a longer wait"
+                f"({missing}); start again to upload it, with mirror_wait= for a longer wait"
             )
 
     def close(self) -> None:
@@ -260,8 +257,7 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
         folder, own = at.folder.resolve(), run_dir.resolve()
         if folder.is_relative_to(own) or own.is_relative_to(folder):
             raise ConfigError(
-                f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere, "
-                "best on another disk"
+                f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere"
             )
     if at is not None and at.folder is None and os.environ.get(ROOT):
         say(f"{ROOT} is set, as for a drill: the mirror {at} is left alone")
@@ -296,10 +292,7 @@ def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committ
     return Committed(files, notes, ended)
 
 
-_CHOICE = (
-    "to continue from the mirror, give an empty run directory; to continue from this directory, give another "
-    "mirror; neither loses anything"
-)
+_CHOICE = "give an empty run directory to continue from the mirror, or another mirror to continue from here"
 
 
 class Restoring:
@@ -323,10 +316,8 @@ class Restoring:
         return any(self._size(path) < self._contents.size(path) for path in self._journals)
 
     def _size(self, path: str) -> int:
-        try:
-            return (self._top / path).stat().st_size
-        except FileNotFoundError:
-            return 0
+        file = self._top / path
+        return file.stat().st_size if file.exists() else 0
 
     def _require_same_history(self, path: str) -> None:
         at, size = 0, self._size(path)
@@ -362,8 +353,7 @@ class Restoring:
             if not self._is_known(store.path(facts.name)):
                 raise MirrorError(
                     f"{self._top} and its mirror {self._place.name} were trained apart: only the directory "
-                    f"has {facts.name}, and the mirror went on without it, up to "
-                    f"{max(self._checkpoints, default='no checkpoint')}; {_CHOICE}"
+                    f"has {facts.name}; {_CHOICE}"
                 )
 
     def _is_known(self, folder: Path) -> bool:
@@ -411,7 +401,7 @@ class Restoring:
     def _bring_folder(self, folder: str, paths: list[str]) -> bool:
         """Bring a checkpoint whole, unless it is there; returns whether it was brought."""
         target = self._top / folder
-        with contextlib.suppress(CheckpointError):
+        with suppress(CheckpointError):
             read_manifest(target)
             if self._is_there(target):
                 return False

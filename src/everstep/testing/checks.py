@@ -117,10 +117,7 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
         _check_shares(make_stream, size, seed)
     with closing(make_stream().open("train", 0, seed=seed)) as cursor:
         if cursor.remaining() is None:
-            print(
-                "the cursor has no remaining(): a run that is killed in an epoch's tail may resume without "
-                "a step, and names that the loop assigns do not exist in the tail"
-            )
+            print("the cursor has no remaining(): a run killed in an epoch's tail may resume without a step")
 
 
 def try_stream(stream: Stream) -> Verdict:
@@ -540,8 +537,7 @@ def check_sink(
         expected, found = _counted(rows), _counted(read(run_dir))
         assert found == expected, (
             f"{where}, the sink lacks {[*(expected - found)][:5]} and should not have "
-            f"{[*(found - expected)][:5]} (step, name, value); write each valid row once (a service on the "
-            "network stores its rows and their position in one transaction)"
+            f"{[*(found - expected)][:5]} (step, name, value); write each valid row once"
         )
 
     _check_in_runs(make_sink, (), {}, inspect)
@@ -616,10 +612,7 @@ def _check_attributes(make_service: Callable[[], Service]) -> None:
     service, twin = make_service(), make_service()
     require_service(service, ())
     assert service is not twin, "make_service() must make a new service each time"
-    assert twin.name == service.name, (
-        "the name is the key of the service's state, but two services are called "
-        f"{service.name!r}, {twin.name!r}"
-    )
+    assert twin.name == service.name, f"two services are called {service.name!r}, {twin.name!r}"
     assert isinstance(service.stage, Stage), f"stage {service.stage!r} is not an everstep.services.Stage"
     moments = service.moments
     known = isinstance(moments, frozenset) and all(isinstance(moment, Moment) for moment in moments)

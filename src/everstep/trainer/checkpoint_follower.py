@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from everstep.arguments import number
-from everstep.checkpoint import CheckpointName, Store, is_interim, read_manifest
+from everstep.checkpoint import Store, is_interim, read_manifest
 from everstep.errors import CheckpointError, ConfigError, RunDirError, nearest
 from everstep.record import RunJournal, is_held
 
@@ -47,8 +47,8 @@ class CheckpointFollower:
         self.run_dir, self._say = run_dir, say
         self._which, self._throttle, self._timeout = which, throttle, timeout
         self._store = Store(run_dir)
-        self._known: dict[CheckpointName, tuple[object, Committed | None]] = {}
-        """Mark of each folder that was looked at, and its checkpoint (None for an interim one), by name."""
+        self._known: dict[object, Committed | None] = {}
+        """Mark of each folder that was looked at -> its checkpoint, None for an interim one."""
         self._seen: object = None
         """Name and size of the newest journal file when the end was looked for last."""
         self._over = False
@@ -81,14 +81,13 @@ class CheckpointFollower:
             path = self._store.path(name)
             try:
                 status = path.stat()
-                mark = (status.st_ino, status.st_ctime_ns)
-                if name not in self._known or self._known[name][0] != mark:
+                mark = (name, status.st_ino, status.st_ctime_ns)
+                if mark not in self._known:
                     body = read_manifest(path)
-                    one = None if is_interim(body) else Committed(path, str(body["digest"]))
-                    self._known[name] = mark, one
+                    self._known[mark] = None if is_interim(body) else Committed(path, str(body["digest"]))
             except (OSError, CheckpointError):
                 continue
-            found.append(self._known[name][1])
+            found.append(self._known[mark])
         return [one for one in found if one is not None]
 
     def has_ended(self) -> bool:

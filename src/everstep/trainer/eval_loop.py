@@ -106,8 +106,7 @@ def evaluate(
                 continue
             if clash := outputs.keys() & logs.keys():
                 raise UsageError(
-                    f"stream {name!r}: {min(clash)!r} is a log of next_eval_inputs and an output of "
-                    "eval_step; give one of them another name"
+                    f"stream {name!r}: {min(clash)!r} is a log and an output; give one of them another name"
                 )
             metrics.add(outputs, ranks.weight(*_samples(task, inputs), batches))
             outputs = {**outputs, **logs}
@@ -172,8 +171,7 @@ def _inputs(
             return
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise UsageError(
-                f"{type(task).__name__}.next_eval_inputs returned a {type(given).__name__}; return "
-                "(inputs, logs), where logs is a mapping, {} for none"
+                f"{type(task).__name__}.next_eval_inputs returned {given!r:.80}; return (inputs, mapping)"
             )
         yield given
         num_steps -= 1
@@ -188,8 +186,7 @@ def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
     """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned."""
     if not isinstance(value, Mapping):
         raise MetricError(
-            f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
-            'as in {"loss": loss}'
+            f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers"
         )
     for name in value:
         if not isinstance(name, str) or not name:
@@ -302,10 +299,8 @@ class _Metrics:
             self._found |= self._ranks.means(plain, self.bad)
         missing = [name for name in self._stats if name not in self._found]
         if missing and self.batches:
-            raise ConfigError(
-                f"stats= asks for {missing[0]!r}, which eval_step did not return; "
-                f"{nearest(missing[0], self._found)}"
-            )
+            hint = nearest(missing[0], self._found)
+            raise ConfigError(f"stats= asks for {missing[0]!r}, which eval_step did not return; {hint}")
         read: dict[str, float] = {}
         for name, aggregate in self._found.items():
             if name not in self._no_metrics:

@@ -81,9 +81,7 @@ class Evaluations:
         """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
         if self.loop is not None:
             if asked is not None:
-                raise UsageError(
-                    f"weights={str(asked)!r} inside the loop, which has its own weights; leave the loop first"
-                )
+                raise UsageError(f"weights={str(asked)!r} inside the loop, which has its own; leave it first")
             return
         if asked is not None:
             self.weights = load(weights_of(self.run_dir, asked), self.task.state())
@@ -91,9 +89,7 @@ class Evaluations:
         try:
             self.weights = load(self.run_dir, self.task.state())
         except (NoCheckpointError, RunDirError) as error:
-            raise NoCheckpointError(
-                f"nothing to evaluate: {error}; train first: random weights are not evaluated"
-            ) from error
+            raise NoCheckpointError(f"nothing to evaluate: {error}; train first") from error
 
     def _require_weights(self, asked: str | Path | None) -> None:
         if asked is not None or self.weights is None:
@@ -204,8 +200,7 @@ class Evaluations:
         self._tell(ranks.notice(name))
         if loop is not None and loop.updates != before:
             raise UsageError(
-                f"an optimizer of the state stepped while stream {name!r} was evaluated; train in "
-                "train_step, and leave optimizer.step() out of eval_step"
+                f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"
             )
         return prefixed(f"{name}/", found)
 
@@ -310,9 +305,8 @@ def require_one_each(services: Sequence[Evaluate]) -> None:
         first = by_stream.setdefault(service.stream, service)
         if first is not service:
             raise ConfigError(
-                f"services {first.name!r} and {service.name!r} both evaluate stream {service.stream!r}, and "
-                "would write the same metrics; give one of them both schedules, as in Every(steps=100) | "
-                "Every(epochs=1), or give the data a second name as a stream"
+                f"services {first.name!r} and {service.name!r} both evaluate stream {service.stream!r}; give "
+                "one of them both schedules (Every(steps=100) | Every(epochs=1)), or the data a second name"
             )
 
 

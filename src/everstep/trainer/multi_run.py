@@ -44,21 +44,18 @@ class MultiRun:
         stream = self.trainers[0].streams.get("train")
         if stream is None or any(each.streams.get("train") is not stream for each in self.trainers):
             raise ConfigError(
-                'the Trainers of a MultiRun read one stream; give each of them the same object as "train", '
-                "such as everstep.data.arrays(...) or loader(...)"
+                'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
             )
         if not stream.shareable:
             raise ConfigError(
-                f"several runs cannot share {stream!r:.80}, which keeps its own place or draws from a run's "
-                "random state; give everstep.data.arrays(...), loader(...) or another Stream"
+                f"several runs cannot share {stream!r:.80}; give everstep.data.arrays(...) or loader(...)"
             )
         seeds = [trainer.seed for trainer in self.trainers]
         described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
         own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
         if not own_seed and (None in seeds or len(set(seeds)) > 1):
             raise ConfigError(
-                f"the data is ordered by the seed of the run, and the runs have the seeds {seeds}; give all "
-                "Trainers one seed, or the stream a seed of its own"
+                f"the runs have the seeds {seeds}; give all Trainers one seed, or the stream one of its own"
             )
         self._stream = stream
 

@@ -54,9 +54,6 @@ class Trainer:
             Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.  `resume`
             counts for the first loop of this Trainer; later loops continue where the run is.
         seed: as for `TrainLoop`; what the task builds follows from it, too.
-
-    Raises:
-        ConfigError: the task is not a `Task`, or an argument is unknown or out of range.
     """
 
     @checked_keywords
@@ -136,7 +133,6 @@ class Trainer:
             evaluate_end: whether each also evaluates at the end by a limit, if it was not due there.
 
         Raises:
-            ConfigError: `evaluate` is neither True, False nor a schedule.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         for attempt in self._attempts(max_step, self._evaluating(evaluate, evaluate_end)):
@@ -209,10 +205,9 @@ class Trainer:
                 "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
             )
         if others := self.streams.keys() - {"train", *(each.stream for each in evaluates(self._services))}:
-            names = sorted(others)
+            names, service = sorted(others), f"everstep.Evaluate({min(others)!r})"
             loop.println(
-                f"streams not evaluated while training: {', '.join(names)}; to evaluate one, give "
-                f"services=[everstep.Evaluate({names[0]!r})]"
+                f"streams not evaluated while training: {', '.join(names)}; give services=[{service}]"
             )
 
     def train(self, num_steps: int) -> Ending:
@@ -263,10 +258,6 @@ class Trainer:
             train_streams: names, data, or name to data; data without a name is "train", "train2" ...
             eval_streams: the same; data without a name is "valid", "valid2" ...  A Trainer's
                 default `Evaluate` leaves out what is evaluated here.
-
-        Raises:
-            ConfigError: no stream has that name.
-            MetricError: a service evaluates the same stream at the same step.
         """
         if self._loop is not None:
             for _ in self._epoch(self._loop, train_streams, eval_streams):
@@ -317,10 +308,6 @@ class Trainer:
         The test runs in a directory of its own, without the services; afterwards nothing is left of it: the
         task's state, the random state and the data's place are as they were, and no worker runs.  (An
         iterator of a class of your own, without `state_dict`, has given its first batches.)
-
-        Raises:
-            UsageError: this Trainer's loop is open, or this is one of several processes that train together.
-            Exception: whatever fails; the run is not begun.
         """
         refuse_several("smoke_test()", "call it in a single process, before the job is started")
         if self._loop is not None:
@@ -369,8 +356,6 @@ class Trainer:
 
         Raises:
             NoCheckpointError: nothing was trained: random weights are not evaluated.
-            ConfigError: the run has no best weights, or those of several metrics.
-            UsageError: `weights` in a loop that is open.
         """
         return self._evaluations.evaluate(stream, num_steps, weights)
 
@@ -378,10 +363,6 @@ class Trainer:
         """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
 
         On several ranks each rank predicts the whole stream.
-
-        Raises:
-            ConfigError: no stream has that name.
-            DataError: the data hands each of several ranks a part.
         """
         ((name, data),) = self._streams.chosen([stream], "test")
         if self._loop is not None:
@@ -419,10 +400,6 @@ class Trainer:
             timeout: seconds after which the watch ends if the run does not exist, or nobody trains it (it was
                 killed); None: never.
             max_step: the watch also ends with a checkpoint of that step or a later one.
-
-        Raises:
-            UsageError: this Trainer's own loop is open, or several processes call this together.
-            ConfigError: no stream has that name, or an argument is out of its range.
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
@@ -502,6 +479,5 @@ def require_our_names(task: Task) -> None:
     epoch = getattr(type(task), "epoch", None)
     if isinstance(epoch, property) and epoch.fset is None:
         raise ConfigError(
-            f"{type(task).__name__}.epoch is a property that cannot be set, and the Trainer sets the number "
-            "of the epoch there; give it another name, or leave it out and read self.epoch"
+            f"{type(task).__name__}.epoch is a property that no Trainer can set; give it another name"
         )

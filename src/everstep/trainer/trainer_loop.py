@@ -72,8 +72,7 @@ class TrainerLoop(TrainLoop):
         """Refuse a second use of an evaluation's metric name: best values and early stops would mix both."""
         if clash := found.keys() & (self._engine.collector.given() - self._found):
             raise MetricError(
-                f"{min(clash)!r} is a metric of an evaluation and a metric that the program collects "
-                "itself; give one of them another name, or leave the metric to the evaluation"
+                f"{min(clash)!r} is a metric of an evaluation and of the program; give one another name"
             )
 
     @property

@@ -28,36 +28,27 @@ from everstep.backends.torch.model_wrappers import (
     tensors_of,
 )
 from everstep.backends.torch.sharded import is_sharded, local
-from everstep.backends.torch.tensor_memory import LateTensor, digest_small, host_view, place_of
+from everstep.backends.torch.tensor_memory import NAMES, LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import AttributesEntry, make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
 from everstep.errors import MetricError, StateError
 
-_NAMES = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
-    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
-    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
-    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-}  # fmt: skip
-"""safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _CURRENT = "current"
 """The device in a random state that is for whichever device is current at its restore."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Name of an element type, as in `Unread`."""
-    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = _DTYPES.get(name) or getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise StateError(
-            f"the saved state names the dtype {name!r}, which torch {torch.__version__} lacks; "
-            "use the torch that wrote it"
+            f"torch {torch.__version__} lacks the saved dtype {name!r}; use the torch that wrote it"
         )
     return dtype
 
@@ -124,7 +115,7 @@ class TorchBackend(Backend):
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
         tensor, extra, region = _describe(array)
-        name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
+        name, shape = NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         form = (name, shape, extra, region)
         if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra, reuse.region) == form:
             host = reuse
@@ -142,7 +133,7 @@ class TorchBackend(Backend):
 
     def in_place(self, array: Any) -> HostArray:
         tensor, extra, region = _describe(array)
-        name, shape = _NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
+        name, shape = NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
         view = host_view(tensor) if tensor.is_contiguous() else None
         if view is None:
             return LazyArray(name, shape, self.name, extra, region, tensor.nbytes, lambda: _fetched(tensor))
@@ -280,7 +271,8 @@ class TorchBackend(Backend):
     def describe(self) -> dict[str, str]:
         facts = {"torch": str(torch.__version__), "torch_threads": str(torch.get_num_threads())}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(cuda_devices())}
+            names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+            facts |= {"cuda": str(torch.version.cuda), "cuda_devices": ", ".join(names)}
         return facts
 
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
@@ -294,13 +286,6 @@ class TorchBackend(Backend):
         if layout := sharded.arrangement(tensors):
             facts["layout"] = layout
         return facts
-
-
-def cuda_devices() -> list[str]:
-    """Names of CUDA's devices; called only if the program uses CUDA: the first question takes seconds."""
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 _VARIABLES = (
@@ -365,7 +350,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
         raise StateError(f"a {kind} tensor cannot be saved: save a dense one (.to_dense(), .dequantize())")
     raw = tensor.detach()
     extra: dict[str, Any] = {}
-    if raw.dtype not in _NAMES:
+    if raw.dtype not in NAMES:
         extra["dtype"] = str(raw.dtype).removeprefix("torch.")
     if raw.stride() != _c_strides(raw.shape):
         # Kernels may choose by strides (channels last), so they are kept; gaps and overlaps are not.

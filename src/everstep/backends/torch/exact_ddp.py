@@ -83,15 +83,11 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
         if not data.covered_by(averaging):
             raise ConfigError(
                 f"the DistributedDataParallel of a {type(ddp.module).__name__} averages over "
-                f"{len(averaging)} of {len(data.of)} ranks: leave out its process_group=, so that all ranks "
-                "train one model"
+                f"{len(averaging)} of {len(data.of)} ranks: leave out its process_group="
             )
         _refuse_hook(ddp, objects)
     if data.shared and any(isinstance(value, VirtualShards) for _, value in flatten(objects)):
-        raise ConfigError(
-            f"VirtualShards divides each batch among all {size} ranks, and here some read the same part: "
-            "leave out data_ranks="
-        )
+        raise ConfigError(f"VirtualShards divides each batch among all {size} ranks: leave out data_ranks=")
 
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
@@ -164,9 +160,8 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
         dividing = inside.get(id(parameter), [])
         if len({data.of[rank] for rank in dividing}) > 1:
             raise ConfigError(
-                f"{what} is divided by tensor parallelism over {named(dividing)}, which have to compute "
-                "with the same samples, and data_ranks= hands them different ones: give "
-                "data_ranks=mesh['dp'] of the mesh whose other dimension parallelize_module divides"
+                f"{what} is divided by tensor parallelism over {named(dividing)}, to which data_ranks= hands "
+                "different samples: give data_ranks=mesh['dp'] of the mesh that parallelize_module divides"
             )
 
 
@@ -184,15 +179,12 @@ def _beside(group: Any, parameter: Any) -> list[int]:
 def _not_whole(data: DataRanks, averaging: list[int]) -> str:
     if not data.shared:
         return (
-            "alone, and each rank is handed samples of its own: where ranks compute with the same samples "
-            "(tensor parallelism), give data_ranks=1 where all ranks do, or data_ranks=mesh['dp'], the mesh "
-            "of fully_shard; else call fully_shard(model) over all ranks"
+            "alone, and each rank is handed samples of its own: for tensor parallelism give data_ranks=1, or "
+            "data_ranks=mesh['dp'], the mesh of fully_shard; else call fully_shard(model) over all ranks"
         )
     read = ", ".join(str(data.of[rank]) for rank in averaging)
-    return (
-        f"which read the part {read} of each batch, and there are {data.size} parts (data_ranks=): call "
-        "fully_shard(model, mesh=mesh['dp']) with the mesh of data_ranks=, after parallelize_module"
-    )
+    parts = f"which read the part {read} of each batch, of {data.size} parts (data_ranks=)"
+    return f"{parts}: after parallelize_module, call fully_shard(model, mesh=mesh['dp']) with that mesh"
 
 
 _PRECISION = "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks"
@@ -208,9 +200,8 @@ def _refuse_hook(ddp: DistributedDataParallel, objects: Mapping[str, Any]) -> No
         if not stateless and id(state) not in saved:
             raise ConfigError(
                 f"the communication hook {getattr(hook, '__qualname__', hook)} keeps a "
-                f"{type(state).__name__}, which the state does not save, so a resume would begin without it; "
-                "use a hook without state, such as torch's fp16_compress_hook, or make that object an entry "
-                "of the state"
+                f"{type(state).__name__}, which the state does not save; make it an entry of the state, or "
+                "use a hook without state, such as torch's fp16_compress_hook"
             )
 
 

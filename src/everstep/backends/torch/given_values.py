@@ -217,8 +217,7 @@ def load_attributes(root: Any, saved: dict[str, dict[str, Any]], skip: Skip = _n
             if value is _NOT_COPIED:
                 raise RestoreError(
                     f"{type(owner).__name__}.{name} was changed by a loop of this process, and is too large "
-                    f"({_LARGE >> 20} MiB or more) to be kept twice: make a new model, or keep it in a "
-                    "buffer (register_buffer)"
+                    "to be kept twice: make a new model, or keep it in a buffer (register_buffer)"
                 )
             if value is not _NOT_SAVED:
                 _restore(owner, name, copy.deepcopy(value))

@@ -59,17 +59,11 @@ def loader(
             state is keyed by the batch and, on several ranks, by the rank.
         prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as for torch's
             DataLoader.  `timeout` is in seconds, 0 for none.
-
-    Raises:
-        DataError: the dataset is iterable-style, has no length or no `__getitem__`, or is empty.
-        ConfigError: `batch_size` or `seed` is not an integer, or `batch_size` is less than 1.
-        ValueError: torch refuses a combination of its options.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"loader() was given a {type(dataset).__name__}, whose samples cannot be fetched by index; give "
-            "a dataset with __len__ and __getitem__, or give torch's DataLoader over it to the loop, which "
-            "resumes by drawing the batches again"
+            "a dataset with __len__ and __getitem__, or give the loop torch's DataLoader over it"
         )
     if not hasattr(dataset, "__len__"):
         raise DataError(f"loader() was given a {type(dataset).__name__} without a length; give it __len__")
@@ -88,10 +82,7 @@ def loader(
 class Loader(SampledStream):
     """Stream that `loader` makes; immutable."""
 
-    no_thread = (
-        "change the global random state in a thread; give the loader num_workers=1 or more instead: "
-        "its workers make prefetch_factor batches ahead"
-    )
+    no_thread = "change the global random state in a thread; give the loader num_workers=1 or more instead"
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
         self._dataset, self._collate, self._options = dataset, collate, options

@@ -143,9 +143,8 @@ class WorkerBatches:
             for pid, code in ends
         )
         return DataError(
-            f"{self._what}: a loader worker died: {how}; the batch was not handed out. Workers are killed "
-            "when memory runs out: give a smaller num_workers or prefetch_factor, then start the run again: "
-            "the run continues at this batch"
+            f"{self._what}: a loader worker died: {how}. Workers are killed when memory runs out: give a "
+            "smaller num_workers or prefetch_factor, then start the run again: it continues at this batch"
         )
 
     def close(self) -> None:

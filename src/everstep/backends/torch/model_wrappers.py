@@ -225,9 +225,8 @@ def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any
         if len(seen) > limit:
             warn(
                 f"{type(module._orig_mod).__name__} is compiled (torch.compile), and is given batches of "
-                f"{len(seen)} shapes: kernels follow from the shapes that this process has seen, so after a "
-                "resume the same step may have other bits; compile it with dynamic=False, and pad batches to "
-                f"at most {most} shapes (torch._dynamo.config.recompile_limit)"
+                f"{len(seen)} shapes, so after a resume the same step may have other bits; compile it with "
+                f"dynamic=False, and pad batches to at most {most} shapes"
             )
 
     return look

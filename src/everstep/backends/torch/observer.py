@@ -26,7 +26,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 TRACE, STRIKE, FOLDERS = "EVERSTEP_OBSERVED", "EVERSTEP_STRIKE", "EVERSTEP_OBSERVED_FOLDERS"
@@ -48,19 +49,19 @@ class Observer:
         self.draws: list[str] = []
         self.threads = threading.local()
 
-    @property
-    def busy(self) -> bool:
-        """Whether this thread is in the observer's own work; another one may write a checkpoint meanwhile."""
-        return bool(getattr(self.threads, "busy", False))
-
-    @busy.setter
-    def busy(self, value: bool) -> None:
-        self.threads.busy = value
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Mark this thread as in the observer's own work; another one may write a checkpoint meanwhile."""
+        self.threads.busy = True
+        try:
+            yield
+        finally:
+            self.threads.busy = False
 
     @property
     def here(self) -> bool:
         """Whether this is the process that is observed, and not in the middle of the observer's own work."""
-        return os.getpid() == self.pid and not self.busy
+        return os.getpid() == self.pid and not getattr(self.threads, "busy", False)
 
     def write(self, at: str, **facts: Any) -> None:
         """Append a line by one write, which survives SIGKILL."""
@@ -87,27 +88,19 @@ class Observer:
         if not self.optimizers:  # nothing is written before; a spawned process is given its rank late
             self.rank = rank_here()
         self.optimizers.append(optimizer)
-        self.busy = True
-        self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
-        self.busy = False
+        with self.at_work():
+            self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
 
     def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         number = next((i for i, known in enumerate(self.optimizers) if known is optimizer), None)
         if not self.here or number is None:
             return
-        self.busy = True
         draws, self.draws = self.draws, []
-        parameters, _, settings = parts_of(optimizer)
-        self.write(
-            "update",
-            number=number,
-            draws=draws,
-            random=random_state(),
-            settings=digest(settings),
-            **state_of(optimizer),
-            buffers=digest(buffers_of(parameters)),
-        )
-        self.busy = False
+        with self.at_work():
+            parameters, _, settings = parts_of(optimizer)
+            found = {"settings": digest(settings), "buffers": digest(buffers_of(parameters))}
+            found |= state_of(optimizer)
+            self.write("update", number=number, draws=draws, random=random_state(), **found)
         self.reach("update")
 
     def drawn(self, batch: Any) -> None:
@@ -116,9 +109,8 @@ class Observer:
         import torch
 
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            self.busy = True
-            self.draws.append(digest(batch))
-            self.busy = False
+            with self.at_work():
+                self.draws.append(digest(batch))
         elif self.optimizers:
             self.write("evaluation")
             self.reach("evaluation")
@@ -136,24 +128,18 @@ class Observer:
         """Pass the point of a file that is about to change, once the program has begun to train."""
         if not self.here or not self.optimizers or not isinstance(path, str | bytes | os.PathLike):
             return
-        self.busy = True
-        try:
+        with self.at_work():
             path = os.path.realpath(os.fsdecode(path))
             if path.startswith(self.folders) and "__pycache__" not in path and path != self.trace:
                 self.write("file", kind=kind, path=path)
                 self.reach("file", tear)
-        finally:
-            self.busy = False
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
-            path: Any = (
-                args[1]
-                if len(args) > 1
-                else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
-            )
+            named = (kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
+            path: Any = args[1] if len(args) > 1 else next(named)
 
             def tear() -> None:
                 save(*args, **kwargs)
@@ -253,8 +239,8 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
     import torch
 
     key = tuple(map(id, parameters))
+    ids = set(key)
     if key not in _holders:
-        ids = set(key)
         modules: list[Any] = []
         for each in gc.get_objects():
             # isinstance() would ask each object for its __class__, which runs code of proxies
@@ -267,7 +253,7 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
         )
     # Keras keeps running means beside the weights, as parameters
     beside = [
-        {name: own for name, own in each._parameters.items() if id(own) not in set(key)}
+        {name: own for name, own in each._parameters.items() if id(own) not in ids}
         for each in _holders[key]
         if type(each) is torch.nn.ParameterDict
     ]
@@ -308,9 +294,8 @@ def begin(observer: Observer) -> None:
         apply = module.BaseOptimizer.apply
 
         def observed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if (
-                not self.built and trainable_variables is not None
-            ):  # as `apply` does: its weights are known then
+            # as `apply` does: its weights are known then
+            if not self.built and trainable_variables is not None:
                 trainable_variables = list(trainable_variables)
                 with module.backend.name_scope(self.name, caller=self):
                     self.build(trainable_variables)

@@ -76,10 +76,7 @@ class Around(Optimizer):
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"{type(self).__name__}({optimizer!r:.60}): give an optimizer, as in "
-                f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1), ...)"
-            )
+            raise ConfigError(f"{type(self).__name__}({optimizer!r:.60}): give an optimizer, as in SGD(...)")
         # No super().__init__(): groups, state and hooks are those of the wrapped optimizer.
         self.optimizer = optimizer
         self._metrics: dict[str, Any] = {}

@@ -58,16 +58,13 @@ def parallel(model: Module, **options: Any) -> Module:
         return model
     if any(isinstance(layer, DistributedDataParallel) for layer in layers(model)):
         if options:
-            raise ConfigError(
-                f"the model is in a DistributedDataParallel already: give {options} to that one"
-            )
+            raise ConfigError(f"the model is in a DistributedDataParallel already: give {options} there")
         return model
     for name, parameter in model.named_parameters():
         refuse_sharded(parameter, repr(name), "its gradients are averaged already: leave out parallel(...)")
     if type(model).forward is Module.forward:
         raise ConfigError(
-            f"the {type(model).__name__} has no forward, by which DistributedDataParallel knows what to "
-            "average: give each part that is called to everstep.torch.parallel"
+            f"the {type(model).__name__} has no forward: give each part that is called to parallel(...)"
         )
     require_trainable(model, "parallel(...) around it")
     kinds = {parameter.device.type for parameter in model.parameters()}
@@ -86,8 +83,7 @@ def require_trainable(model: Module, what: str) -> None:
     """Refuse a model of which nothing is trained."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"no parameter of the {type(model).__name__} is trained (requires_grad), so there is nothing to "
-            f"average: leave out {what}"
+            f"no parameter of the {type(model).__name__} is trained (requires_grad): leave out {what}"
         )
 
 
@@ -95,9 +91,7 @@ def launched(name: str) -> str:
     """Return a variable that launchers such as torchrun set; refuse a process without it."""
     value = os.environ.get(name)
     if not value:
-        raise ConfigError(
-            f"{name} is not set in one of several processes: set it as torchrun does, or start with torchrun"
-        )
+        raise ConfigError(f"{name} is not set in one of several processes: set it as torchrun does")
     return value
 
 
@@ -157,8 +151,7 @@ def _local_device() -> int:
     index = launched_number("LOCAL_RANK") if count > 1 else 0  # a launcher may show each process only one
     if index >= count:
         raise ConfigError(
-            f"LOCAL_RANK={index} has no CUDA device here, where torch finds {count}: start one process for "
-            f"each, as with torchrun --nproc-per-node={count}"
+            f"LOCAL_RANK={index} has none of {count} CUDA devices: use torchrun --nproc-per-node={count}"
         )
     return index
 

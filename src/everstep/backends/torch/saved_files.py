@@ -96,8 +96,7 @@ def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
             raise CheckpointError(f"{where} has a nested tensor; save its parts")
         if value.numel() > length_hint(room):
             raise CheckpointError(
-                f"{where} has a tensor of {tuple(value.shape)}, which is larger than the file; save it with "
-                ".contiguous()"
+                f"{where} has a tensor of {tuple(value.shape)}, larger than the file; save a contiguous one"
             )
         host = lambda: BACKEND.to_host(value.detach(), None)  # noqa: E731
         return Unread(_name(value.dtype), tuple(value.shape), host)
@@ -141,8 +140,7 @@ def require_module(entry: str, obj: Any) -> None:
     """Refuse an object that torch.export cannot take."""
     if not isinstance(obj, torch.nn.Module):
         raise ConfigError(
-            f"state entry {entry!r} is a {type(obj).__name__}, which torch.export cannot take; give that "
-            "of a torch.nn.Module"
+            f"state entry {entry!r} is a {type(obj).__name__}; give torch.export that of a torch.nn.Module"
         )
 
 

@@ -137,9 +137,8 @@ def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
     sums = [dim for dim, (own, _) in enumerate(pairs) if own.is_partial("sum")]
     if any(own != its and dim not in sums for dim, (own, its) in enumerate(pairs)):
         raise StateError(
-            f"a gradient has the placements {tuple(own for own, _ in pairs)}, and its parameter of shape "
-            f"{tuple(parameter.shape)} has {tuple(its for _, its in pairs)}, so it cannot be saved: save "
-            "where no window is open, as with Checkpoints(Every(steps=...))"
+            f"a gradient has other placements than its parameter of shape {tuple(parameter.shape)}: {pairs}; "
+            "save where no window is open, as with Checkpoints(Every(steps=...))"
         )
     return sums or None
 
@@ -169,8 +168,7 @@ def _layout(
 
     if any(placement.is_partial() for placement in placements):
         raise StateError(
-            f"a DTensor of placements {placements} is a sum that was not made yet: save "
-            "tensor.redistribute(placements=...) with Shard or Replicate"
+            f"a DTensor of placements {placements} is a sum that was not made yet: redistribute() and save it"
         )
     grid, spread = _grid(mesh, placements)
     _require_boxes(mesh, placements, shape)

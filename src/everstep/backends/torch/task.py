@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.model_wrappers import bare, flatten, layers
+from everstep.backends.torch.model_wrappers import bare, flatten
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -128,9 +128,7 @@ class Task(tasks.Task):
             ) from error
         dtype = _PRECISIONS.get(str(autocast).removeprefix("torch."))
         if dtype is None and autocast is not None:
-            raise ConfigError(
-                f"autocast={autocast!r}: give torch.bfloat16 or torch.float16, or a name of them"
-            )
+            raise ConfigError(f"autocast={autocast!r}: give torch.bfloat16 or torch.float16, or the name")
         if ema is not None and not 0 < number("ema", ema) < 1:
             raise ConfigError(f"ema={ema}: give a decay between 0 and 1, such as 0.999")
         for name, options in {"compile": compile, "parallel": parallel}.items():
@@ -212,8 +210,7 @@ class Task(tasks.Task):
         if isinstance(self.optimizer, tuple | list):
             raise ConfigError(
                 f"{type(self).__name__}.build_optimizer returned a {type(self.optimizer).__name__}: return "
-                "the optimizer alone, a scheduler from build_scheduler; several optimizers as a dictionary, "
-                'as in {"generator": a, "critic": b}'
+                "the optimizer alone, a scheduler from build_scheduler; several optimizers as a dictionary"
             )
         if isinstance(self.optimizer, Optimizer):
             self._equip(self.optimizer, scheduler or self.build_scheduler)
@@ -351,8 +348,7 @@ class Task(tasks.Task):
         loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
         if not isinstance(loss, Tensor):
             raise MetricError(
-                f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor, "
-                'as in {"loss": loss}'
+                f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor"
             )
         if loss.numel() != 1:
             raise MetricError(
@@ -378,8 +374,7 @@ class Task(tasks.Task):
         for name, part in {"scaler": self._scaler, "ema": self._ema, "shards": self._shards}.items():
             if part is not None and id(part) not in held:
                 raise StateError(
-                    f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin "
-                    "without it; return {**super().state(), ...} from state"
+                    f"the state of {type(self).__name__} lacks {name!r}; return {{**super().state(), ...}}"
                 )
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
@@ -402,21 +397,14 @@ class Task(tasks.Task):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Turn gradients off in the block, and let `model` be the average if there is one."""
+        """Let `model` be the average in the block, if there is one."""
         live = self.model
-        # The state has the bare model: a `forward` that asks `self.model.training` asks the wrapper.
-        around = [] if live is None else [(each, each.training) for each in list(layers(live))[:-1]]
-        with torch.no_grad():
-            for wrapper, _ in around:
-                wrapper.training = False
-            if self._evaluated is not None:
-                self.model = self._evaluated
-            try:
-                yield
-            finally:
-                self.model = live
-                for wrapper, training in around:
-                    wrapper.training = training
+        if self._evaluated is not None:
+            self.model = self._evaluated
+        try:
+            yield
+        finally:
+            self.model = live
 
     # ---------------------------------------------------------------------- for your own train_step
 

@@ -21,18 +21,22 @@ from everstep.contracts.state import Unread
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 """Types whose memory holds their elements; a subclass may keep them elsewhere."""
+NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+"""safetensors' names of torch's element types; any other is kept as bytes with torch's own name."""
 _INTEGERS = {
     torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8,
     torch.float8_e8m0fnu: torch.uint8,
 }  # fmt: skip
 """Integers of the same size, where NumPy has none of torch's types."""
-_SAME = (
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-)  # fmt: skip
 _NUMPY = {
-    dtype: np.dtype(str(shown).removeprefix("torch."))
-    for dtype, shown in ({each: each for each in _SAME} | _INTEGERS).items()
+    dtype: np.dtype(str(_INTEGERS.get(dtype, dtype)).removeprefix("torch."))
+    for dtype in (*NAMES, torch.complex128)
 }
 """The element type that NumPy reads, for each of torch's."""
 

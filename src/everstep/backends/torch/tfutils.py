@@ -1,9 +1,8 @@
-"""Functions of torch for the task of a parameter tree (everstep/tfutils)."""
+"""Functions of torch for the task of a parameter tree (compat/tfutils)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,17 @@ from everstep.backends.torch.optimizers import Around, Clip
 from everstep.errors import ConfigError, nearest
 
 
-def is_model(model: Any) -> bool:
-    """Whether a model is a torch module, which is trained by gradients."""
-    return isinstance(model, torch.nn.Module)
-
-
 def inputs(batch: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
     """Turn a batch's NumPy arrays into tensors, and move all tensors to the model's device."""
     first: Tensor | None = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
-    return {name: _tensor(part, device) for name, part in batch.items()}
-
-
-def _tensor(part: Any, device: torch.device) -> Any:
-    if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
-        part = torch.from_numpy(part)
-    return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
+    moved = dict(batch)
+    for name, part in batch.items():
+        if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
+            part = torch.from_numpy(part)
+        if isinstance(part, Tensor):
+            moved[name] = part.to(device, non_blocking=True)
+    return moved
 
 
 def optimizer(
@@ -68,8 +62,7 @@ def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[
     for name in names:
         if not any(name in each for each in parameters):
             raise ConfigError(
-                f"optimizer_params.trainable_names: no parameter has {name!r} in its name; "
-                f"{nearest(name, parameters)}"
+                f"trainable_names: no parameter has {name!r} in its name; {nearest(name, parameters)}"
             )
     for each, parameter in parameters.items():
         parameter.requires_grad_(any(name in each for name in names))
@@ -121,12 +114,3 @@ def train(
 def mean(value: Any) -> Any:
     """Return the mean of a tensor with several elements; other values are returned as they are."""
     return value.float().mean() if isinstance(value, Tensor) and value.numel() != 1 else value
-
-
-def set_lr(optimizer: Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def without_gradients() -> AbstractContextManager[Any]:
-    return torch.no_grad()

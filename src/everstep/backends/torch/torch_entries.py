@@ -292,9 +292,8 @@ class OptimizerEntry(_OptionsEntry):
                 if is_sharded(value) and not held_alike(value, parameter):
                     raise StateError(
                         f"{self._class} keeps {name!r} of parameter {index} as {tuple(value.shape)} with "
-                        f"placements {value.placements}, and the parameter is {tuple(parameter.shape)} with "
-                        f"{getattr(parameter, 'placements', None)}: everstep restores sharded state only in "
-                        "the layout of its parameter; use an optimizer such as AdamW"
+                        f"placements {value.placements}, which is not the layout of its parameter; use an "
+                        "optimizer such as AdamW"
                     )
 
     @property

@@ -94,9 +94,8 @@ class TrainableEntry(ModuleEntry):
                 # a change that torch has counted since the snapshot is looked at when the next one is taken
                 if _described(tensor) != text and _version(tensor) == version:
                     raise StateError(
-                        f"the parameter {name!r} requires no gradient, and its values have changed past "
-                        "torch's count of changes, as by .data: trainable() would lose them; change it in "
-                        "place under torch.no_grad(), or give the model itself in state="
+                        f"the frozen parameter {name!r} has changed past torch's count of changes, as by "
+                        ".data; change it in place under torch.no_grad(), or give the model in state="
                     )
 
         return prove

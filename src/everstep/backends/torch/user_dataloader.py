@@ -78,10 +78,7 @@ class DataLoaderStream(Stream):
     """
 
     shareable = False
-    no_thread = (
-        "draw from the global random state in a thread; give the DataLoader num_workers=1 or more instead: "
-        "its workers make prefetch_factor batches ahead"
-    )
+    no_thread = "draw from the global random state in a thread; give the DataLoader num_workers=1 or more"
     rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
@@ -173,11 +170,8 @@ class DataLoaderStream(Stream):
         elif loader.num_workers > 0 and not loader.in_order:
             fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
         elif stateful and not (self._draws_whole_pass and length_of(loader._index_sampler) is not None):
-            return (
-                f"it has the sampler {type(stateful[0]).__name__}, which has a state_dict and no length: "
-                "give it __len__, so that its passes can be drawn where they begin, or use "
-                "everstep.data.loader(dataset, batch_size=...)"
-            )
+            sampler = type(stateful[0]).__name__
+            return f"it has the sampler {sampler}, which has a state_dict and no length: give it __len__"
         else:
             return None
         return (
@@ -478,9 +472,8 @@ def _remedy(loader: DataLoader[Any], share: Share) -> str:
     kind, sampler = type(loader).__name__, type(getattr(loader, place)).__name__
     if place == "batch_sampler":
         return (
-            f"a {kind} with the batch_sampler {sampler}, which does not say its rank, would hand each of "
-            f"{share.size} ranks the same batches; give it the attributes num_replicas and rank if it yields "
-            "a rank's own batches, or use sampler=DistributedSampler(dataset) with batch_size="
+            f"a {kind} with the batch_sampler {sampler} would hand each of {share.size} ranks the same "
+            "batches; give it num_replicas and rank, or use sampler=DistributedSampler(dataset)"
         )
     return (
         f"a {kind} with the sampler {sampler} would hand each of {share.size} ranks the same batches; add "

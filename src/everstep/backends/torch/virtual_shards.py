@@ -25,10 +25,7 @@ from everstep.contracts.tasks import counted
 from everstep.errors import ConfigError, DataError, StateError
 
 _FACTS = "facts"
-_REMEDY = (
-    "choose a batch size that the number of shards divides, and drop_last=True where the last batch is "
-    "shorter"
-)
+_REMEDY = "choose a batch size that the number of shards divides, and drop_last=True"
 _CHUNK = 1 << 22
 """Elements that the ranks exchange at a time; each rank holds as many of each other rank."""
 _ODD = -7046029254386353131
@@ -75,8 +72,7 @@ class VirtualShards:
             raise ConfigError(f"VirtualShards({model!r:.80}): give a torch.nn.Module")
         if any(isinstance(layer, DistributedDataParallel | DataParallel) for layer in layers(model)):
             raise ConfigError(
-                f"the model is in a {type(model).__name__}, which averages gradients itself: give "
-                "VirtualShards the model without everstep.torch.parallel"
+                f"the model is in a {type(model).__name__}: give VirtualShards the model without parallel()"
             )
         for name, parameter in model.named_parameters():
             refuse_sharded(parameter, repr(name), "VirtualShards needs whole parameters on each rank")
@@ -88,8 +84,7 @@ class VirtualShards:
         self._rank = dist.get_rank() if self.ranks > 1 else 0
         if self.count % self.ranks:
             raise ConfigError(
-                f"{self.count} shards cannot be divided among {self.ranks} ranks: start 1, 2, 4 ... ranks, "
-                f"at most {self.count}; or give VirtualShards a larger power of two"
+                f"{self.count} shards cannot be divided among {self.ranks} ranks: give a larger power of two"
             )
         self._passes = 0
         self._seed = torch.initial_seed() & (2**63 - 1)
@@ -137,11 +132,6 @@ class VirtualShards:
 
         Returns:
             The mean over all shards of what `forward` returned, equal on all ranks, without a graph.
-
-        Raises:
-            DataError: the batch cannot be divided into shards of equal size.
-            ConfigError: `forward` returned something else; a gradient is sparse; or a buffer of integers was
-                changed in another way for each shard.
         """
         own = self.count // self.ranks
         parameters, buffers = self.parameters(), _Buffers(self._model)
@@ -182,8 +172,7 @@ class VirtualShards:
             if square != mean**2:
                 raise ConfigError(
                     f"the shards of a batch change the buffer {name!r} of the model in different ways, and "
-                    "only buffers of floating-point numbers are averaged over the shards: make it a float64 "
-                    "tensor"
+                    "only buffers of floating-point numbers are averaged: make it a float64 tensor"
                 )
         _hand_out(total, parameters, rest, buffers)
         metrics = {name: values[index].clone() for index, name in enumerate(names)}
@@ -341,8 +330,7 @@ def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
     for name, value in values.items():
         if value.numel() != 1 or value.is_complex():
             raise ConfigError(
-                f"forward returned {name!r} of shape {tuple(value.shape)} {value.dtype}: return one real "
-                "number, a mean over the shard's samples"
+                f"forward returned {name!r} of shape {tuple(value.shape)} {value.dtype}: return one real mean"
             )
     return values, single
 
@@ -365,8 +353,7 @@ def _divided(batch: Any, count: int) -> list[Any]:
     for leaf in leaves:
         if not isinstance(leaf, Tensor | np.ndarray):
             raise DataError(
-                f"a batch holds a {type(leaf).__name__}, which cannot be divided into shards: give arrays, "
-                "also in tuples, lists and dictionaries"
+                f"a batch holds a {type(leaf).__name__}, which cannot be divided into shards: give arrays"
             )
         if leaf.ndim == 0 or len(leaf) == 0 or len(leaf) % count:
             raise DataError(

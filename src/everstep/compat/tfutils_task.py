@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import UserDict
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import closing
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from everstep.compat.tfutils.params import Function, Tree
+from everstep.compat.tfutils_params import Function, Tree
 from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
 from everstep.data.adapt import is_stream
@@ -82,15 +82,14 @@ class ParamsTask(Task):
     def build_model(self) -> Any:
         example = next(iter(self._data.values())).example
         model = self._tree.model_params(inputs=example, train=self._train is not None)
-        if "torch" in sys.modules:
-            kit: Any = importlib.import_module("everstep.backends.torch.tfutils")
-            self._torch = kit if kit.is_model(model) else None
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            self._torch = importlib.import_module("everstep.backends.torch.tfutils")
         steps_itself = self._torch is None and self._train is not None and self._train.train_loop is None
         if not callable(model) or (steps_itself and not hasattr(model, "train_step")):
             raise ConfigError(
-                f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or an object that "
-                "can be called with a batch and has train_step(inputs, learning_rate), state_dict and "
-                "load_state_dict"
+                f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or a callable object "
+                "with train_step(inputs, learning_rate), state_dict and load_state_dict"
             )
         return model
 
@@ -119,16 +118,15 @@ class ParamsTask(Task):
             batch = dict(zip(names, batch, strict=True))
         if not isinstance(batch, Mapping):
             raise ConfigError(
-                f"a batch of the data is a {type(batch).__name__}; let data_params.func return data whose "
-                "batches are dictionaries, or a dictionary of arrays"
+                f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
             )
         return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         assert self._train is not None
         inputs, self._rate = self._inputs("train", batch), self._rate_of(self._counted["global_step"])
-        if self._rate is not None and self.optimizer is not None:
-            self._torch.set_lr(self.optimizer, self._rate)
+        for group in () if self._rate is None or self.optimizer is None else self.optimizer.param_groups:
+            group["lr"] = self._rate
         loop = self._train.train_loop
         metrics: Mapping[str, Any] = self.step(inputs) if loop is None else loop(self, inputs)
         self._counted["global_step"] += 1
@@ -154,9 +152,7 @@ class ParamsTask(Task):
         names = [params.pred_targets] if isinstance(params.pred_targets, str) else params.pred_targets
         for name in names:
             if name not in inputs:
-                raise ConfigError(
-                    f"loss_params.pred_targets: a batch has no {name!r}; {nearest(name, inputs)}"
-                )
+                raise ConfigError(f"pred_targets: a batch has no {name!r}; {nearest(name, inputs)}")
         outputs = self.model(inputs)
         loss = params.loss_func(outputs, *(inputs[name] for name in names), **params.loss_func_kwargs)
         mean = self._torch.mean if params.agg_func is None else params.agg_func
@@ -181,8 +177,3 @@ class ParamsTask(Task):
 
     def batch_size(self, batch: Any) -> float:
         return super().batch_size(batch.batch if isinstance(batch, ValidationBatch) else batch)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with nullcontext() if self._torch is None else self._torch.without_gradients():
-            yield

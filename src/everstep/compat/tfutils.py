@@ -1,4 +1,4 @@
-"""`train_from_params` and `test_from_params`: runs described by their parameters alone.  After tfutils."""
+"""tfutils' door: a tree of parameters is translated into a task, streams and services for a `Trainer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from everstep.arguments import checked_keywords
 from everstep.checkpoint import CheckpointName, Store, find_checkpoint
-from everstep.compat.tfutils.params import (
+from everstep.compat.tfutils_params import (
     Load,
     Place,
     SaveOfTest,
@@ -27,7 +27,8 @@ from everstep.compat.tfutils.params import (
     configuration,
     each_model,
 )
-from everstep.compat.tfutils.task import Data, ParamsTask, ValidationBatch
+from everstep.compat.tfutils_params import recorded_params as recorded_params
+from everstep.compat.tfutils_task import Data, ParamsTask, ValidationBatch
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Service
 from everstep.data import as_stream
@@ -47,6 +48,8 @@ from everstep.supervisor.opening.init_from import names_in
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
+
+__all__ = ["intermediate_results", "recorded_params", "test_from_params", "train_from_params"]
 
 _Models: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
 
@@ -90,14 +93,9 @@ def train_from_params(
     trees = [checked(TrainingTree, each) for each in each_model(sections)]
     data_params = trees[0].train_params.data_params
     if any(each.train_params.data_params != data_params for each in trees):
-        raise ConfigError(
-            "train_params.data_params differ, but all models train on the same data; give equal data_params"
-        )
+        raise ConfigError("train_params.data_params differ between models; give all the same data_params")
     if len({index_of(each.save_params, "save_params") for each in trees}) > 1:
-        raise ConfigError(
-            "save_params.host and port differ, but runs that train together share an index; give the same "
-            "host and port"
-        )
+        raise ConfigError("save_params.host and port differ between models; give all the same host and port")
     saves = [tree.save_params for tree in trees]
     with TemporaryDirectory(prefix="everstep-do_save-") as folder:
         paths = [run_dir_of(s) if s.do_save else Path(folder, str(n)) for n, s in enumerate(saves)]
@@ -158,9 +156,8 @@ def _beginning(tree: TrainingTree, run_dir: Path) -> tuple[InitFrom | None, int]
         return init, 0
     if num_steps is not None and step >= num_steps:
         raise ConfigError(
-            f"load_params: {path} stands at step {step}, from which the steps count on, so that "
-            f"train_params.num_steps={num_steps} would train none; give load_params "
-            "restore_global_step=False to count from 0, or more num_steps"
+            f"load_params: {path} stands at step {step}, and train_params.num_steps={num_steps} would train "
+            "none; give load_params restore_global_step=False to count from 0, or more num_steps"
         )
     return init, step
 
@@ -310,10 +307,8 @@ def _home(loaded: Loaded, save: SaveOfTest | None, seed: int) -> tuple[Path, Cal
         arrays = {name: as_array(value) for name, value in step.outputs.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biufcUS":
-                raise MetricError(
-                    f"save_intermediate_freq keeps numbers and arrays of them, and {name!r} is a "
-                    f"{type(step.outputs[name]).__name__}"
-                )
+                kind = type(step.outputs[name]).__name__
+                raise MetricError(f"save_intermediate_freq keeps arrays of numbers, and {name!r} is a {kind}")
         path = home.path / "intermediate" / step.stream / f"batch-{step.number:08d}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, npz(arrays), "intermediate")
@@ -370,8 +365,7 @@ def index_of(place: Place, section: str) -> str | None:
         return None
     if host is None or port == 27017 or ("://" in host and port is not None):
         raise ConfigError(
-            f"{section}: port={port} with host={host!r}; give a PostgreSQL's host beside its port (27017 "
-            "is MongoDB's), or a URL as host, or neither: then the index is a file beside the runs"
+            f"{section}: port={port} with host={host!r}; give a PostgreSQL's host and port, or a URL as host"
         )
     return host if "://" in host else f"postgresql://{host}:{port or 5432}/everstep"
 
@@ -390,8 +384,7 @@ def source(load: Load, save: Place | None) -> Path | None:
         return None if there == own else there
     if own is not None and there == own:
         raise ConfigError(
-            f"loading pointlessly: load_params.query asks for {there}, where this run saves, and from "
-            "where it resumes by itself; leave the query out, or save elsewhere"
+            f"loading pointlessly: load_params.query asks for {there}, where this run saves; leave it out"
         )
     return _queried(place)
 
@@ -418,8 +411,7 @@ def _queried(place: Load) -> Path:
             if (folder := path / "checkpoints" / str(checkpoint["name"])).is_dir():
                 return folder
     raise NoCheckpointError(
-        f"load_params.query {query!r} finds no checkpoint in {folder_of(place)}; change it; everstep runs "
-        "--where tries one"
+        f"load_params.query {query!r} finds no checkpoint in {folder_of(place)}; change the query"
     )
 
 

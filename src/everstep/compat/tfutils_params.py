@@ -185,8 +185,7 @@ class TreeOfTest(Tree):
 
 
 _GONE = {
-    "save_params.save_to_gfs": "a training step records numbers, so return the mean of an array; arrays are "
-    "kept of validations, by save_intermediate_freq of test_from_params, or by a service of a Trainer",
+    "save_params.save_to_gfs": "arrays are kept by save_intermediate_freq of test_from_params, or a service",
     "save_params.save_intermediate_freq": "it is test_from_params's: training records every step",
     "validation_params.valid_loop": "each batch goes to the targets' func; combine them by online_agg_func",
     "train_params.queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers",
@@ -290,8 +289,7 @@ def restored(tree: Any, place: str = "") -> Any:
         return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
         raise ConfigError(
-            f"{place} was {tree[CALL]}, made inside another function, where it cannot be found again; "
-            "define it at the top level of its module"
+            f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
         )
     return imported(str(tree[CALL]))
 
@@ -310,9 +308,7 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, An
     facts = RunJournal(run_dir).facts()
     tree = without_credentials(facts.get("config") or {})
     if not isinstance(tree, dict) or "model_params" not in tree:
-        raise ConfigError(
-            f"the run in {run_dir} was not made by train_from_params; start it by its own program"
-        )
+        raise ConfigError(f"{run_dir} was not made by train_from_params; start it by its own program")
     admit(run_dir, tree, distrust(run_dir, facts), trust, facts)
     params: dict[str, Any] = restored(tree)
     return params
