@@ -43,7 +43,8 @@ def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, A
     if why and not trust:
         raise TrustError(
             f"the record of {run} in {run_dir} names code that would be {what}. It does not count as yours: "
-            f"{why}. Look at it: everstep config RUN. Then pass --trust, or set {TRUST_VARIABLE}=1"
+            f"{why}. Look at it: everstep config RUN. If you trust whoever made it, pass --trust, or set "
+            f"{TRUST_VARIABLE}=1"
         )
     print(f"note: for the run {run} is {what}", file=sys.stderr)
     keep_out(home)

@@ -144,7 +144,9 @@ def _condition(path: str, sign: str, value: Any) -> Node:
     try:
         value = json.loads(json.dumps(value))
     except (TypeError, ValueError):
-        raise ConfigError(f"{path}: {value!r} is not a JSON value; give one") from None
+        raise ConfigError(
+            f"{path}: {value!r} is not a JSON value; give numbers, strings, lists ..."
+        ) from None
     return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
 
 
