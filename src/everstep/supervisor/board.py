@@ -173,8 +173,9 @@ class ServiceBoard:
         count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
         if count <= 10 or count == 10 ** (len(str(count)) - 1):
             times = "" if count <= 10 else f" {count:,} times"
+            what = "; ".join([str(error), *getattr(error, "__notes__", ())])
             self._voice.warn(
-                f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {error}"
+                f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {what}"
             )
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:
