@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 from cli_runs import as_json, completed, everstep
-from index_runs import journal_rows, start, train
+from index_runs import journal_rows, start, train, written
 
 import warm
+from everstep import EarlyStop
 from everstep.record import Block, Journal, Position, RunDir
+from tiny_runs import Tiny
 
 
 @pytest.fixture
@@ -187,6 +189,37 @@ def test_the_rows_of_a_metric(made: Path, run: str) -> None:
     assert len(everstep("show", run, "--metric", "loss", "--phase", "epoch", cwd=made)[0].splitlines()) == 5
 
 
+def test_what_a_run_watches_is_shown_first_and_tells_which_value_is_better(tmp_path: Path) -> None:
+    for name, value in (("low", 0.2), ("high", 0.9)):
+        stop = EarlyStop("regret", "min", patience=9)
+        tiny = Tiny(tmp_path / "runs" / name, max_epoch=2, watch=("f1", "max"), services=[stop])
+        metrics = {"alpha": 1.0, "f1": value, "regret": 1 / value}
+        tiny.train(tail=lambda loop, epoch, metrics=metrics: loop.collect_metrics(metrics))
+    Tiny(tmp_path / "runs" / "unwatched", max_epoch=1).train(
+        tail=lambda loop, epoch: loop.collect_metrics(alpha=1.0, f1=0.5)
+    )
+    told, _ = everstep("runs", cwd=tmp_path)
+    assert told.splitlines()[0].split() == ["name", "status", "step", "epoch", "started", "f1"]
+    found = as_json("runs", "--sort", "-best/f1", cwd=tmp_path)
+    assert names(found) == ["high", "unwatched", "low"]
+    assert [run["best/f1"] for run in found] == [0.9, 0.5, 0.2]
+    assert names(as_json("runs", "--sort", "best/regret", cwd=tmp_path))[:2] == ["high", "low"]
+    assert as_json("compare", "high", "low", cwd=tmp_path)["metrics"]["tail/f1 best"].popitem()[1] == 0.2
+    said = everstep("runs", "--sort", "best/alpha", cwd=tmp_path, status=2)[1]
+    assert "nothing tells whether a smaller or a larger 'alpha' is better" in said
+
+
+def test_a_run_that_began_with_weights_of_another_is_found_by_it(tmp_path: Path) -> None:
+    Tiny(tmp_path / "runs" / "old", max_epoch=1).train()
+    Tiny(tmp_path / "runs" / "new", max_epoch=1, init_from=tmp_path / "runs" / "old").train()
+    old = RunDir.open(tmp_path / "runs" / "old", create=False).id
+    assert names(as_json("runs", f"parent.run={old}", cwd=tmp_path)) == ["new"]
+    told, _ = everstep("show", "new", cwd=tmp_path)
+    assert f"  began from {old}, {tmp_path}/runs/old/checkpoints/epoch-0001-step-00000004\n" in told
+    assert "parent.run" in as_json("compare", "old", "new", cwd=tmp_path)["facts"]
+    assert "began from" not in everstep("show", "old", cwd=tmp_path)[0]
+
+
 # ----------------------------------------------------------------------------- compare, sync
 
 
@@ -201,6 +234,18 @@ def test_compare_shows_what_differs(made: Path) -> None:
     assert "seed" in as_json("compare", "good", "long", "--all", cwd=made)["facts"]
     told, _ = everstep("compare", "good", "long", cwd=made)
     assert re.search(r"tail/valid_loss last +0.5 +0.25\n", told)
+
+
+def test_packages_that_differ_are_one_line(tmp_path: Path) -> None:
+    packages = {"torch": "2.12", "numpy": "1.9", "aaa": "1", "bbb": "2", "zzz": "3"}
+    written(tmp_path / "runs" / "old", packages=packages | {"same": "1"}, host="a")
+    written(tmp_path / "runs" / "new", packages={"torch": "2.13", "numpy": "2.0", "same": "1"}, host="b")
+    told, _ = everstep("compare", "old", "new", cwd=tmp_path)
+    (line,) = [line for line in told.splitlines() if "packages" in line]
+    shown = [part.strip() for part in re.split("  +", line.strip())]
+    assert shown == ["packages (5 differ: --all)", "torch 2.12, numpy 1.9, aaa 1", "torch 2.13, numpy 2.0"]
+    assert re.search(r"packages\.zzz +3 +-\n", everstep("compare", "old", "new", "--all", cwd=tmp_path)[0])
+    assert "packages.zzz" in as_json("compare", "old", "new", cwd=tmp_path)["facts"]
 
 
 @pytest.mark.campaign("long")

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from everstep.backends.torch.observer import Observer, buffers_of, digest, state_of
 from everstep.drill.any_command import Reference, Start, _CommandCampaign, drill_command
 from everstep.drill.program import read_lines
-from everstep.drill.report import DrillReport
+from everstep.drill.report import DrillReport, KillResult
 
 LOOP = Path(__file__).with_name("plain_loop.py")
 
@@ -77,6 +77,38 @@ def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
         ("before save @1", "kill:file:1:1"),
         ("torn save @1", "tear:file:1:1"),
     ]
+
+
+def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = []
+    for update in range(1, 9):
+        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
+        saved = [("open", "state.json"), ("save", "a.tmp"), ("rename", "a.pt")] * (update in (3, 8))
+        changed = [("open", "log.csv"), *saved, ("open", "log.csv")]
+        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in changed]
+    paths = [str(line["path"]) for line in lines if line["at"] == "file"]
+    strikes = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0))
+    struck = [(name, paths[int(strike.split(":")[2]) - 1]) for name, strike in strikes if ":file:" in strike]
+    assert struck == [
+        ("before open", "state.json"),
+        ("torn open", "state.json"),
+        ("before save", "a.tmp"),
+        ("torn save", "a.tmp"),
+        ("before rename", "a.pt"),
+        ("before open", "log.csv"),
+        ("torn open", "log.csv"),
+        ("before open", "log.csv"),
+    ]
+
+
+def test_on_ranks_it_says_what_the_drill_of_any_command_leaves_out() -> None:
+    exact = KillResult("update", "exact", strikes=1)
+    report = DrillReport(
+        "train", [], 0, runs=[], steps=4, seconds=1.0, ranks=2, results=[exact], counts="updates"
+    )
+    assert "of any command more --strikes" in report.verdict()
+    assert "a stop that finds the ranks at different steps" in report.verdict()
+    assert "meet" not in report.verdict() and "Checkpoints" not in report.verdict()
 
 
 def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:

@@ -126,6 +126,65 @@ def test_a_job_that_is_cancelled_is_not_queued_again_and_resumes_when_submitted_
     assert compare_runs(whole, struck) == []
 
 
+@pytest.mark.parametrize("name", [name for name, text in PROGRAMS.items() if "from peft import" in text])
+def test_peft_reads_the_best_adapters_from_the_folder_that_the_page_saves(
+    name: str, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = PROGRAMS[name]
+    base, made, _ = text.partition("model = get_peft_model(base, lora)")
+    (tmp_path / "train.py").write_text(
+        f"{text}torch.save(model.eval()(input_ids=held_out).logits, 'out.pt')\n"
+    )
+    (tmp_path / "use.py").write_text(
+        f"{base}from peft import PeftModel\n"
+        "model = PeftModel.from_pretrained(base, 'adapter')\n"
+        "assert torch.equal(model.eval()(input_ids=held_out).logits, torch.load('out.pt'))\n"
+    )
+    for program in ("train.py", "use.py"):
+        process = start(str(tmp_path / program))
+        _, errors = process.communicate()
+        assert made and process.returncode == 0, errors
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("name", [name for name, text in PROGRAMS.items() if "@hydra.main" in text])
+def test_the_lines_of_the_page_resume_raise_a_limit_fork_and_sweep(
+    name: str, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAMS[name])
+    runs = tmp_path / "runs"
+
+    def train(*words: str, status: int = 0, **added: str) -> str:
+        process = start("train.py", *words, **added)
+        _, errors = process.communicate()
+        assert process.returncode == status, errors
+        return str(errors)
+
+    def step(run: str) -> int:
+        return RunJournal(runs / run).status().step
+
+    train("-m", "lr=0.001,0.003", "width=16,32")
+    assert {run.name: step(run.name) for run in runs.iterdir() if run.is_dir()} == {
+        f"lr-{rate}-width-{width}": 32 for rate in ("0.001", "0.003") for width in (16, 32)
+    }
+    train("lr=0.003", "epochs=8")
+    assert step("lr-0.003-width-32") == 64
+    train("lr=0.003", "run=runs/a")
+    assert "lr: stored 0.003, given 0.02" in train("lr=0.02", "run=runs/a", status=1)
+
+    train()
+    began = runs / "lr-0.01-width-32" / "checkpoints" / "epoch-0004-step-00000032"
+    line = ("lr=0.005", "epochs=8", f"fork={began.relative_to(tmp_path)}")
+    train(*line, "run=runs/whole")
+    train(*line, "run=runs/struck", status=-signal.SIGKILL, EVERSTEP_HAZARD="kill:trail.write:13")
+    train(*line, "run=runs/struck")
+    assert [step(name) for name in ("whole", "struck", "lr-0.01-width-32")] == [64, 64, 32]
+    assert compare_runs(runs / "whole", runs / "struck") == []
+    assert RunJournal(runs / "struck").status().segments == 2
+    facts = RunJournal(runs / "struck").facts()
+    assert facts["parent"]["path"] == str(began) and facts["config"]["lr"] == 0.005
+
+
 def trainer_of(run: Path, start: int) -> int | None:
     """Number of the process that trains a run in its n-th start."""
     newest = RunJournal(run).newest_start() if (run / "run.json").exists() else None

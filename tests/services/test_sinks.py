@@ -270,8 +270,9 @@ def test_an_outage_is_a_warning_and_caught_up_later(tmp_path: Path) -> None:
     server.fails = ["before", "after", "before"]
     run = posted.posting(tmp_path / "run", server).train(tail=evaluated)
     refused, no_answer = "ConnectionError: refused", "TimeoutError: no answer"
+    later = "nothing is lost: the next checkpoint or start sends these values"
     assert run.loop.ending.warnings == tuple(
-        f"service 'posts' failed and is skipped: {error}" for error in (refused, no_answer, refused)
+        f"service 'posts' failed and is skipped: {error}; {later}" for error in (refused, no_answer, refused)
     )
     require_posted_once(tmp_path / "run", server)
     server = Server(tmp_path / "other.json")
@@ -296,7 +297,7 @@ def test_a_service_that_does_not_answer_holds_up_one_step_and_not_the_end(tmp_pa
     silent = Silent(server, timeout=0.1)
     run = Tiny(tmp_path / "run", max_epoch=3, services=[silent, JSONLines()]).train(tail=evaluated)
     assert run.loop.ending.finished and until(lambda: asked) and len(asked) == 1
-    assert "TimeoutError: no answer in 0.1 s" in run.loop.ending.warnings[0]
+    assert "TimeoutError: no answer in 0.1 s; nothing is lost: the next" in run.loop.ending.warnings[0]
     answers.set()
     assert silent._thread is not None
     silent._thread.join()

@@ -16,6 +16,7 @@ import torch
 import everstep
 from everstep import InitFrom
 from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, RunDirError
+from everstep.record import RunDir, RunJournal
 from everstep.supervisor import Loaded
 
 LOSSES = [3.0, 1.0, 2.0, 0.5]
@@ -297,6 +298,28 @@ def test_a_second_launch_ignores_it_and_says_so(tmp_path: Path, trained: Trained
     second.train(tmp_path, 1, init_from=trained[0])
     assert same(snapshot(second.model), weights)
     assert any("init_from" in line and "is not used" in line for line in second.lines)
+
+
+def test_the_record_names_the_run_with_whose_weights_a_run_began(tmp_path: Path, trained: Trained) -> None:
+    """Also in later starts, and after a start from nothing that has saved nothing."""
+    source = trained[0]
+    name, fork = RunDir.open(source, create=False).id, source / "checkpoints" / "epoch-0003-step-00000006"
+    began = {"best": source / "best" / "valid.loss", "init": source, "resume": fork}
+    Net().entered(tmp_path / "best", began["best"])
+    Net().train(tmp_path / "init", 1, init_from=source)
+    Net().train(tmp_path / "resume", 4, resume=fork)
+    for run in ("init", "resume"):
+        with pytest.raises(KeyError), Net().loop(tmp_path / run, 4, resume=False):
+            raise KeyError
+        Net().loop(tmp_path / run, 4).__enter__().__exit__(None, None, None)
+    for run, source in began.items():
+        recorded = RunJournal(tmp_path / run).facts_since(1)
+        first, last = recorded[0], recorded[-1]
+        assert first["parent"] == last["parent"] and last["parent"]["run"] == name
+        assert first["parent"]["path"].startswith(str(source)), run
+        assert first["parent"]["path"].endswith(f"/{first['parent']['checkpoint']}")
+    from_nothing = RunJournal(tmp_path / "init").facts_since(2)[0]
+    assert from_nothing["starts_over"] and from_nothing["parent"] is None
 
 
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {

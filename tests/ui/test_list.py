@@ -13,6 +13,7 @@ from page_server import Page, running_page
 
 from everstep.record import RunDir
 from everstep.record.journal_format import segment_path
+from tiny_runs import Tiny
 
 
 def names(rows: list[dict[str, Any]]) -> list[str]:
@@ -66,6 +67,15 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
     asked = page.get("/api/runs", columns="starts,kills,verified,valid_loss,best/tail/valid_loss").json
     long = next(row["values"] for row in asked["rows"] if row["name"].startswith("long-"))
     assert list(long.values()) == [2, 1, "verified", 0.25, 0.25]
+
+
+def test_the_best_value_of_what_a_run_watches_is_among_the_columns(tmp_path: Path) -> None:
+    Tiny(tmp_path / "runs" / "a", max_epoch=2, watch=("f1", "max")).train(
+        tail=lambda loop, epoch: loop.collect_metrics(alpha=1.0, f1=1 / epoch)
+    )
+    with running_page(tmp_path / "runs") as page:
+        (row,) = page.get("/api/runs").json["rows"]
+        assert row["values"]["best/f1"] == 1.0 and "alpha" not in row["values"]
 
 
 def test_settings_that_differ_are_among_the_columns(tmp_path: Path) -> None:

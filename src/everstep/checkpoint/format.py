@@ -273,6 +273,12 @@ class Checkpoint:
     def step(self) -> int:
         return self.name.step
 
+    @property
+    def origin(self) -> dict[str, Json]:
+        """The run that has the checkpoint, and where: the fact `parent` of a run that begins with it."""
+        meta: Any = self.meta or {}
+        return {"run": meta.get("run"), "path": str(self.path.absolute()), "checkpoint": str(self.name)}
+
 
 def copy(source: Path, folder: Path, facts: Mapping[str, Json] | None = None) -> int:
     """Copy a checkpoint into an existing folder, with other values of some facts; returns the bytes."""

@@ -49,8 +49,8 @@ def adopt_command(
     SCRIPT is only parsed, and stays as it is.  What no patch can do safely is named with its line, and then
     nothing is written.  With --drill both scripts are executed, with the arguments after --.
 
-    Exit status: 0 patched, 1 not patched, or the patched script trains otherwise; with --drill then that of
-    everstep drill.
+    Exit status: 0 patched, 1 not patched, or the patched script trains differently; with --drill then that
+    of everstep drill.
     """
     from everstep.cli.proving import drill_command
 
@@ -64,7 +64,8 @@ def adopt_command(
     for line, problem in sorted(patch.refused):
         cli.say(f"line {line}: {problem}", err=True)
     if patch.refused:
-        cli.say(f"{script} is not patched; change these lines, or wrap it by hand", err=True)
+        remedy = "change these lines, or write the loop by hand (docs/guide/doors.md)"
+        cli.say(f"{script} is not patched: {remedy}", err=True)
         sys.exit(1)
     old, new = (text.splitlines(keepends=True) for text in (before, patch.text))
     cli.say("".join(difflib.unified_diff(old, new, str(script), str(output or script))))
@@ -79,7 +80,7 @@ def adopt_command(
             plain.flush()
             difference = compare(Path(plain.name), output, args)
         if difference is not None:
-            cli.say(difference, err=True)
+            cli.say(difference.replace(plain.name, str(script)), err=True)
             sys.exit(1)
         cli.say("the two scripts make equal updates\n")
         drill_command.main([str(output), *args], prog_name="everstep drill", standalone_mode=False)
@@ -97,18 +98,19 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
             command = [*place, sys.executable, str(file.resolve()), *args]
             start = Chain(command, command, folder / str(number), 600.0).start()
             if start.status or not start.updates:
-                how = f"status {start.status}, {start.updates} updates of a torch optimizer"
-                return f"{file} cannot be compared: {how}\n{last_lines(start.log)}"
+                how = f"status {start.status} after {start.updates} updates of a torch optimizer"
+                return f"{file} cannot be compared, as it ended with {how}:\n{last_lines(start.log)}"
             starts.append(start)
     first, again, now = starts
     reference = Reference(first)
     reference.look_for_seeds(again)
     if (difference := reference.first_difference(again, {0: 0})) is not None:
-        return f"two runs of {script} differ, so nothing can be compared; seed it: {difference}"
+        return f"two runs of {script} differ; seed all that it draws, to compare it: {difference}"
     difference = reference.first_difference(now, {0: 0})
     if difference is None and now.updates == first.updates:
         return None
-    return f"{patched} trains otherwise: {now.updates} updates, not {first.updates}; {difference}"
+    counts = f"{now.updates} updates, not {first.updates}"
+    return f"{patched} trains differently: {counts} ({difference or 'those of both are equal'})"
 
 
 _PAGES = {
@@ -204,39 +206,39 @@ class Patch:
         outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
         for package, page in _PAGES.items() if "everstep" not in script.imported else ():
             if package in script.packages and (package == "accelerate" or not outer):
-                reason = f"{package} has a part in the training: write the loop by hand, as in {page}"
+                reason = f"{package} runs a part of the training: write the loop by hand, as in {page}"
                 self._give_up(script.packages[package], reason)
-        if not outer or "everstep" in script.imported:
-            self._give_up(first, "no plain loop that calls backward(): use TrainLoop or Trainer by hand")
+        if "everstep" in script.imported:
+            self._give_up(first, "this script uses everstep already: change its loop by hand")
+        if not outer:
+            self._give_up(first, "no loop here calls backward(): write a TrainLoop or Trainer by hand")
         if len(outer) > 1:
-            self._give_up(outer[1], "a second loop that trains: give each loop a run directory of its own")
+            self._give_up(outer[1], "a second loop that trains: put each into a script of its own")
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
         if not ways or not is_range:
             ways = [(outer[0], ())]  # each of its rounds is a step
         if len(ways) > 1:
-            self._give_up(ways[1][0], "a second loop in an epoch: iter_steps(data, name=...) for each")
+            self._give_up(ways[1][0], "a second loop that trains in an epoch: write the TrainLoop by hand")
         self._epochs, (self._steps, calls) = outer[0], ways[0]
         for loop in (self._epochs, self._steps):
             if isinstance(loop, ast.While):
-                self._give_up(loop, "`while` trains: use a Supervisor, with sv.advance() after each step")
+                self._give_up(loop, "`while` trains: write `for i in range(n)`, or use a Supervisor by hand")
             rest = self._source[self._end(loop.iter) : self._at((loop.iter.end_lineno or 0) + 1)]
-            is_plain = rest.partition(b"#")[0].strip() == b":" and not loop.orelse and len(calls) < 2
-            if not is_plain or script.nearest(loop, ast.ClassDef):
-                self._give_up(loop, "this loop is in a class, two calls deep, with an else, or in one line")
+            reasons = {
+                "is in a class: move it into a function": script.nearest(loop, ast.ClassDef),
+                "has an `else`: move these lines below the loop": loop.orelse,
+                "is two calls away from the loop over epochs: call its function there": len(calls) > 1,
+                "has more in its first line than `for x in data:`": rest.partition(b"#")[0].strip() != b":",
+            }
+            for reason in (reason for reason, holds in reasons.items() if holds):
+                self._give_up(loop, f"this loop {reason}")
         self._call = next(iter(calls), None)
         self._home, self._inside = (script.nearest(e, ast.FunctionDef) for e in (self._epochs, self._steps))
 
     def _check_loops(self) -> None:
         """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
         script = self._script
-        node: Any = self._steps
-        while (function := script.nearest(node, ast.FunctionDef)) is not None:
-            calls = script.calls_of(function)
-            if len(calls) != 1 or function in script.above(calls[0]):
-                problem = f"{function.name}() is called {len(calls)} times: a run directory for each"
-                self._give_up(function, problem)
-            node = calls[0]
         loops = [self._epochs, self._steps]
         for node in script.nodes:
             home = script.nearest(node, ast.FunctionDef)
@@ -245,17 +247,25 @@ class Patch:
             leaves = leaves and any(script.nearest(loop, ast.FunctionDef) is home for loop in above)
             breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
             if leaves or breaks:
-                problem = f"leaves the epochs: call {self._loop}.request_stop(), and let the epoch end"
-                self._refuse(node, problem)
+                problem = f"call {self._loop}.request_stop() in its place"
+                self._refuse(node, f"ends the training early: take it out, adopt the script, and {problem}")
             elif called(node) in ("spawn", "init_process_group"):
-                self._refuse(node, "starts several processes: see docs/guide/processes.md")
+                self._refuse(node, "this starts several processes: see docs/guide/processes.md")
             elif isinstance(node, ast.Nonlocal):
-                self._refuse(node, "a function assigns variables of another: keep them in a dictionary")
+                self._refuse(node, "`nonlocal` assigns a variable of another function: use a dictionary")
             elif isinstance(node, ast.Global) and script.nearest(node, ast.ClassDef):
-                self._refuse(node, "a method assigns a global variable: keep it in an attribute")
+                self._refuse(node, "a method assigns a global variable: assign it in the loop")
+        inside: ast.AST = self._steps
+        while (function := script.nearest(inside, ast.FunctionDef)) is not None:
+            calls = script.calls_of(function)
+            if len(calls) != 1 or function in script.above(calls[0]):
+                times = f"{function.name}() trains, and this file calls it {len(calls)} times"
+                problem = f"{times}: call it once, as each call needs a run directory of its own"
+                self._give_up(function, problem)
+            inside = calls[0]
         for node in self._reached(self._epochs):
             if dotted(node) == "torch.load":
-                self._refuse(node, "a file that is read in the loop may be newer than the state: use state=")
+                self._refuse(node, "may read a file newer than a resume's state: keep it in a variable")
 
     # ---------------------------------------------------------------------------- the variables
 
@@ -287,10 +297,8 @@ class Patch:
             is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
             used = (flow.assigned & (step.read | tail.read)) - self._carried
             if is_late and used:
-                problem = (
-                    f"`{min(used)[1]}`, of the state before the steps, is another at a resume: use state="
-                )
-                self._refuse(node, problem)
+                problem = "is made of values that steps change; a resume would find later ones"
+                self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
 
     def _carry(self, variable: Variable, changed: bool, assigned: bool) -> None:
         script, (scope, name) = self._script, variable
@@ -299,16 +307,17 @@ class Patch:
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         if not isinstance(scope, ast.FunctionDef | None) or kind == "reporter":
             return
+        arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
         if kind == "state" and assigned:
-            problem = "is made anew in the loop: make it before, and name it in state="
+            problem = "is made anew in the loop: make it once, before the loop"
         elif kind == "state":
             return
         elif is_target:
-            problem = f"counts rounds and is read after them: use {self._loop}.epoch, .step"
-        elif not isinstance(first, ast.Name) or name in {each.name for each in self._carried}:
-            problem = "changes in the loop, and is an argument, or no variable alone of its name"
+            problem = f"counts rounds and is read after the loop: in it, write `last = {name}`; read `last`"
+        elif name in {*arguments, *(each.name for each in self._carried)} or not isinstance(first, ast.Name):
+            problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind != "plain" and changed:
-            problem = "may change in the loop: give it a state_dict(), and name it in state="
+            problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
             return
@@ -327,11 +336,11 @@ class Patch:
             is_choice = isinstance(choice, ast.If) and not choice.orelse
             is_here = each.scope is None or (each.scope is self._home and first.lineno <= self._epochs.lineno)
             if not is_here:
-                self._refuse(first, f"`{each.name}` is not known where the epochs begin: make it there")
+                self._refuse(first, f"`{each.name}` is made out of sight of the loop: make it just above it")
             elif is_choice and "__name__" not in ast.unparse(choice.test):
-                self._refuse(first, f"`{each.name}` is made under a condition: write state= under the same")
+                self._refuse(first, f"`{each.name}` is made under an `if`: add an `else` that makes it, too")
         if not used:
-            self._refuse(self._epochs, "the model and the optimizer were not found: write state= by hand")
+            self._refuse(self._epochs, "no model or optimizer of this loop was found: write it by hand")
         return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
 
     def _trained(self, parameters: ast.AST) -> set[Variable]:
@@ -346,7 +355,7 @@ class Patch:
             }
             is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.others
             if is_own and not inner:
-                self._refuse(name, f"the optimizer trains `{name.id}`, which is no module: name it in state=")
+                self._refuse(name, f"the optimizer trains `{name.id}`: put it into a torch.nn.ParameterList")
             found |= {variable} & inner or inner
         return found
 
@@ -406,7 +415,7 @@ class Patch:
         fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
         for name in (each for each in script.names if script.variable(each) in self._carried):
             if self._text(name) != name.id or name in fixed:
-                self._refuse(name, f"`{name.id}` cannot be replaced here: read it from another variable")
+                self._refuse(name, f"`{name.id}` cannot be renamed here: copy it to a new variable above")
             elif is_one or name not in {*ast.walk(epochs.iter)}:
                 self._replace(name, name, f"{kept}.{name.id}")
         self._write_head()
@@ -419,8 +428,7 @@ class Patch:
             seeds = [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
         for drawn, seeded in DRAWS.items() if self._seed is None else ():
             if re.search(drawn, text) and not re.search(seeded, text):
-                problem = f"no line has {seeded!r}: seed before the model is made, or give --seed 0"
-                self._refuse(self._epochs, problem)
+                self._refuse(self._epochs, "random numbers are drawn, and nothing seeds them: give --seed 0")
         lines = ["import everstep", *seeds]
         if self._carried:
             comment = "what goes from one step or epoch to the next"
@@ -437,12 +445,12 @@ class Patch:
         """Return how many epochs there are, and the number of the first, as source."""
         numbers = _unbarred(self._epochs.iter).args
         if len(numbers) > 2 or not isinstance(self._epochs.target, ast.Name):
-            self._give_up(self._epochs, "epochs with another step than 1, or without a number: count from 0")
+            self._give_up(self._epochs, "count the epochs by one variable and without steps: `in range(n)`")
         first, end = ("0", *map(self._text, numbers))[-2:]
         if isinstance(numbers[0], ast.Name) and len(numbers) > 1:  # a later start may begin with another one
             variable = self._script.variable(numbers[0])
             if not isinstance(self._script.first(variable), ast.Name):
-                self._give_up(self._epochs, f"`{first}` is no variable of its own: count epochs from 0")
+                self._give_up(self._epochs, f"`{first}` is an argument or import: count epochs from 0")
             self._carried.add(variable)
             first, end = (re.sub(rf"\b{first}\b", f"{self._kept}.{first}", each) for each in (first, end))
         if first == "1" and isinstance(numbers[1], ast.BinOp) and ast.unparse(numbers[1]).endswith(" + 1"):
@@ -457,8 +465,8 @@ class Patch:
             more = "".join(f" + {self._text(n)}" for n in (*data.args[1:], *(k.value for k in data.keywords)))
             data = _unbarred(data.args[0])
         values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
-        if any(called(each) in WRAPPED for each in (data, *values)):
-            self._refuse(data, "this hides the place in its data: give iter_steps() the data itself")
+        for name in {called(each) for each in (data, *values)} & WRAPPED:
+            self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
         target = self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"

@@ -79,7 +79,7 @@ def _print_run(run: dict[str, Any]) -> None:
         accept = f"everstep accept {run['name']} --divergence {run['diverged']}"
         cli.say(f"  steps that were executed again gave other results: drill the script, or {accept}")
     facts = run["facts"]
-    git = facts.get("git") or {}
+    git, parent = facts.get("git") or {}, facts.get("parent")
     code = [str(git.get("commit") or "")[:12], git.get("branch") or "", "dirty" if git.get("dirty") else ""]
     mixed = not newest_whole(run["checkpoints"]).get("one_fingerprint", True)
     machines = " (computed on more than one kind of machine, number or layout of ranks)" if mixed else ""
@@ -90,6 +90,7 @@ def _print_run(run: dict[str, Any]) -> None:
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
         "seed": run["seed"],
+        "began from": f"{parent.get('run')}, {parent.get('path')}" if isinstance(parent, dict) else "",
         "tags": " ".join(map(str, run["tags"])),
         "note": run["note"],
         "command": " ".join(map(str, facts.get("argv", []))),
@@ -124,7 +125,7 @@ def _print_run(run: dict[str, Any]) -> None:
 @cli.command()
 def compare_command(
     runs: tuple[str, ...] = cli.RUNS,
-    show_all: bool = cli.flag("Show facts that are equal, too.", "--all"),
+    show_all: bool = cli.flag("Show facts that are equal, and each package, too.", "--all"),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
@@ -135,8 +136,8 @@ def compare_command(
 
     Facts include the config of the newest start (config.optimizer.lr), and two facts from the newest
     checkpoint: the options of optimizers and schedulers (optimizer.lr), and its digest.  Runs with equal
-    digests have equal states, to the bit.  The best value is known if the name of the metric says which
-    direction is better (..._loss, ..._acc, ..._accuracy).
+    digests have equal states, to the bit.  The best value is known if a service of the run (Best, EarlyStop)
+    or the name of the metric (..._loss, ..._acc, ..._accuracy) says which direction is better.
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")
@@ -147,6 +148,7 @@ def compare_command(
     if as_json:
         cli.print_json({"runs": compared.runs, "facts": facts, "metrics": compared.metrics})
         return
+    facts = facts if show_all else compared.folded()
     told = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
     title = "facts" if show_all else "facts that differ"
     for heading, values in {title: told, "metrics": compared.metrics}.items():

@@ -46,7 +46,7 @@ def runs_command(
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
-    """List runs, the newest start last, with the metric that most of them have.
+    """List runs, the newest start last, with the metric that most of them watch, or have.
 
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric (valid_loss, or

@@ -266,6 +266,10 @@ def _difference(part: str, was: Any, now: Any, update: int, place: str = "step",
     )
 
 
+def _has_tensors(file: Mapping[str, Any]) -> bool:
+    return file["kind"] == "save" or str(file["path"]).endswith((".ckpt", ".pt", ".pth", ".distcp"))
+
+
 class Reference:
     """The undisturbed start: its updates on each rank, and the points at which it can be struck."""
 
@@ -345,18 +349,20 @@ class Reference:
         """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
 
         A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
-        saves, before each change and in the middle of it.
+        saves, before each change and in the middle of it.  Files that also change where no tensors are saved
+        are logs, which no resume reads: they come last.
         """
-        counts, saves = Counter[tuple[str, int]](), dict[int, list[tuple[str, str]]]()
-        evaluations: list[str] = []
+        counts, evaluations = Counter[tuple[str, int]](), list[str]()
+        files, saves = list[tuple[int, str, str, str]](), set[int]()
         for line in self.start.lines:
             at, rank = line["at"], line["rank"]
             counts[at, rank] += 1
             if at == "evaluation":
                 evaluations.append(f"kill:{at}:{counts[at, rank]}:{rank}")
             if at == "file":
-                kind = line["kind"] + f" @{rank}" * (rank > 0)
-                saves.setdefault(counts["update", rank], []).append((kind, f"{at}:{counts[at, rank]}:{rank}"))
+                update, kind = counts["update", rank], line["kind"] + f" @{rank}" * (rank > 0)
+                files.append((update, line["path"], kind, f"{at}:{counts[at, rank]}:{rank}"))
+                saves |= {update} if _has_tensors(line) else set()
         last = self.updates
         plan = [
             ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")
@@ -364,16 +370,19 @@ class Reference:
         ]
         plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
         plan += [("evaluation", draw.choice(evaluations))] if evaluations else []
-        inner = {update: files for update, files in saves.items() if 0 < update < last} or saves
-        by_name: dict[str, list[str]] = {}
-        for update in sorted(inner, key=lambda each: abs(each - last / 2)):
-            for kind, point in inner[update]:
+        files.sort(key=lambda file: abs(file[0] - last / 2))
+        logs = {path for update, path, *_ in files if saves and update not in saves}
+        for are_logs in (False, True):
+            chosen = [file for file in files if (file[1] in logs) == are_logs]
+            by_name: dict[str, list[str]] = {}
+            for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen:
                 by_name.setdefault(f"before {kind}", []).append(f"kill:{point}")
                 if kind.startswith(("open", "save")):
                     by_name.setdefault(f"torn {kind}", []).append(f"tear:{point}")
-        # in turns, so that each kind of change is struck before one is struck twice
-        turns = zip_longest(*([(name, strike) for strike in strikes] for name, strikes in by_name.items()))
-        return (plan + [strike for turn in turns for strike in turn if strike is not None])[:count]
+            # in turns, so that each kind of change is struck before one is struck twice
+            turns = zip_longest(*([(name, each) for each in strikes] for name, strikes in by_name.items()))
+            plan += [strike for turn in turns for strike in turn if strike is not None]
+        return plan[:count]
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""
@@ -384,9 +393,7 @@ class Reference:
                 saved, pending = (done, False) if pending else (saved, False)
                 done += 1
             elif line["at"] == "file":
-                pending |= line["kind"] == "save" or line["path"].endswith(
-                    (".ckpt", ".pt", ".pth", ".distcp")
-                )
+                pending |= _has_tensors(line)
         return saved
 
     def file_words(self, struck: Start) -> str:

@@ -30,10 +30,10 @@ UNSTABLE = (
 UNSEEDED = "no seed=, and lines before the run draw: give seed=, and seed the generators first; else "
 CHANCE = f"chance, not the resume: of three undisturbed runs two are equal and one differs, by {UNSTABLE}"
 NOT_RESUMED = (
-    "not covered: after no kill did a start resume from a later checkpoint than that of step 0; save more "
-    "often, as in Checkpoints(Every(steps=10)), or give more --kills"
+    "not covered: after no kill did a start resume from a save of a later step than 0; save more often, or "
+    "give more --kills, of any command more --strikes"
 )
-ON_RANKS = "not covered: several machines, and stops between two boundaries: drilled ranks meet at every step"
+ON_RANKS = "not covered: several machines, and a stop that finds the ranks at different steps"
 GIVEN_SEED = (
     "no seed=: the drill gave each run the same seed, which a resume keeps; two runs of the script will not "
     "be equal without seed="

@@ -140,14 +140,9 @@ class Configured(Experiment):
         with ExitStack() as stack, reading(checkpoint.path, "user"):
             user.open(stack)
             user.check(saved_tree(checkpoint, ("user",))["user"], f"checkpoint {checkpoint.path}")
-        origin = RunDir.open(checkpoint.path.parents[1], create=False)
-        parent = {
-            "run": origin.id,
-            "path": str(checkpoint.path.absolute()),
-            "checkpoint": str(checkpoint.name),
-        }
-        about = {"parent": parent, "config": _digest(self.tree)}
-        RunDir.open(self.run_dir, seed=origin.seed, about=about)
+        seed = RunDir.open(checkpoint.path.parents[1], create=False).seed
+        about = {"parent": checkpoint.origin, "config": _digest(self.tree)}
+        RunDir.open(self.run_dir, seed=seed, about=about)
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return what its training would print of a changed config."""

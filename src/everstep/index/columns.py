@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
+from everstep.contracts.metrics import better_when
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, nearest
 from everstep.index.filters import Node, leaves, matcher, values_at
 from everstep.index.run_facts import FACTS, STATUSES
-from everstep.index.run_queries import best_of, last_values_of, names_of, newest_facts, run_rows
+from everstep.index.run_queries import best_of, last_values_of, names_of, newest_facts, run_rows, watched
 from everstep.index.sql_tables import facts, series
 from everstep.labels import NAMES as LABELS
 
@@ -72,7 +73,7 @@ class RunColumns:
                 last = last_values_of(connection, metric=name)
                 measured = {run: next(iter(values.values())) for run, values in last.items()}
                 if name.startswith(BEST):
-                    measured = measured or best_of(connection, name.removeprefix(BEST))
+                    measured = measured or best_of(connection, name.removeprefix(BEST), self._watched)
             recorded = {run: values_at(tree, name) for run, tree in self._records[top].items()}
             self._columns[name] = {run: [value] for run, value in measured.items()}
             self._columns[name] |= {run: values for run, values in recorded.items() if values}
@@ -115,14 +116,25 @@ class RunColumns:
             named = connection.execute(select(series.c.name, func.count()).group_by(series.c.name))
             return Counter({name: count for name, count in named})
 
+    @cached_property
+    def _watched(self) -> dict[int, dict[str, str]]:
+        with self.database.read() as connection:
+            return watched(connection)
+
     def telling_metric(self) -> str | None:
-        """Return the metric that tells most: one of validation, if there is any, that most runs have."""
+        """Return the metric that tells most: that which most runs watch, or else one of validation."""
         names = [name for name in self._metrics if not name.endswith("time")]
-        return max(
-            names,
-            key=lambda name: (name.startswith(("val", "eval", "test")), self._metrics[name], "loss" in name),
-            default=None,
-        )
+        votes = Counter(metric for metrics in self._watched.values() for metric in [*metrics][:1])
+
+        def key(name: str) -> tuple[int, bool, int, bool]:
+            return votes[name], name.startswith(("val", "eval", "test")), self._metrics[name], "loss" in name
+
+        return max(names, key=key, default=None)
+
+    def has_direction(self, metric: str) -> bool:
+        """Whether it is known which value of a metric is better."""
+        told = any(metric in metrics for metrics in self._watched.values())
+        return told or better_when(metric) is not None
 
 
 def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,17 @@ def newest_facts(
     found: dict[int, dict[str, Any]] = {}
     for run, name, text in connection.execute(chosen):
         found.setdefault(run, {})[name] = stored(text, object)
+    return found
+
+
+def watched(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, str]]:
+    """Return run -> metric -> "min" or "max", by the services of its newest start; that of a `Best` first."""
+    found = {}
+    for run, recorded in newest_facts(connection, of, ["observers", "controllers"]).items():
+        kinds = [recorded.get("observers"), recorded.get("controllers")]
+        configs = [each for kind in kinds if isinstance(kind, dict) for each in kind.values()]
+        judging = [each for each in configs if isinstance(each, dict) and each.get("mode") in ("min", "max")]
+        found[run] = {str(each.get("metric")): str(each["mode"]) for each in judging}
     return found
 
 
@@ -167,30 +178,42 @@ def last_values_of(
     return found
 
 
-def best_of(connection: Connection, metric: str) -> dict[int, float]:
-    """Return run -> best finite value of a metric, or "PHASE/NAME"; its name tells which value is better."""
-    better, value = better_when(metric), valid_metrics.c.value
-    extreme = (func.max if better == "max" else func.min)(value).filter(_FINITE)
-    chosen = select(series.c.run, series.c.phase, extreme).group_by(series.c.id)
+def best_of(
+    connection: Connection, metric: str, directions: Mapping[int, Mapping[str, str]]
+) -> dict[int, float]:
+    """Return run -> best finite value of a metric, or "PHASE/NAME".
+
+    Which value is better the services of the run tell (`directions`: see `watched`), or of another run, or
+    the metric's name.
+    """
+    extremes = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
+    chosen = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
     chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
     chosen = chosen.where(_MEASURES_A_RUN, _named(metric))
-    rows = sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True)
-    if rows and better is None:
-        raise ConfigError(
-            f"the name does not tell whether a smaller or a larger {metric!r} is better; "
-            f"names that end in loss, acc or accuracy do: give {metric!r} for the last value"
-        )
+    others = {name: mode for modes in directions.values() for name, mode in modes.items()}
+    best = dict[int, float]()
     # the phase that a bare name means comes last, and counts
-    return {run: best for run, _, best in rows if best is not None}
+    for row in sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True):
+        run, _, name, smallest, largest = row
+        better = directions.get(run, others).get(name) or others.get(name) or better_when(name)
+        if better is None:
+            raise ConfigError(
+                f"nothing tells whether a smaller or a larger {name!r} is better: give {metric!r} for the "
+                f'last value, and watch=({name!r}, "max") to later runs'
+            )
+        if smallest is not None:
+            best[run] = smallest if better == "min" else largest
+    return best
 
 
 def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[dict[str, Any]]:
     """Summarise the metrics of a run, those measured outside steps first, or these alone.
 
     `rows`, `step` and `last` are the number of valid values, and the step and value of the last; `smallest`
-    and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better by the
-    metric's name, if that says it; metrics of single steps have no best: they measure no run.
+    and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better, if
+    a service of the run or the metric's name says it; metrics of single steps have none: they measure no run.
     """
+    directions = watched(connection, [run]).get(run, {})
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
     chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
@@ -202,7 +225,7 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     for key, phase, name, rows, step, last, smallest, largest in connection.execute(
         chosen.group_by(series.c.id)
     ).all():
-        better = None if phase in ("step", "head") else better_when(name)
+        better = None if phase in ("step", "head") else directions.get(name) or better_when(name)
         best = {"min": smallest, "max": largest}.get(str(better))
         first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
         best_step = None if best is None else connection.execute(first.limit(1)).scalar()

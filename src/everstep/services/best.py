@@ -136,6 +136,9 @@ class Best(Service):
     def best_to_keep(self) -> dict[str, list[str]]:
         return {self.metric: self._kept()} if self._kept() else {}
 
+    def config(self) -> Json:
+        return {"metric": self.metric, "mode": self.mode}
+
     def open(self, run: RunView) -> None:
         self._run = run
         run.watch(self.metric, self._came)

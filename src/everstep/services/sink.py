@@ -329,8 +329,9 @@ class RemoteSink(Service, ABC):
             self._thread.start()
             self._thread.join(self.timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"no answer in {self.timeout:g} s")
+            self._error = TimeoutError(f"no answer in {self.timeout:g} s")
         if self._error is not None:
+            self._error.add_note("nothing is lost: the next checkpoint or start sends these values")
             raise self._error
 
     def _try(self, end: int | None, is_last: bool) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, finite, flat
 from everstep.index.columns import BEST, RunColumns
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
@@ -73,7 +72,7 @@ class RunsTable(RunColumns):
         if any(row["verified"] for row in self.rows.values()):
             yield "verified"
         if (metric := self.telling_metric()) is not None:
-            yield metric if better_when(metric) is None else BEST + metric
+            yield BEST + metric if self.has_direction(metric) else metric
         yield from self._differing[:_MOST_SETTINGS]
         yield from ("step", "epoch", "started")
         if any(value != "[]" for value in self.first("tags").values()):

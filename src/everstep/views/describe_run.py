@@ -44,6 +44,17 @@ class Compared(NamedTuple):
             name: values for name, values in self.facts.items() if len(set(map(str, values.values()))) > 1
         }
 
+    def folded(self) -> SideBySide:
+        """Return the facts that differ, many packages in one line: those first that decide about numbers."""
+        facts = self.differing()
+        names = [name.removeprefix("packages.") for name in facts if name.startswith("packages.")]
+        if len(names) > 3:
+            names.sort(key=lambda name: name not in ("torch", "numpy", "everstep"))
+            of = {name: facts.pop(f"packages.{name}") for name in names}
+            shown = {run: [f"{n} {of[n][run]}" for n in names if of[n][run]][:3] for run in self.runs}
+            facts[f"packages ({len(names)} differ: --all)"] = {run: ", ".join(shown[run]) for run in shown}
+        return facts
+
     def verdict(self) -> str | None:
         """Say whether the newest checkpoints are equal to the bit, or why they cannot be; else None."""
         digests, seeds = (set(self.facts[name].values()) for name in ("digest", "seed"))
@@ -57,7 +68,7 @@ class Compared(NamedTuple):
         return f"<{', '.join(map(in_line, self.runs))}: {len(self.differing())} facts differ>"
 
     def _repr_html_(self) -> str:
-        tables = {"facts that differ": self.differing(), "metrics": self.metrics}
+        tables = {"facts that differ": self.folded(), "metrics": self.metrics}
         rows = {
             title: [
                 {"": name, **{run: cell(name, value) for run, value in values.items()}}

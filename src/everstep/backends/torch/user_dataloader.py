@@ -473,7 +473,8 @@ def _remedy(loader: DataLoader[Any], share: Share) -> str:
     if place == "batch_sampler":
         return (
             f"a {kind} with the batch_sampler {sampler} would hand each of {share.size} ranks the same "
-            "batches; give it num_replicas and rank if it yields a rank's own, or use DistributedSampler(dataset)"
+            "batches; give it num_replicas and rank if it yields a rank's own batches, or use "
+            "sampler=DistributedSampler(dataset)"
         )
     return (
         f"a {kind} with the sampler {sampler} would hand each of {share.size} ranks the same batches; add "

@@ -84,8 +84,8 @@ class InitFrom:
     def of(cls, given: str | Path | Self | None) -> Self | None:
         return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
 
-    def load(self, user: UserState, progress: Progress, say: Say) -> str:
-        """Load the chosen parts into the state of a new run; return in words what was used."""
+    def load(self, user: UserState, progress: Progress, say: Say) -> dict[str, Any] | None:
+        """Load the chosen parts into the state of a new run; return the origin of what is a run's."""
         own = _rates(user)
         checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
         for name, rates in _rates(user).items():
@@ -107,7 +107,8 @@ class InitFrom:
                 counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
-        return f"{where} ({kind})"
+        say(f"initialised from {where} ({kind})")
+        return None if checkpoint is None else checkpoint.origin
 
     def take(self, user: UserState, say: Say, *, starts: bool = True) -> tuple[Checkpoint | None, str, str]:
         """Load the chosen parts into the objects; return the checkpoint, the path, and in words what it is.

@@ -80,7 +80,8 @@ class ResumePoint:
         chosen: a person's choice that rules out a comparison with earlier executions; else "".
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
-        kept: facts that the record keeps as stored, because no step runs with what was given.
+        kept: facts that the record keeps as stored: `parent`, with whose weights this run began; and those of
+            a run that is finished, because no step runs with what was given.
         one_fingerprint: as in `Ending`.
     """
 
@@ -285,6 +286,7 @@ class OpenRun:
             **config.facts(point.progress.seed, board),
             "code": list(map(str, config.code)),
             "controllers": board.controllers(),
+            "parent": self.run_dir.facts.get("parent"),
             **point.kept,
             "fingerprint": point.fingerprint,
             "resume": self.request,
@@ -294,7 +296,6 @@ class OpenRun:
             "limits": {name: limit for name, limit in limits.items() if limit is not None},
             **({"data_ranks": data.size} if data.shared else {}),
             **({} if point.ranks_before is None else {"ranks_before": point.ranks_before}),
-            "parent": self.run_dir.facts.get("parent"),
             **({} if self.settings.lock else {"lock": False}),
         }
         # a trial that a person starts again is still one of its sweep, whose variable is then not set
@@ -373,10 +374,9 @@ def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
     if settings.init_fn is not None:
         settings.init_fn()
     progress = Progress(seed=run.run_dir.seed if settings.seed is None else settings.seed)
-    if settings.init_from is not None:
-        source = settings.init_from.load(user, progress, run.voice.say)
-        run.voice.say(f"initialised from {source}")
-    return ResumePoint(progress, fingerprint=configuration.fingerprint(user.objects, run.group.data))
+    origin = settings.init_from and settings.init_from.load(user, progress, run.voice.say)
+    here = configuration.fingerprint(user.objects, run.group.data)
+    return ResumePoint(progress, fingerprint=here, kept={"parent": origin} if origin else {})
 
 
 def _resume(
@@ -420,7 +420,7 @@ def _resume(
         user.load(tree, progress.updates)
     # after the load, which brings the stored options back
     user.use_options(options)
-    if checkpoint.path != run.store.path(checkpoint.name):
+    if is_foreign := checkpoint.path != run.store.path(checkpoint.name):
         run.voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
         meta = {**meta, "journal": None, "rollbacks": []}
         run.rollbacks = []
@@ -435,6 +435,9 @@ def _resume(
     here = configuration.fingerprint(user.objects, run.group.data)
     differing = configuration.changes(meta.get("fingerprint"), here)
     again = [] if parent is None else run.history.facts_since(parent.segment)
+    # the start that wrote the checkpoint knows it; a copy that nothing followed was made by the newest start
+    writer = next(iter(again or run.history.facts_since(1)[-1:]), run.run_dir.facts)
+    kept["parent"] = checkpoint.origin if is_foreign else writer.get("parent")
     same_before = not any(configuration.changes(facts.get("fingerprint"), here) for facts in again)
     one_fingerprint, ranks_before = meta.get("one_fingerprint", True), None
     if not finished:

@@ -64,7 +64,7 @@ function Facts({ run }) {
     ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
     ["created", clock(run.created)],
     ...(run.facts.config?.name ? [["experiment", String(run.facts.config.name)]] : []),
-    ...(run.parent ? [["fork of", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
+    ...(run.parent ? [["began from", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
     ...settings(run.facts.config),
     ...bests(run).map((best) => [`best ${best.name}`, `${format(best.value)} at step ${format(best.step)}`]),
   ];
@@ -168,7 +168,7 @@ function Config({ run }) {
   for (const name of changed.keys()) if (!rows.some(([one]) => one === name)) rows.push([name, undefined]);
   if (!rows.length) return html`<${Empty}>This run has no config.<//>`;
   return html`
-    ${run.parent ? html`<p class="soft">A fork of <a href=${link("run", run.parent)}>${run.parent}</a>.</p>` : null}
+    ${run.parent ? html`<p class="soft">Began from <a href=${link("run", run.parent)}>${run.parent}</a>.</p>` : null}
     <table class="list">
       <thead><tr><th>setting</th><th>value</th>${changed.size ? html`<th>in the parent</th>` : null}</tr></thead>
       <tbody>
