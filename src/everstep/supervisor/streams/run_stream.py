@@ -87,7 +87,8 @@ class RunStream:
         if not override and (inside or not self._varies):
             remedy = (
                 'give the checkpoint\'s data, or pass on_change="override" to continue with what is given. '
-                'If the data differs between epochs on purpose, give each kind its own name, as in name="train2"'
+                "If the data differs between epochs on purpose, give each kind its own name, as in "
+                'name="train2"'
             )
             if changes.startswith("num_workers"):  # the last fact, so no other one differs
                 remedy = 'give the same until the pass ends, or pass on_change="override" to begin it again'
