@@ -15,7 +15,10 @@ from everstep import cli
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "index"))  # index_runs
 
-LOOKING = {"runs", "show", "compare", "checkpoints", "export", "prune", "sync", "tag", "note"}
+LOOKING = {
+    *("runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync", "tag"),
+    "note",
+}
 
 
 def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:

@@ -10,10 +10,12 @@ import pytest
 from cli_runs import as_json, everstep
 from index_runs import start, train
 
+import everstep as library
 from everstep.cli.common import find
 from everstep.errors import ConfigError, RunDirError
 from everstep.record import Journal, RunDir, remove, why_stays
 from everstep.views.describe_run import describe
+from tiny_runs import Tiny
 
 
 @pytest.fixture
@@ -171,3 +173,26 @@ def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="another run is there, a-"):
         remove(tmp_path / "a", "a-000000")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_du_tells_what_runs_take_and_what_pruning_frees(tmp_path: Path) -> None:
+    keep_all = library.Checkpoints(library.Every(epochs=1), keep_last=None)
+    best = library.Best("loss")
+    Tiny(tmp_path / "runs" / "many", max_epoch=6, services=[keep_all, best]).train()
+    Tiny(tmp_path / "runs" / "few", max_epoch=1).train()
+    many, few = as_json("du", cwd=tmp_path)
+    assert [Path(row["run"]).name for row in (many, few)] == ["many", "few"]
+    for row in (many, few):
+        files = [path for path in Path(row["run"]).rglob("*") if path.is_file()]
+        parts = ("checkpoints", "journal", "best", "exports", "other")
+        assert row["bytes"] == sum(path.stat().st_size for path in files)
+        assert row["bytes"] == sum(row[f"{part}_bytes"] for part in parts)
+    assert many["best_bytes"] > 0 and few["prunable_bytes"] == few["exports_bytes"] == 0
+    told, _ = everstep("du", "runs", cwd=tmp_path)
+    assert told.splitlines()[-1].startswith("2 runs ") and "kB" in told
+    everstep("checkpoints", "many", "prune", "--delete", cwd=tmp_path)
+    pruned = as_json("du", "runs/many", cwd=tmp_path)[0]
+    assert 0 < many["prunable_bytes"] == many["checkpoints_bytes"] - pruned["checkpoints_bytes"]
+    assert pruned["prunable_bytes"] == 0
+    (tmp_path / "empty").mkdir()
+    assert everstep("du", "empty", cwd=tmp_path)[0] == "there are no runs\n"

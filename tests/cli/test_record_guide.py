@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
+import tensorboard.summary
 from cli_runs import everstep
 
 from everstep.cli import main
@@ -37,6 +39,11 @@ def test_every_command_of_the_record_runs(
 ) -> None:
     """In this process: there are many, and the imports would take longest."""
     monkeypatch.setenv("EVERSTEP_INDEX", "")
+    other = tensorboard.summary.Writer("logs")
+    other.add_scalar("loss", 1.0, 1)
+    other.close()
+    with sqlite3.connect("mlflow.db") as database:
+        database.executescript((Path(__file__).parent / "data" / "mlflow.sql").read_text())
     assert len(commands("record.md")) > 15
     for command in commands("record.md"):
         monkeypatch.setattr(sys, "argv", shlex.split(command))

@@ -56,13 +56,27 @@ def test_an_answer_is_a_list_of_dictionaries_and_a_frame_with_a_column_for_each_
     assert frame.dtypes["step"] == "int64" and len(frame) == len(found) > 0
 
 
+def test_polars_has_the_same_frame(folder: Path) -> None:
+    found = query(folder, "metrics", {"name": "loss"})
+    frame = found.to_polars()
+    assert frame.columns == list(found.to_pandas().columns) and frame.height == len(found) > 0
+    assert [x.hex() for x in frame["value"]] == [row["value"].hex() for row in found]
+    runs = query(folder, "runs", sort="config.optimizer.lr")
+    assert runs.to_polars()["config.optimizer.lr"].to_list() == [0.1, 0.2]
+    assert runs.to_polars()["config.optimizer.betas"].to_list() == [[0.9, 0.99]] * 2
+    mixed = Documents([{"a": 1}, {"a": 2.5, "b": 1}, {"b": "x"}]).to_polars()
+    assert mixed["a"].to_list() == [1.0, 2.5, None] and mixed["b"].to_list() == [None, "1", "x"]
+
+
 def test_no_documents_are_a_frame_with_the_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = query(folder, "metrics", {"name": "nothing"}, fields=["run", "value"])
     assert list(found.to_pandas().columns) == ["run", "value"]
     assert found._repr_html_() == "<p>no documents</p>"
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ConfigError, match="pip install pandas"):
-        found.to_pandas()
+    assert found.to_polars().columns == ["run", "value"]
+    for package in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=f"not installed: pip install {package}"):
+            getattr(found, f"to_{package}")()
 
 
 def test_a_notebook_shows_tables_and_charts_of_metrics(folder: Path) -> None:

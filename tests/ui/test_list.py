@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -13,6 +14,11 @@ from page_server import Page, running_page
 
 from everstep.record import RunDir
 from everstep.record.journal_format import segment_path
+from everstep.testing import ManualClock
+from everstep.ui import STATIC
+from everstep.ui.curves import CurveOptions, curves
+from everstep.ui.runs_table import run_id
+from everstep.ui.server import FollowedIndex
 from tiny_runs import Tiny
 
 
@@ -145,6 +151,25 @@ def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
     with running_page(made / "good") as page:
         assert [name.rpartition("-")[0] for name in names(page.get("/api/runs").json["rows"])] == ["good"]
     assert not (made / "good" / "everstep.db").exists()
+
+
+def test_a_point_of_a_young_run_is_on_the_page_within_two_seconds(tmp_path: Path) -> None:
+    """By a clock that the steps move; an old run hands its rows over after 10 s, in blocks of many."""
+    clock, folder, late = ManualClock(), tmp_path / "runs", list[int]()
+    followed: list[FollowedIndex] = []
+    pause = re.search(r"const PAUSE = (\d+);", (STATIC / "api.js").read_text())
+    assert pause and int(pause[1]) <= 500, "milliseconds between two questions of the page"
+
+    def inside(loop: Any, step: int) -> None:
+        followed.append(followed[0] if followed else FollowedIndex(str(folder)))
+        (run,) = followed[0].table.rows.values()
+        followed[0].sizes([run_id(run)])  # what the page asks for
+        (line,) = curves(followed[0].database, [run], CurveOptions("step", "loss"))["series"]
+        late.append(step - 1 - max([0, *line["x"]]))
+        clock.advance(3600.0 if step == 20 else 0.5)
+
+    Tiny(folder / "a", samples=90, max_epoch=1, clock=clock).train(inside)
+    assert max(late[:20]) == 1 and max(late[21:]) == 19, "steps of half a second"
 
 
 @pytest.mark.campaign("timed")

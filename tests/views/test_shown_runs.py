@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep.errors import ConfigError
-from everstep.record import Journal, RunDir
+from everstep.record import Block, Journal, RunDir
 from tiny_runs import Tiny
 
 HOSTILE = "</td><script>alert(1)</script>\u202e"
@@ -28,6 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def charts(html: str) -> list[str]:
+    """What each chart shows: its title, and its lines by their names without the digits."""
+    legends = re.findall('<img align="top" alt="([^"]*)"', html)
+    return [re.sub(r"-\w{6}: \d points, last [\d.e-]+", "", legend) for legend in legends]
+
+
 def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     run = everstep.runs.show(folder / "b")
     assert re.fullmatch(r"<run b-\w{6}: finished, step 12, 2 starts>", repr(run))
@@ -38,6 +44,7 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     text = run._repr_html_()
     for word in ("epoch-0003-step-00000012", "max_epoch 3 is reached", run.facts["digest"], "tail"):
         assert word in text
+    assert charts(text) == ["epoch/loss by step; b", "tail/valid_loss by step; b"]
 
 
 def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
@@ -49,6 +56,8 @@ def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
     assert compared.metrics["tail/valid_loss last"] == {a: 0.5, b: 1 / 3}
     assert compared.verdict() is None and f"{len(differing)} facts differ" in repr(compared)
     assert a in compared._repr_html_() and b in compared._repr_html_()
+    shown = ["epoch/loss by step; a; b", "tail/valid_loss by step; a; b"]
+    assert charts(compared._repr_html_()) == shown
     equal = everstep.runs.compare(folder / "a", folder / "twin")
     assert "equal to the bit" in str(equal.verdict())
     assert "equal to the bit" in equal._repr_html_()
@@ -66,6 +75,14 @@ def test_what_a_run_says_is_never_markup_and_moves_no_cursor(folder: Path, tmp_p
     shown = [everstep.runs.show(tmp_path / "1"), everstep.runs.compare(tmp_path / "1", tmp_path / "2")]
     for text in map(repr, shown):
         assert text.isprintable() and r"\x1b]0;x\x07\nb\u202e1" in text
+
+
+def test_a_run_without_epochs_shows_the_curves_of_its_steps(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "a")
+    journal = Journal.open(run.path, 1, None, {})
+    journal.append(Block(0, "step", "loss", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+    journal.close()
+    assert charts(everstep.runs.show(run.path)._repr_html_()) == ["step/loss by step; a"]
 
 
 def test_one_run_cannot_be_compared(folder: Path) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COUNT = click.IntRange(min=1)
 PATH = click.Path(path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def command(interspersed: bool = True, **more: Any) -> Callable[[Callable[..., None]], click.Command]:

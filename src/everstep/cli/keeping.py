@@ -1,11 +1,15 @@
-"""Commands on what runs keep: `checkpoints`, `export`, `prune`."""
+"""Commands on what runs keep: `checkpoints`, `export`, `du`, `prune`; and `import`."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,7 @@ from everstep.durable import require_no_link, write_whole
 from everstep.errors import (
     CheckpointError,
     ConfigError,
+    EverstepError,
     NoCheckpointError,
     RunDirError,
     RunIndexError,
@@ -179,6 +184,55 @@ def export_command(
     cli.say(f"{out}: {done.arrays} arrays of {entry!r} at step {done.step}, from {done.source}")
 
 
+_PARTS = ("checkpoints", "journal", "best", "exports")
+
+
+@cli.command()
+def du_command(
+    folder: Path | None = cli.argument(required=False, type=cli.FOLDER), as_json: bool = cli.JSON
+) -> None:
+    """Show what the runs in FOLDER take on the disk, the largest first.
+
+    FOLDER is a folder of runs, or a run; default: that of the index.  `everstep checkpoints RUN prune` frees
+    the `prunable_bytes`, `everstep prune RUN` all.
+    """
+    from everstep.checkpoint import Retention, Store
+    from everstep.index.location import index_from_here, runs_of
+    from everstep.index.shipping import run_dirs
+
+    rows = []
+    for run_dir in run_dirs((folder or runs_of(index_from_here())).absolute()):
+        parts, prunable = bytes_by_part(run_dir), 0
+        row: dict[str, Any] = {"run": str(run_dir), "bytes": parts.total()}
+        row |= {f"{part}_bytes": parts.pop(part, 0) for part in _PARTS}
+        try:
+            store = Store(run_dir)
+            prunable = sum(bytes_by_part(store.path(name)).total() for name in store.expendable(Retention()))
+        except (EverstepError, OSError) as error:
+            cli.note([str(error)])
+        rows.append({**row, "other_bytes": parts.total(), "prunable_bytes": prunable})
+    rows.sort(key=itemgetter("bytes"), reverse=True)
+    if as_json:
+        cli.print_json(rows)
+    elif rows:
+        columns = [*rows[0]]
+        total = {name: sum(map(itemgetter(name), rows)) for name in columns[1:]}
+        cli.print_table([*rows, {"run": plural(len(rows), "run"), **total}], columns)
+    else:
+        cli.say("there are no runs")
+
+
+def bytes_by_part(folder: Path) -> Counter[str]:
+    """Return the bytes of all files below a folder, by the folder inside it; "" for those in none."""
+    found = Counter[str]()
+    for place, _, names in os.walk(folder):
+        part = "".join(Path(place).relative_to(folder).parts[:1])
+        for name in names:
+            with suppress(FileNotFoundError):  # a training may have replaced it
+                found[part] += os.lstat(os.path.join(place, name)).st_size
+    return found
+
+
 _PRUNED = ("name", "status", "step", "epoch", "started", "bytes", "path")
 
 
@@ -238,7 +292,7 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
         return row | {"stays": f"it is on {run['host']}"}
     if stays := "it is running" if run["status"] == "running" else why_stays(path, run["name"]):
         return row | {"stays": stays}
-    row["bytes"] = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    row["bytes"] = bytes_by_part(path).total()
     if not delete:
         return row
     try:
@@ -253,3 +307,37 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
         except RunIndexError as error:
             cli.note([f"the index still has {path}: {error}; everstep sync takes the run out"])
     return row | {"deleted": True}
+
+
+@cli.command()
+def import_command(
+    format: str = cli.argument(type=click.Choice(["tensorboard", "mlflow"])),
+    path: Path = cli.argument(type=click.Path(exists=True, path_type=Path)),
+    into: Path = cli.option(cli.PATH, "Folder for the run directories.", default="runs"),
+    as_json: bool = cli.JSON,
+) -> None:
+    """Make runs of what TensorBoard or MLflow has recorded in PATH, to find and compare them with others.
+
+    PATH is a file, or a folder that is searched with all folders below; nothing there is changed.  An import
+    can be repeated: only what is new is added.  Exit status 1 if a run is left out.
+    """
+    from everstep.formats.histories import FORMATS, bring
+
+    rows, problems = [], []
+    for place, read in FORMATS[format](path):
+        try:
+            history = read()
+            run_dir, is_new = bring(history, into)
+        except ImportError:
+            raise
+        except Exception as error:  # a file may hold anything, and must not stop the others
+            problems.append(f"{place} is left out: {error!r}")
+        else:
+            rows.append(
+                {"run": str(run_dir), "values": sum(map(len, history.points.values())), "new": is_new}
+            )
+    cli.note(problems)
+    if not rows and not problems:
+        raise ConfigError(f"no run of {format} in {path}; give the folder into which it has recorded")
+    cli.print_json(rows) if as_json else cli.print_table(rows, ("run", "values", "new"))
+    sys.exit(bool(problems))

@@ -1,4 +1,4 @@
-"""Commands that look at runs: `show`, `compare`, `audit`, `tag`, `note`, `report`, `ui`."""
+"""Commands that look at runs: `show`, `watch`, `compare`, `audit`, `tag`, `note`, `report`, `ui`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,52 @@ def _print_run(run: dict[str, Any]) -> None:
     _section("checkpoints", run["checkpoints"], "name bytes created pinned next")
     _section("best weights", run["best"], " ".join(BEST))
     _section("evaluations", run["evaluations"], "stream checkpoint step time found")
+
+
+@cli.command()
+def watch_command(
+    run: str = cli.RUN,
+    once: bool = cli.flag("Print how the run stands now, and end."),
+    every: float = cli.option(click.FloatRange(min=0.05), "Seconds between two looks.", default=1.0),
+    index: str | None = cli.INDEX,
+) -> None:
+    """Follow RUN until it ends: status, step, time left, last and best metrics, the newest warning.
+
+    Its journal and log are read, and nothing is written.  A terminal is drawn again at each look; elsewhere
+    the state is printed when it has changed.
+
+    Exit status: 0 if the run is finished (--once: or running), 1 if it ended otherwise, 130 after Ctrl-C.
+    """
+    from everstep.index.database import Database
+    from everstep.ui.one_run import last_lines
+    from everstep.views.describe_run import live_state
+
+    run_dir, alone, printed = cli.find(run, index).path.absolute(), Database(None), ""
+    while True:
+        state = live_state(alone, run_dir)
+        lines, goes_on = last_lines(alone, state)["text"].splitlines(), state["status"] == "running"
+        if sys.stdout.isatty() or repr(state) != printed:
+            warnings = [line for line in lines if " warning: " in line]
+            _print_state(state, warnings[-1:], clear=not once)
+        if once or not goes_on:
+            sys.exit(not (goes_on or state["status"] == "finished"))
+        printed = repr(state)
+        time.sleep(every)
+
+
+def _print_state(state: Mapping[str, Any], warnings: Sequence[str], *, clear: bool) -> None:
+    if clear:
+        click.clear()  # does nothing where there is no terminal
+    reason = f": {state['reason']}" if state["reason"] else ""
+    seen = f", last sign {cell('heartbeat', state['heartbeat'])}" if state["status"] == "running" else ""
+    cli.say(in_line(f"{state['name']}  {cli.status_of(state)}{reason}{seen}"))
+    place = [f"step {state['step']:,}", f"epoch {state['epoch']:,}" if state["epoch"] else ""]
+    place.append("" if state["progress"] is None else f"{state['progress']:.0%}")
+    place.append("" if state["eta"] is None else f"{timedelta(seconds=round(state['eta']))} left")
+    cli.say(f"  {', '.join(filter(None, place))}")
+    _section("metrics", state["metrics"], "phase name step last best best_step")
+    cli.say("".join(f"\n  {in_line(line)}" for line in warnings))
+    sys.stdout.flush()
 
 
 @cli.command()

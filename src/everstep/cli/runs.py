@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from everstep.cli import common as cli
 from everstep.display.cells import in_line
 from everstep.errors import ConfigError
@@ -82,12 +80,9 @@ def runs_command(
         cli.say(f"no run matches {asked}" if asked else "there are no runs")
 
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-
-
 @cli.command()
 def sync_command(
-    folders: tuple[Path, ...] = cli.argument(nargs=-1, type=_FOLDER),
+    folders: tuple[Path, ...] = cli.argument(nargs=-1, type=cli.FOLDER),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:

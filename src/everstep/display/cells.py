@@ -33,7 +33,7 @@ def cell(name: str, value: Any) -> str:
         return "-"
     if name in TIMES and isinstance(value, int | float):
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
-    if name == "bytes" and isinstance(value, int):
+    if name.endswith("bytes") and "." not in name and isinstance(value, int):  # and no setting
         return size(value)
     return f"{value:.6g}" if isinstance(value, float) else in_line(str(value))
 

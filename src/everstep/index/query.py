@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableInd
 
 if TYPE_CHECKING:
     import pandas
+    import polars
     from sqlalchemy import Connection
 
     from everstep.index.database import Database
@@ -38,31 +40,48 @@ COLLECTIONS = ("runs", *_FIELDS)
 
 
 class Documents(list[dict[str, Any]]):
-    """List of dictionaries that becomes a table: in a notebook, and in pandas."""
+    """List of dictionaries that becomes a table: in a notebook, in pandas, and in polars.
+
+    A frame has a row per document, and a column per value: a value inside a dictionary has the column that
+    queries name ("config.optimizer.lr").  Lists stay lists; a value that a document lacks is missing.
+    """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = ()) -> None:
         super().__init__(rows)
         self.columns = tuple(dict.fromkeys(columns))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a frame with a row per document, and a column per value.
+        """Return a frame of pandas."""
+        rows, names = self._flat()
+        frame: pandas.DataFrame = _imported("pandas").DataFrame(rows, columns=names)
+        return frame
 
-        A value inside a dictionary has the column that queries name: "config.optimizer.lr".  Lists stay
-        lists; a value that a document lacks is missing.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise ConfigError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+    def to_polars(self) -> polars.DataFrame:
+        """Return a frame of polars; a column with values of several types has strings."""
+        rows, names = self._flat()
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        frame: polars.DataFrame = _imported("polars").DataFrame(columns, strict=False)
+        return frame
+
+    def _flat(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return a flat dictionary for each document, and the names of the columns."""
         rows = [dict(flat(row)) for row in self]
         names = dict.fromkeys(name for row in rows for name in row)
         first = [name for name in self.columns if name in names or not rows]
-        return pandas.DataFrame(rows, columns=[*dict.fromkeys((*first, *names))])
+        return rows, [*dict.fromkeys((*first, *names))]
 
     def _repr_html_(self) -> str:
         from everstep.display.html import charts_of, notebook_html
 
         return notebook_html("" if self else "no documents", charts_of(self), [("", self, self.columns)])
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        what = f"to_{package} needs {package}, which is not installed"
+        raise ConfigError(f"{what}: pip install {package}") from None
 
 
 def query(
@@ -90,7 +109,8 @@ def query(
 
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
-        A notebook shows it as a table, with charts of metrics; `to_pandas()` makes a frame.
+        A notebook shows it as a table, with charts of metrics; `to_pandas()` and `to_polars()` make
+        frames.
 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.

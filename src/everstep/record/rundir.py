@@ -121,6 +121,11 @@ class RunDir:
             if facts is None:
                 _require_empty(folder, seen)
                 facts = _create(folder, seed, about or {})
+        if create and seen and facts.get("imported"):
+            raise RunDirError(
+                f"{folder} was imported from another program, and has nothing to resume from; give another "
+                "directory"
+            )
         if (version := facts["versions"]["run"]) > VERSION:
             raise RunDirError(
                 f"{folder} has run directory format {version}, this everstep reads up to {VERSION}; "

@@ -5,38 +5,54 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from everstep.display.cells import cell, flat, in_line, plural
-from everstep.display.html import notebook_html
+from everstep.display.html import Chart, charts_of, notebook_html
 from everstep.errors import CheckpointError, ConfigError
+from everstep.index.database import Database
+from everstep.index.filters import parse
 from everstep.index.location import is_run
-from everstep.index.query import Documents
+from everstep.index.query import Documents, ask
 from everstep.index.run_facts import FACTS
-from everstep.index.run_queries import newest_facts, rollbacks, starts, summaries
-from everstep.index.sql_tables import stored
+from everstep.index.run_queries import (
+    find_run,
+    last_values_of,
+    newest_facts,
+    rollbacks,
+    starts,
+    summaries,
+)
+from everstep.index.shipping import ship
+from everstep.index.sql_tables import events, stored
 from everstep.labels import NAMES as LABELS
 from everstep.record import evaluations, failures
 from everstep.record.trust import MARK
 from everstep.redaction import without_credentials
+from everstep.timing import progress
 from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_whole
 from everstep.views.find_run import Found, find_all
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 """Facts that always differ, and tell nobody anything."""
 
+_MOST_DRAWN = 100_000
+"""Values from which on a notebook shows no charts: they would fill the memory."""
+
 SideBySide: TypeAlias = dict[str, dict[str, Any]]
 """Name of a fact -> title of a run -> value; None where a run lacks the fact."""
 
 
 class Compared(NamedTuple):
-    """Runs side by side: titles, facts (`config.optimizer.lr`), last and best metrics."""
+    """Runs side by side: titles, facts (`config.optimizer.lr`), last and best metrics; where they are."""
 
     runs: list[str]
     facts: SideBySide
     metrics: SideBySide
+    found: Sequence[Found]
 
     def differing(self) -> SideBySide:
         """Return the facts that differ."""
@@ -77,7 +93,7 @@ class Compared(NamedTuple):
             for title, each in tables.items()
         }
         shown = [(title, each, ("", *self.runs)) for title, each in rows.items()]
-        return notebook_html(self.verdict() or repr(self), (), shown)
+        return notebook_html(self.verdict() or repr(self), _charts(self.found, self.runs), shown)
 
 
 def side_by_side(given: Sequence[str], found: list[Found]) -> Compared:
@@ -89,7 +105,22 @@ def side_by_side(given: Sequence[str], found: list[Found]) -> Compared:
         names = dict.fromkeys(name for one in each for name in one)
         return {name: {t: one.get(name) for t, one in zip(titles, each, strict=True)} for name in names}
 
-    return Compared(titles, by_name(facts), by_name(metrics))
+    return Compared(titles, by_name(facts), by_name(metrics), found)
+
+
+def _charts(found: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
+    """Draw what runs measured outside steps, or, without that, in steps: a line for each run."""
+
+    def rows(collection: str) -> list[dict[str, Any]]:
+        asked = [parse({"run": run.facts["name"], "wall": False}) for run in found]
+        return [
+            {**row, "run": title}
+            for run, title, where in zip(found, titles, asked, strict=True)
+            for row in ask(run.database, collection, where, limit=_MOST_DRAWN)
+        ]
+
+    drawn = rows("evaluations") or rows("metrics")
+    return charts_of(drawn) if len(drawn) < _MOST_DRAWN else []
 
 
 def titles_of(given: Sequence[str], found: Sequence[Found]) -> list[str]:
@@ -163,16 +194,47 @@ def describe(connection: Connection, found: Found, *, steps: bool = True) -> dic
     }
 
 
+def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
+    """Bring an index up to date with the journal of a run; return the run's row, and
+    "progress": the part that is done, 0 to 1; None without a limit,
+    "eta": the seconds that are left at the pace of this start; None if nobody knows,
+    "metrics": the last value of each, and the best of those that were measured outside steps.
+    """
+    ship(database, run_dir)
+    with database.read() as connection:
+        run = find_run(connection, str(run_dir))
+        key = run["id"]
+        limits = newest_facts(connection, [key], ["limits"]).get(key, {}).get("limits") or {}
+        trained = [start for start in starts(connection, key) if start["badge"] is not None]
+        metrics, last = summaries(connection, key, steps=False), last_values_of(connection, [key])
+        epochs = select(events.c.data).where(events.c.run == key, events.c.kind == "times")
+        epochs = epochs.order_by(events.c.segment.desc(), events.c.offset.desc()).limit(1)
+        times = stored(connection.execute(epochs).scalar() or '{"epoch": 1}')
+    done = progress(
+        *(run["step"], run["epoch"], limits.get("max_step"), limits.get("max_epoch")),
+        steps_per_epoch=times.get("steps", [0])[-1] / times["epoch"],
+        within_epoch=True,
+    )
+    eta = None
+    for start in trained[-1:]:
+        steps = run["step"] - start["from_step"]
+        if run["status"] == "running" and done and steps > 0:
+            eta = (start["last"] - start["started"]) / steps * (run["step"] / done - run["step"])
+    inside = {pair: value for pair, value in last.get(key, {}).items() if pair[0] in ("step", "head")}
+    metrics += [{"phase": phase, "name": name, "last": value} for (phase, name), value in inside.items()]
+    return {**run, "progress": done, "eta": eta, "metrics": metrics}
+
+
 class ShownRun:
-    """Everything about a run, as `everstep show` prints it; a notebook shows tables.
+    """Everything about a run, as `everstep show` prints it; a notebook shows tables and charts.
 
     Attributes:
         facts: the content of `everstep show RUN --json`.
         starts, metrics, checkpoints: parts of it, as results of a query: lists that become frames.
     """
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
+    def __init__(self, facts: dict[str, Any], found: Found) -> None:
+        self.facts, self._found = facts, found
         self.starts = Documents(facts["segments"], _STARTS)
         self.metrics = Documents(facts["metrics"], _METRICS)
         self.checkpoints = Documents(facts["checkpoints"], ("name", "bytes", "created", "pinned", "next"))
@@ -188,7 +250,10 @@ class ShownRun:
     def _repr_html_(self) -> str:
         facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
         tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
-        return notebook_html(repr(self), (), [(title, rows, rows.columns) for title, rows in tables.items()])
+        charts = _charts([self._found], [self.facts["name"]])
+        return notebook_html(
+            repr(self), charts, [(title, each, each.columns) for title, each in tables.items()]
+        )
 
 
 def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = None) -> ShownRun:
@@ -204,7 +269,7 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
     """
     (found,) = _find([run], index)
     with found.database.read() as connection:
-        return ShownRun(describe(connection, found))
+        return ShownRun(describe(connection, found), found)
 
 
 def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Compared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,35 @@ def test_a_drag_zooms_and_a_button_shows_all_again(told: Page, opened: Opened) -
     view.wait_for_url("**from=*")
     view.get_by_role("button", name="Whole axis").click()
     expect(view.get_by_role("button", name="Whole axis")).to_have_count(0)
+
+
+def test_keys_do_what_a_drag_does(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "back", "?find=step/loss"))
+    expect(view.locator(".card .uplot")).to_have_count(1)
+    view.keyboard.press("/")
+    expect(view.get_by_label("Find a chart")).to_be_focused()
+    view.keyboard.type("/")
+    expect(view.get_by_label("Find a chart")).to_have_value("step/loss/")
+    view.keyboard.press("Backspace")
+    view.locator(".card .chart-plot").focus()
+    view.keyboard.press("+")
+    view.wait_for_url("**from=*")
+    zoomed = view.url
+    view.keyboard.press("ArrowRight")
+    view.wait_for_url(lambda address: "from=" in address and address != zoomed)
+    view.keyboard.press("0")
+    view.wait_for_url(lambda address: "from=" not in address)
+
+
+def test_colours_follow_the_system(told: Page, opened: Opened) -> None:
+    backs = [
+        opened(told, at(told, "long"), color_scheme=scheme)
+        .locator("body")
+        .evaluate("body => getComputedStyle(body).backgroundColor")
+        for scheme in ("light", "dark")
+    ]
+    light, dark = (sum(map(int, re.findall(r"\d+", back)[:3])) for back in backs)
+    assert light > 600 and dark < 150
 
 
 def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ export async function summaryText(id, one, step, signal) {
 
 // ----------------------------------------------------------------------------------------- changes
 
-const PAUSE = 1000; // milliseconds between two questions
+const PAUSE = 500; // milliseconds between two questions
 
 let tell = () => {};
 let heard = "";

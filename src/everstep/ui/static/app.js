@@ -40,6 +40,13 @@ function Page() {
   `;
 }
 
+addEventListener("keydown", (event) => {
+  const field = document.querySelector("main input[type=search]");
+  if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input") || !field) return;
+  event.preventDefault();
+  field.focus();
+});
+
 if (report && !location.hash) {
   const ids = report.runs.map((run) => run.id);
   location.replace(ids.length === 1 ? link("run", ids[0]) : link("compare", "", { runs: ids.join(",") }));

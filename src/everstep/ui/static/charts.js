@@ -144,6 +144,8 @@ const isSeen = (x, { from, to }) => x >= (from ?? -Infinity) && x <= (to ?? Infi
 export function lineChart(parent, data, options = {}) {
   const chart = kept(parent, data, options, makeLines);
   const { state } = chart;
+  state.parts.plot.tabIndex = 0;
+  state.parts.plot.addEventListener("keydown", (event) => pressed(event, state));
   return {
     ...chart,
     update(data, options = {}) {
@@ -257,6 +259,18 @@ function zoom(state, from, to) {
   Object.assign(state.options, { from, to });
   state.plot.setData(state.plot.data, true);
   state.options.onZoom?.(from, to);
+}
+
+const MOVES = { ArrowLeft: [-0.2, -0.2], ArrowRight: [0.2, 0.2], "+": [0.2, -0.2], "-": [-0.3, 0.3] };
+
+/** What a drag does, by keys: the arrows move the visible part of the x axis, + and - change its width, 0 shows all. */
+function pressed(event, state) {
+  if (event.ctrlKey || event.altKey || event.metaKey || !(event.key === "0" || event.key in MOVES)) return;
+  event.preventDefault();
+  if (event.key === "0") return zoom(state, null, null);
+  const { min, max } = state.plot.scales.x;
+  const [from, to] = [min, max].map((end, at) => end + MOVES[event.key][at] * (max - min));
+  zoom(state, from, to);
 }
 
 function selected(u, state) {

@@ -1,0 +1,216 @@
+"""Histories that TensorBoard or MLflow has recorded, made into run directories: metrics, settings, the end.
+
+Such a directory has `run.json` and a journal, and nothing to resume from.  An import that is repeated leaves
+a run alone whose records are the same; where there are more by now, they become a further start of the run,
+from nothing, which supersedes the rows of the import before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import xxhash
+
+from everstep.contracts.metrics import Block
+from everstep.durable import fsync_folder, make_dirs, rename, temporary, write_whole
+from everstep.labels import add_tags
+from everstep.record import RunDir
+from everstep.record import journal_format as journal
+from everstep.redaction import without_credentials
+from everstep.untrusted_files import open_regular, read_regular
+
+_ROWS = 100
+"""Most rows of a block: all of its rows have one time."""
+_EVALUATED = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])", re.IGNORECASE)
+"""Names of metrics that measure a run and no single step, and so have a best value."""
+_SETTINGS_FOLDER = re.compile(r"[0-9]{9,}\.[0-9]+")
+"""Folder of `SummaryWriter.add_hparams` in the folder of its run: seconds since 1970."""
+
+Points: TypeAlias = list[tuple[int, float, float]]
+"""(step, value, seconds since 1970) of a metric."""
+
+
+@dataclass
+class History:
+    """Run as another program has recorded it; `key` tells it from all others of that program."""
+
+    format: str
+    key: str
+    name: str
+    points: dict[str, Points] = field(default_factory=lambda: defaultdict(list))
+    config: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    status: str = "finished"
+    began: float = 0.0
+    ended: float = 0.0
+
+
+Source: TypeAlias = tuple[str, Callable[[], History]]
+"""Place of a run, and the function that reads it."""
+
+
+def bring(history: History, folder: Path) -> tuple[Path, bool]:
+    """Write a history into a run directory below `folder`, whole or not at all.
+
+    Returns:
+        The directory; False if it had the same records.
+    """
+    safe = re.sub(r"[^\w.-]+", "-", history.name).strip("-.")[:80] or "run"
+    name = f"{safe}-{xxhash.xxh3_64_hexdigest(f'{history.format} {history.key}'.encode())[:12]}"
+    path = folder.absolute() / name
+    if path.exists():
+        number = RunDir.open(path, create=False).next_segment()
+        newest, place = journal.segment_path(path, number - 1), journal.segment_path(path, number)
+        if newest.exists() and read_regular(newest) == _segment(history, name, number - 1):
+            return path, False
+        write_whole(place, _segment(history, name, number), "import", replace=False)
+        return path, True
+    make_dirs(folder.absolute(), "import")
+    made = temporary(path)  # no reader finds a half of it
+    shutil.rmtree(made, ignore_errors=True)  # of a killed process that had the same number
+    about = {"id": name, "created": _time(history.began), "imported": history.format}
+    RunDir.open(made, seed=0, about={**about, "seed_given": False})
+    add_tags(made, ["imported"])
+    make_dirs(made / "journal", "import")
+    write_whole(journal.segment_path(made, 1), _segment(history, name, 1), "import")
+    rename(made, path, "import")
+    fsync_folder(path.parent, "import")
+    return path, True
+
+
+def _segment(history: History, run: str, number: int) -> bytes:
+    """Return the bytes of a start's file; equal histories have equal bytes."""
+    about = {"format": history.format, "source": history.key, **history.about}
+    facts = {"argv": [], "config": history.config, "lock": False, "imported": about}
+    start = {"run": run, "parent": None, "facts": without_credentials(facts)}
+    step = max((step for points in history.points.values() for step, _, _ in points), default=0)
+    end = {"status": history.status, "reason": f"imported from {history.format}", "step": max(0, step)}
+    frames = [(journal.EVENT, journal.pack_event("segment", start, True, _time(history.began)))]
+    frames += [(journal.METRICS, journal.pack_block(*timed)) for timed in _blocks(history)]
+    frames.append((journal.EVENT, journal.pack_event("closed", end, True, _time(history.ended))))
+    data = bytearray(journal.pack_header(number, None))
+    for kind, payload in frames:
+        data += journal.pack_frame(kind, len(data), payload)
+    return bytes(data)
+
+
+def _blocks(history: History) -> Iterator[tuple[Block, float]]:
+    """Divide the rows of each metric, in the order of steps, into blocks, with the time of the last row."""
+    for name, points in history.points.items():
+        phase, rows = "tail" if _EVALUATED.search(name) else "step", sorted(points, key=itemgetter(0))
+        numbers = [number for _, same in groupby(rows, itemgetter(0)) for number, _ in enumerate(same)]
+        for begin in range(0, len(rows), _ROWS):
+            steps, values, times = (list(column) for column in zip(*rows[begin : begin + _ROWS], strict=True))
+            ones, seqs = [1] * len(steps), numbers[begin : begin + _ROWS]
+            yield Block(0, phase, name, False, steps, values, ones, seqs), _time(times[-1])
+
+
+def _time(seconds: float) -> float:
+    return min(max(0.0, seconds), journal.LATEST - 1)
+
+
+def tensorboard(path: Path) -> Iterator[Source]:
+    """Yield the runs in a file or a folder: each folder with event files is one, as in TensorBoard itself."""
+    folders: dict[Path, list[Path]] = defaultdict(list)
+    for file in [path] if path.is_file() else path.rglob("*tfevents*"):
+        folders[file.parent].append(file)
+    settings: dict[Path, list[Path]] = defaultdict(list)
+    for folder in [each for each in folders if each.parent in folders]:
+        if _SETTINGS_FOLDER.fullmatch(folder.name):
+            settings[folder.parent] += folders.pop(folder)
+    for folder, files in sorted(folders.items()):
+        name = "/".join(folder.relative_to(path).parts) if path.is_dir() else ""
+        history = History("tensorboard", str(folder.resolve()), name or folder.resolve().name)
+        yield str(folder), partial(_read_events, history, sorted(files), sorted(settings[folder]))
+
+
+def _read_events(history: History, files: Iterable[Path], settings: Iterable[Path]) -> History:
+    times: list[float] = []
+    for file in files:  # a program that was killed, and started again, has drawn some steps in two of them
+        for tag, later in _events_in(file, history, times).items():
+            history.points[tag] = [row for row in history.points[tag] if row[0] < later[0][0]] + later
+    for file in settings:
+        for tag, points in _events_in(file, history, times).items():
+            history.points.setdefault(tag, points)  # the run's own values have their steps
+    history.began, history.ended = min(times, default=0.0), max(times, default=0.0)
+    return history
+
+
+def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Points]:
+    """Return the points of a file; take its settings and times, and count what is left out."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from tensorboard.util.tensor_util import make_ndarray
+
+    points: dict[str, Points] = defaultdict(list)
+    for event in EventFileLoader(str(file)).Load():
+        times += [event.wall_time] * bool(event.wall_time)
+        for value in event.summary.value:
+            plugin = value.metadata.plugin_data
+            if plugin.plugin_name == "scalars":
+                points[value.tag].append((event.step, make_ndarray(value.tensor).item(), event.wall_time))
+            elif plugin.plugin_name == "hparams":
+                given = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
+                history.config |= {
+                    n: getattr(v, v.WhichOneof("kind") or "string_value") for n, v in given.items()
+                }
+            else:
+                history.about.setdefault("left_out", Counter())[plugin.plugin_name] += 1
+    return points
+
+
+def mlflow(path: Path) -> Iterator[Source]:
+    """Yield the runs in a database, or in those of a folder that are called mlflow.db."""
+    for file in [path] if path.is_file() else sorted(path.rglob("mlflow.db")):
+        open_regular(file).close()
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            runs = database.execute(
+                "select runs.*, experiments.name as experiment from runs left join experiments "
+                "using (experiment_id) where runs.lifecycle_stage = 'active' order by start_time, run_uuid"
+            )
+            for run in runs.fetchall():
+                yield f"{file}, run {run['run_uuid']}", partial(_read_tables, database, run)
+
+
+def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
+    def rows(columns: str, table: str) -> list[Any]:
+        asked = f"select {columns} from {table} where run_uuid = ? order by rowid"
+        return [tuple(row) for row in database.execute(asked, (run["run_uuid"],))]
+
+    history = History("mlflow", run["run_uuid"], run["name"] or run["run_uuid"])
+    for name, step, value, is_nan, time in rows("key, step, value, is_nan, timestamp", "metrics"):
+        history.points[name].append((int(step), math.nan if is_nan else float(value), int(time) / 1000))
+    history.config = {name: _setting(text) for name, text in rows("key, value", "params")}
+    tags = dict(rows("key, value", "tags"))
+    history.about = {"experiment": run["experiment"], "user": run["user_id"], "tags": tags}
+    history.status = run["status"].lower() if run["status"] in ("FINISHED", "FAILED") else "killed"
+    history.began = (run["start_time"] or 0) / 1000
+    last = max((time for points in history.points.values() for _, _, time in points), default=0.0)
+    history.ended = (run["end_time"] or 0) / 1000 or max(last, history.began)
+    return history
+
+
+def _setting(text: str) -> Any:
+    """Return the number, list ... that MLflow keeps as a string, to be compared: "config.lr<0.1"."""
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except (ValueError, RecursionError):
+        return text
+
+
+FORMATS = {"tensorboard": tensorboard, "mlflow": mlflow}
+"""Name of a format -> function that finds its runs in a file, or in a folder and all folders below."""
