@@ -158,8 +158,8 @@ def test_keys_do_what_a_drag_does(told: Page, opened: Opened) -> None:
 def test_colours_follow_the_system(told: Page, opened: Opened) -> None:
     backs = [
         opened(told, at(told, "long"), color_scheme=scheme)
-        .locator("body")
-        .evaluate("body => getComputedStyle(body).backgroundColor")
+        .locator("html")
+        .evaluate("html => getComputedStyle(html).backgroundColor")
         for scheme in ("light", "dark")
     ]
     light, dark = (sum(map(int, re.findall(r"\d+", back)[:3])) for back in backs)
