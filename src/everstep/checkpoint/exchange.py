@@ -294,7 +294,7 @@ def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
             who = f"rank {telling[0]}" if telling[0] else "the writer"
             raise DivergedRanksError(
                 f"{name!r} is not the same on all ranks: {named(differing)} and {who} have different "
-                "values; declare what is each rank's own by everstep.PerRank, or find out why",
+                "values; declare what is each rank's own, as in everstep.PerRank(memory), or find out why",
                 name=name,
                 ranks=differing,
             )

@@ -249,7 +249,7 @@ class Stream(ABC):
                 ranks.
         """
         if len(saved) > 1:
-            raise DataError(f"its {what!r} was another on each rank, which a {self.kind} cannot divide anew")
+            raise DataError(f"its {what!r} was another on each rank; resume with as many ranks")
         return saved[0]
 
     def place_kept(self, batches: bool = False) -> AbstractContextManager[object]:

@@ -246,7 +246,7 @@ class _Field:
             return array.astype(dtype, copy=False)
         cast = array.astype(dtype) if array.dtype.kind in "biu" else None
         if cast is None or not np.array_equal(cast, array):
-            raise DataError(f"field {self._name!r} is {dtype}: {array.dtype} {value!r:.60} does not fit")
+            raise DataError(f"field {self._name!r} is {dtype}, and {value!r:.60} does not fit: convert it")
         return cast
 
     def write(self, slots: NDArray[np.int64], values: Any) -> None:

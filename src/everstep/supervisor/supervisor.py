@@ -148,7 +148,7 @@ class Supervisor(Door):
             draws.require_begun()
         # a stop that was requested, or by a stream that ended, may come inside a step
         if (stop := engine.progress.stop) is not None and stop.kind not in ("request", "stream"):
-            raise UsageError(f"advance() after the end ({stop.reason}); loop while not sv.should_stop()")
+            raise UsageError(f"advance() after the end ({stop.reason}); loop with while not sv.should_stop()")
         if engine.announcer.synchronous:
             draws.begin_step()  # where the step drew no batch
         if metrics:
