@@ -316,7 +316,6 @@ def test_nothing_is_left_for_later() -> None:
     }
     assert stubs == {
         "contracts.group: raise NotImplementedError(type(self).__name__)",
-        "data.cursor: raise NotImplementedError(type(self).__name__)",
         'contracts.services: raise NotImplementedError(f"{type(self).__name__}.run")',
         "schedule: raise NotImplementedError(type(self).__name__)",
     }

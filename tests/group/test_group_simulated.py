@@ -64,6 +64,7 @@ def test_operations_bring_the_values_of_all_ranks_and_differences_are_errors_on_
         for value in VALUES:
             assert group.gather([rank, value], "a value") == [[r, value] for r in range(group.size)]
         assert group.writer == (rank == 0) and group.share(rank, "a choice") == 0
+        assert any(group.gather(last, "a wish")) and not any(group.gather(False, "a wish"))
         assert group.agree({"a": [1, 2.5]}, "a config") == {"a": [1, 2.5]}
         differ = outcome(lambda: group.agree(last, "the config"))
         began = simulation.now  # the group goes on after a difference

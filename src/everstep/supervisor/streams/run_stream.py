@@ -446,9 +446,10 @@ class Ledger:
                 handed = [n for n in range(first, end) if n not in left_out or len(batches) == end - first]
                 known = dict(zip(handed, batches, strict=True))
                 batches = [LEFT_OUT if n in left_out else known[n] for n in range(first, end)]
-            self._of = self._of if batches is None else of
-            for batch in () if batches is None else batches:
-                chain = link(batch, chain)
+            if batches is not None:
+                self._of = of
+                for batch in batches:
+                    chain = link(batch, chain)
             chain = None if batches is None else chain
         self._at = Place(number, end, chain)
         if self.entry is not None and first == place:
