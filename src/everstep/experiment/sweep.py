@@ -164,7 +164,7 @@ def _range(what: str, ends: Mapping[str, Any]) -> Between:
     numbers = all(type(end) in (int, float) for end in (low, high))
     known = type(log) is bool and ends.keys() <= {"low", "high", "log"}
     if not (numbers and known and -math.inf < low < high < math.inf) or (log and low <= 0):
-        raise ConfigError(f"{what}: give a range as {{low: 1e-4, high: 1, log: true}} (log: 0 < low < high)")
+        raise ConfigError(f"{what}: give a range, {{low: 1, high: 9, log: true}}, low < high, low > 0 if log")
     return Between(low, high, log)
 
 
