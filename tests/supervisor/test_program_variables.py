@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -132,8 +134,6 @@ def test_a_loop_in_another_function_and_a_supervisor_are_looked_at_too(tmp_path:
 
 
 def test_a_look_keeps_no_variable_alive(tmp_path: Path) -> None:
-    import weakref
-
     alive = []
 
     def loop_over() -> None:
@@ -150,3 +150,62 @@ def test_a_look_keeps_no_variable_alive(tmp_path: Path) -> None:
 
     loop_over()
     assert alive == [False]
+
+
+def test_what_each_epoch_sets_anew_is_no_loss_at_an_epochs_end(tmp_path: Path) -> None:
+    """A running sum is lost inside an epoch, and not where the next one begins; `locals()` stays whole."""
+
+    class Meter:
+        def __init__(self) -> None:
+            self.total = 0.0
+
+        def reset(self) -> None:
+            self.total = 0.0
+
+    def train(_lines: list[str], stop_at: int | None, rate: float = 0.1) -> None:
+        config, meter, running = locals(), Meter(), 0.0
+        huge, system = 10**5000, random.SystemRandom()
+        both = everstep.Checkpoints(everstep.Every(steps=2) | everstep.Every(epochs=1))
+        services = [Console(sink=_lines.append), both]
+        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=3, services=services) as loop:
+            for _ in loop.iter_epochs():
+                running: float = 0.0  # type: ignore[no-redef]
+                meter.reset()
+                for step, batch in loop.iter_steps(BATCHES):
+                    running += batch
+                    meter.total += batch
+                    if step == stop_at:
+                        raise KeyboardInterrupt
+                assert running == meter.total and config["rate"] == rate and huge and system
+
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        train(lines, 5)  # the checkpoint is that of the end of epoch 1
+    lines.clear()
+    with pytest.raises(KeyboardInterrupt):
+        train(lines, 8)  # step 6, inside epoch 2
+    assert not any("is not as it was" in line for line in lines), lines
+    lines.clear()
+    train(lines, None)
+    (lost,) = [line for line in lines if "is not as it was" in line]
+    assert "running (0.0, was 3.0)" in lost and "meter.total (0.0, was 3.0)" in lost
+
+
+def test_a_number_of_the_size_of_seconds_is_no_time(tmp_path: Path) -> None:
+    """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
+    lines: list[str] = []
+
+    def train(stop_at: int | None) -> None:
+        best, began = 1e9, time.monotonic()
+        with opened(tmp_path, {}, lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(BATCHES):
+                    best, began = min(best, time.process_time() * batch), max(began, time.monotonic())
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+
+    with pytest.raises(Interrupted):
+        train(6)
+    train(None)
+    (lost,) = [line for line in lines if "is not as it was" in line]
+    assert "best (" in lost and "began" not in lost

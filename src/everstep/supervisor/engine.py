@@ -303,8 +303,7 @@ class Engine:
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)
-        with reading(self.opening.run_dir.checkpoints / str(self.recovered.checkpoint), "wall/variables"):
-            lost = self.variables.lost(self.recovered.wall.get("variables", {}), at_epoch_end=at_epoch_end)
+        lost = self.variables.lost(self.recovered.wall.get("variables"), at_epoch_end=at_epoch_end)
         if lost:
             self.comparison.lost = [*lost]
             words = some([f"{name} ({how})" for name, how in lost.items()], 8)

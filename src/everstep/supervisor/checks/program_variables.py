@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import random
 import sys
 import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
+from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal
 
 import numpy
@@ -26,18 +29,24 @@ from everstep.record import batch_digest
 from everstep.state import make_entry
 from everstep.supervisor.saving.user_state import some
 
-_MOST_ITEMS = 10_000
-"""Items of a container above which it is not looked at."""
+_MOST_KEYS = 100
+"""Keys of a dictionary above which only their number counts."""
+_ENDS = 32
+"""Items at either end of a queue that count."""
+_TEXT = 4096
+"""Characters at either end of a string that count."""
 _DEPTH = 13
 """Depth at which the digest of a value begins: of lists in lists in lists it sees the lengths."""
 _LIBRARIES = (
     "<frozen ",
-    str(Path(__file__).parents[2]),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(os.path.join(place, "") for place in (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"))),
 )
 """Beginnings of the names of files that are not the user's."""
-_CLOCKS = (time.time, time.monotonic, time.perf_counter, time.process_time)
+_CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
+_RESETS = ("clear", "reset", "zero")
+_KEPT_ALIVE = 3
+"""References to a frame's copy of its variables while it is looked at, if nobody else has it."""
 Variable = tuple[str, str]
 """Name of a function, and of a variable in it."""
 
@@ -53,14 +62,15 @@ class ProgramVariables:
         self._objects, self._warn = objects, warn
         self._opener: CodeType | None = None
         """Code of the function that opened the run: its frame would keep all its variables alive."""
-        self._clocks = [clock() for clock in _CLOCKS]
+        self._began = [clock() for clock in _CLOCKS]
+        self._now = self._began
         self._first: Collection[Variable] | None = None
         """The variables that existed when the first steps of this start began."""
         self._before: dict[Variable, str] = {}
         """Marks of the variables when the steps of this epoch began."""
         self._changed: set[Variable] = set()
         self._lines: dict[str, tuple[str, int]] = {}
-        """File and line of each function that was looked at, by its name."""
+        """File and line of each function on the stack at the last look, by its name."""
 
     def entered(self) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -76,52 +86,61 @@ class ProgramVariables:
 
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
-        now = self._look()
-        unsaved = []
-        for name, before in self._before.items():
-            if name in now and name in (self._first or ()) and now[name][0] != before:
-                if name not in self._changed and _is_set_first(*self._lines[name[0]], name[1]):
-                    continue
-                if name not in self._changed and isinstance(now[name][1], bool | int | float | str | None):
-                    unsaved.append(name[1])
+        now, unsaved = self._look(), []
+        for name in self._before.keys() & now.keys() & set(self._first or ()):
+            if name not in self._changed and now[name][0] != self._before[name]:
                 self._changed.add(name)
+                if isinstance(now[name][1], bool | int | float | str | None) and not self._is_set_first(name):
+                    unsaved.append(name[1])
         if unsaved:
             self._warn(
-                f"{some([*dict.fromkeys(unsaved)], 8)}: your loop changes this variable, and the state does "
-                "not save it, so a resume begins with its first value; put what is read later into the "
-                "state, as in state={..., 'best': everstep.Slot(0.0)} (docs/guide/exactness.md)"
+                f"{some(sorted(set(unsaved)), 8)}: your loop changes this variable, which is not in the "
+                "state: unless your program sets it again, a resume begins with its first value; put it into "
+                "the state, as in state={..., 'best': everstep.Slot(0.0)} (docs/guide/exactness.md)"
             )
-        return {".".join(name): now[name][0] for name in sorted(self._changed & now.keys())}
+        # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
+        return {
+            ".".join(name): now[name][0]
+            for name in sorted(self._changed & now.keys())
+            if not self._is_set_first(name)
+        }
 
-    def lost(self, saved: Mapping[str, str], *, at_epoch_end: bool) -> dict[str, str]:
+    def _is_set_first(self, name: Variable) -> bool:
+        return _is_set_first(*self._lines[name[0]], name[1])
+
+    def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
 
         At the end of an epoch the data is still to come, and may bring a generator back that it holds.
         """
-        now = {".".join(name): (name[1], mark) for name, (mark, _) in self._look().items()}
-        differing = [(*now[key], was) for key, was in saved.items() if key in now and now[key][1] != was]
-        return {
-            name: "another value" if {"#", "~"} & {was[0], mark[0]} else f"{mark}, was {was}"
-            for name, mark, was in differing
-            if not (at_epoch_end and mark.startswith("~"))
-        }
+        lost: dict[str, str] = {}
+        marks = saved if isinstance(saved, dict) else {}  # None: an older checkpoint has no such page
+        for name, (mark, _) in self._look().items():
+            was = str(marks.get(".".join(name), mark))
+            if was != mark and not (at_epoch_end and mark.startswith("~")):
+                lost[name[1]] = "another value" if {"#", "~"} & {was[:1], mark[:1]} else f"{mark}, was {was}"
+        return lost
 
     def _look(self) -> dict[Variable, tuple[str, Any]]:
         marks: dict[Variable, tuple[str, Any]] = {}
         if self._opener is None:
             return marks
+        self._lines, self._now = {}, [clock() for clock in _CLOCKS]
         in_state = set(map(id, self._objects.values()))
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code is self._opener or not _is_library(code.co_filename):
-                self._lines[code.co_qualname] = code.co_filename, frame.f_lineno
+                self._lines.setdefault(code.co_qualname, (code.co_filename, frame.f_lineno))
                 values = frame.f_locals
-                for name, value in values.items():
-                    for path, part in () if name.startswith("_") else _parts(name, value, in_state):
-                        if (mark := self._mark(part)) is not None:
-                            marks.setdefault((code.co_qualname, path), (mark, part))
-                if code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13):
+                for name, value in [*values.items()]:
+                    # of what else it runs into: a look must not end a run that trains well without it
+                    with suppress(Exception):
+                        for path, part in () if name.startswith("_") else _parts(name, value, in_state):
+                            if (mark := self._mark(part)) is not None:
+                                marks.setdefault((code.co_qualname, path), (mark, part))
+                value = None
+                if code.co_flags & CO_OPTIMIZED and sys.getrefcount(values) <= _KEPT_ALIVE:
                     values.clear()  # this copy would keep the function's tensors alive
             if code is self._opener:
                 return marks
@@ -134,38 +153,31 @@ class ProgramVariables:
             number = float(value) if isinstance(value, float) else value
             return None if isinstance(number, float) and self._is_time(number) else repr(number)
         content: Any
-        if _is_generator(value):
+        if isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState):
             return f"~{batch_digest(make_entry('generator', value).save(), 0)}"
-        if isinstance(value, str) or backends.of(value) is not None:
+        if isinstance(value, str):
+            content = [len(value), value[:_TEXT], value[-_TEXT:]]
+        elif isinstance(value, deque):
+            content = [len(value), *islice(value, _ENDS), *islice(reversed(value), _ENDS)]
+        elif isinstance(value, set) or (isinstance(value, dict) and len(value) > _MOST_KEYS):
+            content = len(value)
+        elif type(value) in (list, tuple, dict) or backends.of(value) is not None:
             content = value
-        elif _is_container(value):
-            if len(value) > _MOST_ITEMS:
-                return None
-            content = (
-                len(value) if isinstance(value, set) else [*value] if isinstance(value, deque) else value
-            )
         else:
             return None
         mark = batch_digest(content, 0, depth=_DEPTH)
         return None if mark is None else f"#{mark:x}"
 
     def _is_time(self, number: float) -> bool:
-        return any(began <= number <= clock() for began, clock in zip(self._clocks, _CLOCKS, strict=True))
-
-
-def _is_container(value: Any) -> bool:
-    return type(value) in (list, tuple, dict, set, deque)
-
-
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState)
+        return any(began <= number <= now for began, now in zip(self._began, self._now, strict=True))
 
 
 def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs."""
-    if id(value) in skip:
+    if id(value) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
-    if not _is_own(value):
+    kind: Any = type(value)
+    if not (_is_own(kind) and hasattr(value, "__dict__")):
         if not path.endswith(_TIMERS):
             yield path, value
     elif depth:
@@ -173,19 +185,19 @@ def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tu
             yield from _parts(f"{path}.{name}", each, skip, depth - 1)
 
 
-def _is_own(value: Any) -> bool:
-    """Whether all classes of an object are the program's: others have their own ways to be saved."""
-    modules = [base.__module__ for base in type(value).__mro__[:-1]]
+@lru_cache(maxsize=1024)
+def _is_own(kind: type) -> bool:
+    """Whether a class and its bases are all the program's: others have their own ways to be saved."""
+    modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
-    ours = all(
+    return not hasattr(kind, "__iter__") and all(
         name == "__main__" or (file is not None and not _is_library(file))
         for name, file in zip(modules, files, strict=True)
     )
-    return ours and hasattr(value, "__dict__") and not hasattr(type(value), "__iter__")
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(_LIBRARIES)
+    return path.startswith(_LIBRARIES) or "site-packages" in path or "dist-packages" in path
 
 
 @lru_cache(maxsize=8)
@@ -193,13 +205,14 @@ def _loops(path: str, line: int) -> list[ast.For | ast.While]:
     """Return the loops of a source file that a line is in, the innermost first; none without a source."""
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:  # a cell of a notebook with commands of its own
+    except (SyntaxError, ValueError, RecursionError):  # a cell of a notebook with commands of its own
         return []
     loops = [each for each in ast.walk(tree) if isinstance(each, ast.For | ast.While)]
     around = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
     return sorted(around, key=lambda each: -each.lineno)
 
 
+@lru_cache(maxsize=1024)
 def _is_set_first(path: str, line: int, name: str) -> bool:
     """Whether the loops around a line set a variable before they read it: its old value is of no use."""
     first = (_first_use(loop, name) for loop in _loops(path, line))
@@ -216,8 +229,16 @@ def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
             return "set"
         case ast.Attribute() if ast.unparse(node) not in (name, name.partition(".")[0]):
             return None  # another attribute of the same object
-        case ast.Assign():
-            parts = [node.value, *node.targets]
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
+            return "set" if owner == name.partition(".")[0] else "read"
+        case ast.Assign() | ast.AnnAssign(value=ast.expr()):
+            parts = [node.value, *(node.targets if isinstance(node, ast.Assign) else [node.target])]
+        case ast.If(test, body, orelse):
+            branches = [
+                next((use for each in part if (use := _first_use(each, name)) is not None), None)
+                for part in ([test], body, orelse)
+            ]
+            return "set" if branches == [None, "set", "set"] else "read"
         case ast.For() | ast.With():
             opening = [node.iter, node.target] if isinstance(node, ast.For) else node.items
             parts = [*opening, *node.body]
