@@ -44,7 +44,7 @@ class Fault(NamedTuple):
     test: str
 
 
-SAVE = "supervisor/test_order_of_a_save.py::test_rows_then_the_checkpoint_then_retention"
+SAVE = "supervisor/test_no_copy.py::test_rows_then_the_checkpoint_then_retention"
 ORDER = "checkpoint/test_checkpoint_crash.py::test_the_real_calls_put_data_then_the_name_then_its_folder"
 COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
@@ -141,7 +141,7 @@ FAULTS = {
                 "self.fsync_only(Position(1, self._durable)); self.flush()",
             ),
         ),
-        "record/test_journal_writing.py",
+        "record/test_journal_reading.py",
     ),
     "retention of what is needed": Fault(
         (
@@ -150,7 +150,7 @@ FAULTS = {
                 "kept = {facts.name for facts in (*newest, *present[-1:])}",
             ),
         ),
-        "checkpoint/test_checkpoint_retention.py",
+        "checkpoint/test_checkpoint_store.py",
     ),
     "a comparison of nothing": Fault(
         (Edit(r"self\.differing \+= 1", ""), Edit(r"if self\.difference is None or step <", "")),
@@ -158,7 +158,7 @@ FAULTS = {
     ),
     "a batch twice behind a thread": Fault(
         (Edit(r"self\._position = made\.position", "=", behind=r"yield made\.batch"),),
-        "data/test_prefetch.py",
+        "data/test_loader.py",
     ),
     "the optimizer before the model": Fault(
         (
@@ -189,7 +189,7 @@ FAULTS = {
                 "replicated=replicated)",
             ),
         ),
-        "supervisor/test_slots.py::test_what_is_changed_in_place_is_restored_in_place",
+        "supervisor/test_supervisor_start.py::test_resume_from_a_step_a_name_or_a_path",
     ),
     "the pieces of a rank left out": Fault(
         (

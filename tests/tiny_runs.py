@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 import everstep
+from everstep import Every
+from everstep.errors import GuardStop
+from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
 LoopHook = Callable[[Any, int], object]
+T = TypeVar("T")
 
 
 def bind(data: Any, run_dir: Path) -> None:
@@ -79,6 +86,64 @@ def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> everstep.Superv
     """A Supervisor that prints nothing."""
     services = [*arguments.pop("services", ()), everstep.services.Console(sink=lambda line: None)]
     return everstep.Supervisor(run_dir, state, services=services, **arguments)
+
+
+def supervised(sv: everstep.Supervisor, each: Callable[[Any], Any] = lambda sv: None) -> Any:
+    """Step to the end of a loop without data; `each` is called in each step, and may return its metrics."""
+    with sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            sv.advance(**(each(sv) or {}))
+    return sv
+
+
+def collecting(name: str, values: Sequence[float]) -> LoopHook:
+    """A tail that collects a metric: in epoch n the n-th value, in later ones the last."""
+    return lambda loop, epoch: loop.collect_metrics({name: values[min(epoch, len(values)) - 1]})
+
+
+def serviced(
+    run_dir: Path,
+    services: Sequence[everstep.Service],
+    tail: LoopHook = lambda loop, epoch: None,
+    inside: LoopHook = lambda loop, step: None,
+    **arguments: Any,
+) -> Tiny:
+    """One start; four steps an epoch, a checkpoint every third step and at each epoch's end."""
+    services = [*services, everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
+    tiny = Tiny(run_dir, services=services, **arguments)
+    with contextlib.suppress(GuardStop):
+        tiny.train(inside, tail)
+    return tiny
+
+
+def resumed(folder: Path, start: Callable[[Path, int], T], *crashes: int) -> tuple[T, T]:
+    """Start a program that raises Boom at a step, at each of these and then not, and undisturbed.
+
+    Returns what the undisturbed start returned, and the last one; the two runs are equal.
+    """
+    whole = start(folder / "whole", 0)
+    for crash in crashes:
+        with pytest.raises(Boom):
+            start(folder / "run", crash)
+    again = start(folder / "run", 0)
+    assert compare_runs(folder / "whole", folder / "run") == []
+    return whole, again
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Turn one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def flip_array(checkpoint: Path, name: str) -> None:
+    """Turn one bit of an array of a checkpoint."""
+    path = checkpoint / "arrays.safetensors"
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    flip(path, start + json.loads(raw[8:start])[name]["data_offsets"][0])
 
 
 def rows(run_dir: Path, phase: str | None = None) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@
 The process is one of its own, with the environment, folder and files that it is given, and runs the program
 up to the interpreter's exit.  It inherits imported modules and nothing else: the server starts no thread and
 computes nothing.  The ranks that a warm torchrun starts are warm, too, and its own children: it waits for
-them, signals them and takes them along when it dies (that of group/test_elastic.py is cold).
+them, signals them and takes them along when it dies (that of group/test_lost_group.py is cold).
 
 Use `subprocess` for what is true of a fresh interpreter only: which modules are imported, the seed of
 hashes, variables that libraries read when they are imported, /proc/PID/environ.

@@ -1,8 +1,9 @@
-"""Every command, as a person or a program starts it."""
+"""Every command, as a person or a program starts it; what reaches a terminal, a pipe and a shell."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -13,15 +14,19 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import as_json, completed, everstep
 from index_runs import journal_rows, start, train, written
 
+import everstep as house
 import warm
 from everstep import EarlyStop
+from everstep.labels import Labels, add_tags, labels
 from everstep.record import Block, Journal, Position, RunDir
-from tiny_runs import Tiny
+from tiny_runs import Tiny, rows
+from tiny_task import trainer
 
 
 @pytest.fixture
@@ -74,14 +79,21 @@ def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
         ("checkpoints good pin", "needs a NAME: give names"),
         ("checkpoints good verify good", "no checkpoint 'good'"),
         ("checkpoints good pin 5", "the nearest is epoch-0001-step-00000004"),
+        ("prune --delete", "give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON"),
+        ("prune --delete good epoch<1", "give either RUNs, or CONDITIONS"),
+        ("prune --delete goood", "did you mean 'good-"),
+        ("prune --delete epcoh<1", "did you mean 'epoch'"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_with_a_remedy(made: Path, command: str, said: str) -> None:
+    runs = {*made.glob("runs/*/run.json")}
     assert said in everstep(*command.split(), cwd=made, status=2)[1]
+    assert {*made.glob("runs/*/run.json")} == runs != set()
 
 
 def test_where_there_is_no_run_or_no_extra(tmp_path: Path) -> None:
-    assert "there are no runs" in everstep("runs", cwd=tmp_path, status=1)[1]
+    for command in ("runs", "prune good --delete --index none/everstep.db"):
+        assert "there are no runs" in everstep(*command.split(), cwd=tmp_path, status=1)[1]
     assert list(tmp_path.iterdir()) == []
     program = "import sys; sys.modules['sqlalchemy'] = None; import everstep.cli; everstep.cli.main()"
     command = [sys.executable, "-c", program, "runs"]
@@ -450,9 +462,6 @@ def test_a_running_run_is_seen_and_left_alone(running: Path) -> None:
 
 
 def test_show_lists_evaluations_outside_a_loop(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "trainer"))
-    from tiny_task import trainer
-
     door = trainer(tmp_path / "runs" / "digits")
     door.run_training()
     found = door.evaluate("test")
@@ -462,3 +471,176 @@ def test_show_lists_evaluations_outside_a_loop(tmp_path: Path) -> None:
     ]
     text, _ = everstep("show", "digits", cwd=tmp_path)
     assert f"test/loss {found['test/loss']:.6g}" in text
+
+
+EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
+
+
+@pytest.fixture
+def evil_runs(tmp_path: Path) -> Path:
+    """A run whose reason, command, metric and path hold control characters; and many others."""
+    for name in ("evil \x1b[1m\n", *(f"many{n}" for n in range(3))):
+        run = RunDir.open(tmp_path / "runs" / name, seed=1)
+        facts = {"argv": ["train", EVIL], "host": EVIL, "git": {"commit": EVIL, "branch": EVIL}}
+        journal = Journal.open(run.path, 1, None, facts)
+        for phase in ("step", "epoch"):
+            journal.append(Block(1, phase, f"loss{EVIL}", False, [1, 2], [0.5, 0.25], [1, 1], [0, 0]))
+        journal.event("closed", {"status": "failed", "reason": EVIL}, wall=True)
+        journal.close()
+    return tmp_path
+
+
+def clean(text: str) -> bool:
+    return not any(each in text for each in ("\x1b", "\x9b", "\x07", "\u202e", "\r"))
+
+
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("runs", "--columns", "name,status,reason,path,host"),
+        ("show", "runs/many0"),
+        ("compare", "runs/many0", "runs/many1"),
+        ("tag", "runs/many0", "seen"),
+        ("tag", "runs/many0", "\x1b[2J"),
+        ("show", "runs/none\x1b[2J"),
+        ("runs", "no\x1bsuch<1"),
+    ],
+)
+def test_no_control_character_of_a_run_reaches_the_terminal(
+    evil_runs: Path, command: tuple[str, ...]
+) -> None:
+    status = 2 if "none" in command[1] or "such" in command[1] or "\x1b" in command[-1] else 0
+    out, err = everstep(*command, cwd=evil_runs, status=status)
+    assert clean(out + err)
+    if command[0] == "runs" and status == 0:
+        assert len(out.splitlines()) == 1 + 4
+    assert command[0] != "show" or status or r"\x1b[2J" in out
+
+
+@pytest.mark.campaign("long")
+def test_a_reader_that_has_seen_enough_ends_a_listing_well(evil_runs: Path) -> None:
+    for command in ("runs", "runs --json", "show runs/many0", "checkpoints runs/many0"):
+        line = f"{sys.executable} -m everstep {command} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=evil_runs, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_a_listing_that_cannot_be_made_is_exit_status_1(evil_runs: Path) -> None:
+    nobody = "postgresql://me@/db?host=" + str(evil_runs / "nowhere")
+    out, err = everstep("runs", "--json", cwd=evil_runs, status=1, EVERSTEP_INDEX=nobody)
+    assert not out and "cannot be used" in err
+    (evil_runs / "runs" / "everstep.db").write_bytes(b"no database" * 1000)
+    out, err = everstep("runs", "--json", cwd=evil_runs, status=1)
+    assert not out and "malformed" in err and "delete it" in err
+    (evil_runs / "runs" / "everstep.db").unlink()
+    assert len(json.loads(everstep("runs", "--json", cwd=evil_runs)[0])) == 4
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        Tiny(tmp_path / "runs" / name, max_epoch=1).train()
+    return tmp_path
+
+
+def paths(two_runs: Path, *conditions: str, **environment: str) -> list[str]:
+    found = json.loads(everstep("runs", *conditions, "--json", cwd=two_runs, **environment)[0])
+    return sorted(Path(run["path"]).name for run in found)
+
+
+def test_a_tag_is_a_column_a_filter_and_part_of_a_run(two_runs: Path) -> None:
+    assert paths(two_runs, "tags=baseline") == []
+    everstep("tag", "one", "baseline", "paper", cwd=two_runs)
+    everstep("note", "runs/one", "the old data", cwd=two_runs)
+    assert paths(two_runs, "tags=baseline") == paths(two_runs, "tags=paper") == ["one"]
+    assert paths(two_runs, "tags!=baseline") == ["two"]
+    assert paths(two_runs, "--where", '{"tags": {"$in": ["paper", "x"]}}') == ["one"]
+    line = ("runs", "--sort", "name", "--columns")
+    said = everstep(*line, "name,tags,note", cwd=two_runs)[0].splitlines()
+    assert said[0].split() == ["name", "tags", "note"] and said[2].split()[1:] == ["-", "-"]
+    assert said[1].endswith("  baseline paper  the old data")
+    assert as_json(*line, "tags", cwd=two_runs) == [{"tags": ["baseline", "paper"]}, {"tags": None}]
+    shown = as_json("show", "one", cwd=two_runs)
+    assert (shown["tags"], shown["note"]) == (["baseline", "paper"], "the old data")
+    assert (
+        "  tags       baseline paper\n  note       the old data\n" in everstep("show", "one", cwd=two_runs)[0]
+    )
+    asked = house.query("runs", {"tags": "paper"}, index=two_runs / "runs" / "everstep.db")
+    assert [Path(run["path"]).name for run in asked] == ["one"]
+
+
+@pytest.mark.campaign("long")
+def test_a_further_start_keeps_them_and_the_run_is_the_same(two_runs: Path) -> None:
+    add_tags(two_runs / "runs" / "one", ["kept"])
+    for name in ("one", "two"):
+        Tiny(two_runs / "runs" / name, max_epoch=2).train()
+    assert paths(two_runs, "tags=kept") == ["one"]
+    assert rows(two_runs / "runs" / "one") == rows(two_runs / "runs" / "two") != []
+
+
+def test_of_writers_at_once_none_undoes_another(two_runs: Path) -> None:
+    """Each adds ten tags, one by one."""
+    add = "import sys; from everstep.labels import add_tags; from pathlib import Path\n"
+    add += "for n in range(10): add_tags(Path(sys.argv[1]), [f'{sys.argv[2]}-{n}'])"
+    run = two_runs / "runs" / "one"
+    writers = [warm.Popen([sys.executable, "-c", add, str(run), name]) for name in "abcd"]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    assert sorted(labels(run).tags) == sorted(f"{name}-{n}" for name in "abcd" for n in range(10))
+
+
+# ------------------------------------------------------------------------------- what is bad
+
+
+EVIL_TAG = "\x1b[2J\u202eevil\r\nrunning\x07"
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (("tag", "one", EVIL_TAG), "control characters"),
+        (("tag", "one", "x" * 101), "100 characters at most"),
+        (("tag", "one", *(str(n) for n in range(101))), "102 tags are too many"),
+        (("tag", "one", "--remove", "kep"), "did you mean 'kept'"),
+        (("tag", "nobody", "x"), "there is no run 'nobody'"),
+        (("note", "one", "x" * 10_001), "10,001 characters is too long"),
+    ],
+)
+def test_a_mistake_changes_nothing(two_runs: Path, line: tuple[str, ...], says: str) -> None:
+    add_tags(two_runs / "runs" / "one", ["kept"])
+    assert says in everstep(*line, cwd=two_runs, status=2)[1]
+    assert labels(two_runs / "runs" / "one") == Labels(("kept",), "")
+
+
+@pytest.mark.campaign("long")
+def test_what_a_note_says_is_data(two_runs: Path) -> None:
+    """Control characters, which a shell can give, are escaped; credentials are not kept."""
+    everstep("note", "one", EVIL_TAG + " https://me:s3cret@example.org", cwd=two_runs)
+    for line in (("show", "one"), ("runs", "--columns", "name,note"), ("note", "one")):
+        said = everstep(*line, cwd=two_runs)[0]
+        assert "evil" in said and not any(each in said for each in "\x1b\u202e\r\x07")
+    assert "s3cret" not in (two_runs / "runs" / "one" / "labels.json").read_text()
+
+
+HOSTILE: list[Any] = [
+    b"{",
+    b"[" * 100_000,
+    b"7",
+    b'{"tags": "abc"}',
+    b'{"tags": [1, {}]}',
+    b'{"tags": {"a": 1}, "note": ["x"]}',
+    json.dumps({"tags": [EVIL_TAG, "\ud800\0"] * 1000, "note": "x" * 900_000}).encode(),
+    b"x" * (2 << 20),
+]
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_the_file_of_a_stranger_stops_nothing(two_runs: Path, content: bytes) -> None:
+    (two_runs / "runs" / "one" / "labels.json").write_bytes(content)
+    assert paths(two_runs) == ["one", "two"]
+    said = everstep("show", "one", cwd=two_runs)[0]
+    assert len(said) < 40_000 and not any(each in said for each in "\x1b\u202e\r\x07")

@@ -209,10 +209,13 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
         ("predict tiny --out a.npy", 2, "Missing option '--stream'"),
         ("predict tiny --stream valid --out a.txt", 2, ".jsonl, .npy, .npz"),
         ("data tiny.yaml --stream vald", 2, "did you mean 'valid'"),
+        ("sweep tiny.yaml", 2, "nothing varies"),
+        ("sweep tiny.yaml --grid optimizer.lr=[0.1,x]", 2, "'x' is a string"),
     ],
 )
-def test_wrong_input_is_told(trained: Path, command: str, status: int, said: str) -> None:
+def test_wrong_input_is_told_and_trains_nothing(trained: Path, command: str, status: int, said: str) -> None:
     assert said in everstep(*command.split(), cwd=trained, status=status)[1]
+    assert [path.name for path in (trained / "runs").iterdir() if path.is_dir()] == ["tiny"]
 
 
 def git(folder: Path, *command: str) -> None:

@@ -1,19 +1,29 @@
-"""`everstep prune`: run directories, and nothing else."""
+"""`everstep prune` deletes runs, and nothing else; a hostile run is one note, and harms no other."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import resource
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import cli_runs
 import pytest
+import xxhash
 from cli_runs import as_json, everstep
 from index_runs import start, train
 
 import everstep as library
 from everstep.cli.common import find
 from everstep.errors import ConfigError, RunDirError
-from everstep.record import Journal, RunDir, remove, why_stays
+from everstep.record import Journal, RunDir, journal_format, remove, why_stays
+from everstep.record.journal_format import EVENT, METRICS
+from everstep.record.rundir import _encode
 from everstep.views.describe_run import describe
 from tiny_runs import Tiny
 
@@ -128,23 +138,6 @@ def test_killed_anywhere_what_is_left_is_a_run_and_can_be_deleted(here: Path, po
     assert not [name for name in there(here) if name.startswith("good")]
 
 
-@pytest.mark.campaign("long", gate=3)
-@pytest.mark.parametrize(
-    ("command", "status", "said"),
-    [
-        ("", 2, "give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON"),
-        ("good epoch<1", 2, "give either RUNs, or CONDITIONS"),
-        ("goood", 2, "did you mean 'good-"),
-        ("epcoh<1", 2, "did you mean 'epoch'"),
-        ("good --index none/everstep.db", 1, "there are no runs"),
-    ],
-)
-def test_wrong_input_deletes_nothing(made: Path, command: str, status: int, said: str) -> None:
-    before = there(made)
-    assert said in everstep("prune", *command.split(), "--delete", cwd=made, status=status)[1]
-    assert there(made) == before
-
-
 @pytest.mark.campaign("long")
 def test_a_run_that_was_trained_anew_in_the_place_of_a_deleted_one_stays(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
@@ -173,6 +166,146 @@ def test_only_the_run_that_was_meant_is_removed(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="another run is there, a-"):
         remove(tmp_path / "a", "a-000000")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+ROOM = 1 << 30
+"""Bytes of address space that a command may take."""
+
+LOOKING = (
+    ("runs", "--json"),
+    ("show", "runs/bad", "--json"),
+    ("compare", "runs/bad", "runs/good"),
+    ("report", "runs/bad", "--out", "report.html"),
+    ("checkpoints", "runs/bad", "verify"),
+    ("config", "runs/bad"),
+    ("accept", "runs/bad", "--divergence", "1"),
+    ("export", "runs/bad", "--out", "exported"),
+    ("prune", "status=failed"),
+    ("sync", "runs"),
+    ("runs", "--json"),
+)
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Little memory; more of it is an error."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs "good" and "bad", each with checkpoints and two starts."""
+    folder = tmp_path_factory.mktemp("template")
+    for name in ("good", "bad"):
+        for epochs in (1, 2):
+            Tiny(folder / "runs" / name, max_epoch=epochs).train(
+                tail=lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)
+            )
+    (folder / "runs" / "everstep.db").unlink(missing_ok=True)
+    return folder
+
+
+def segment(run_dir: Path) -> Path:
+    return run_dir / "journal" / "segment-0001.evj"
+
+
+def frame(kind: int, payload: bytes) -> Callable[[Path], None]:
+    """Put a frame with a right checksum at the end of the journal."""
+
+    def harm(run_dir: Path) -> None:
+        with segment(run_dir).open("ab") as file:
+            file.write(journal_format.pack_frame(kind, file.tell(), payload))
+
+    return harm
+
+
+def event(kind: str, data: Any, **more: Any) -> Callable[[Path], None]:
+    return frame(EVENT, json.dumps({"kind": kind, "time": 1.0, "wall": True, "data": data, **more}).encode())
+
+
+def facts(**changed: Any) -> Callable[[Path], None]:
+    """Other facts in run.json, with a right checksum."""
+
+    def harm(run_dir: Path) -> None:
+        there = dict(RunDir.open(run_dir, create=False).facts) | changed
+        facts_file(_encode(there))(run_dir)
+
+    return harm
+
+
+def facts_file(data: bytes) -> Callable[[Path], object]:
+    return lambda run_dir: (run_dir / "run.json").write_bytes(data)
+
+
+def replaced(name: str, how: Callable[[Path], object]) -> Callable[[Path], None]:
+    def harm(run_dir: Path) -> None:
+        path = run_dir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        how(path)
+
+    return harm
+
+
+def manifest(bad: Path) -> None:
+    """Brackets in all manifests, with a right checksum."""
+    for path in (bad / "checkpoints").glob("*/manifest.json"):
+        path.write_bytes(b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(DEEP).encode(), DEEP))
+
+
+ZEROS = zlib.compress(bytes(10**6))
+MANY_ROWS = journal_format._BLOCK.pack(1.0, 1, 10**8, 4, 4, len(ZEROS), 0) + b"steploss" + ZEROS
+DEEP = b"[" * 200_000
+CLAIMS = (journal_format._MARKER + (1 << 21).to_bytes(4, "little") + bytes(20)) * (1 << 17)
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "10**8 rows in 1,000 bytes": frame(METRICS, MANY_ROWS),
+    "brackets in an event": frame(EVENT, DEEP),
+    "an event whose data are a list": event("closed", []),
+    "an event far away": event("closed", {"status": "x", "reason": 1}, time=1e300),
+    "a status of its own": event("closed", {"status": {}, "reason": []}),
+    "a checkpoint without a name": event("checkpoint", {}),
+    "a divergence at no step": event("diverged", {"component": "x"}),
+    "a step beyond 64 bits": event("ended", {"step": 1 << 80, "reason": ""}),
+    "brackets in run.json": facts_file(DEEP),
+    "a long run.json": facts_file(b" " * (2 << 20)),
+    "an id that is a list": facts(id=["good"]),
+    "a far day in run.json": facts(created=1e300),
+    "a segment named ²": lambda bad: segment(bad).rename(bad / "journal" / "segment-².evj"),
+    "a large number": lambda bad: segment(bad).rename(bad / "journal" / f"segment-{10**30}.evj"),
+    "a checkpoint of ²": lambda bad: (bad / "checkpoints" / "step-0000000²").mkdir(),
+    "brackets in a manifest": manifest,
+    "many frames that claim the rest": lambda bad: segment(bad).write_bytes(CLAIMS),
+    "a hole in a segment": lambda bad: os.truncate(segment(bad), 1 << 40),
+    "an endless device": replaced("journal/segment-0001.evj", lambda path: path.symlink_to("/dev/zero")),
+}
+HARMS |= {
+    f"a {how.__name__} as {name}": replaced(name, how)
+    for name in ("run.json", "lock", "journal", "journal/segment-0001.evj", "checkpoints")
+    for how in (os.mkfifo, Path.mkdir)
+}
+
+
+@pytest.mark.campaign("long", gate=5)
+@pytest.mark.parametrize("harm", HARMS.values(), ids=list(HARMS))
+def test_a_hostile_run_is_one_note_and_its_neighbours_are_listed(
+    template: Path, tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    shutil.copytree(template / "runs", tmp_path / "runs", symlinks=True)
+    harm(tmp_path / "runs" / "bad")
+    for command in LOOKING:
+        with limited():
+            status, told, said = cli_runs.here(*command, cwd=tmp_path, EVERSTEP_INDEX="")
+        assert status in (0, 1, 2), (command, said)
+        if command[0] == "runs":
+            assert status == 0, said
+            assert "good" in {one["name"].rpartition("-")[0] for one in json.loads(told)}, said
+            assert len([line for line in said.splitlines() if "bad" in line]) <= 4, said
 
 
 def test_du_tells_what_runs_take_and_what_pruning_frees(tmp_path: Path) -> None:

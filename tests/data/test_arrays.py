@@ -1,15 +1,23 @@
-"""`arrays`: batches from memory; and the order of samples, which every stream of ours has."""
+"""`arrays` and `checked`: batches from memory, the order of samples, and batches that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from everstep.contracts.data import Cursor
-from everstep.data import arrays
+import everstep
+from everstep.contracts.data import Cursor, Share, Stream
+from everstep.data import arrays, as_stream, checked, loader, prefetch, stateful
 from everstep.data.order import Sampling, key_at, pass_key, permutation
-from everstep.errors import UsageError
+from everstep.errors import ConfigError, DataError, NotResumableError, UsageError
 from everstep.testing.checks import check_stream
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)
@@ -114,3 +122,192 @@ def test_a_permutation_is_one_and_is_pure(length, seed, purpose, pass_index):
 def test_batches_of_a_plan(length, batch_size, drop_last, sizes):
     plan = Sampling("x", length, batch_size, True, None, drop_last).plan("train", 0, 0)
     assert [len(plan.indices(batch)) for batch in range(len(plan))] == sizes
+
+
+GOOD = {"x": np.zeros(2), "y": np.zeros(2)}
+BAD: dict[str, tuple[Any, str]] = {
+    "empty_batch": (
+        {"x": np.zeros(0), "y": np.zeros(0)},
+        r"a batch is empty \(sizes 'x': 0, 'y': 0\)",
+    ),
+    "unequal_lengths": ({"x": np.zeros(2), "y": np.zeros(1)}, r"not equally long \(sizes 'x': 2, 'y': 1\)"),
+    "missing_source": ({"x": np.zeros(2), "yy": np.zeros(2)}, r"no source 'y'; did you mean 'yy'"),
+    "unused_source": ({**GOOD, "name": ["a", "b"]}, r"nothing uses 'name'"),
+    "wrong_size": ({"x": np.zeros(1), "y": np.zeros(1)}, r"the sizes are 'x': 1, 'y': 1, not 2"),
+}
+
+
+def read(kind: str, policy: str) -> int:
+    """Read a pass with a good and two bad batches; how many were handed out."""
+    bad = BAD[kind][0]
+    others = {name: "ignore" for name in BAD if name != kind}
+    options: Any = {**others, kind: policy}
+    data = everstep.data.checked([GOOD, bad, bad], sources=("x", "y"), fixed_batch_size=2, **options)
+    return len(list(data.open("train", 0, seed=1)))
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_each_policy_of_each_kind(kind: str) -> None:
+    message = BAD[kind][1]
+    handed_out = 1 if kind in ("empty_batch", "wrong_size") else 3
+    assert read(kind, "ignore") == handed_out
+    with pytest.warns(RuntimeWarning, match=message) as told:
+        assert read(kind, "warn") == handed_out
+    assert len(told) == 1
+    with pytest.raises(DataError, match=f"stream 'train', pass 1, batch 2: .*{message}"):
+        read(kind, "error")
+
+
+def test_tuples_and_single_arrays_have_parts_too() -> None:
+    assert len(list(everstep.data.checked([np.zeros(3)]).open("train", 0, seed=1))) == 1
+    with pytest.raises(DataError, match="sizes '0': 2, '1': 3"):
+        list(everstep.data.checked([(np.zeros(2), np.zeros(3))]).open("train", 0, seed=1))
+
+
+def test_parts_may_lie_in_one_another_and_need_no_length() -> None:
+    good = {
+        "image": (np.zeros(2), {"mask": np.zeros(2)}),
+        "names": ["a", "b"],
+        "split": "valid",
+        "scale": 1.5,
+    }
+    assert len(list(everstep.data.checked([good, [1.0]]).open("train", 0, seed=1))) == 2
+    bad = {"image": (np.zeros(2), {"mask": np.zeros(3)})}
+    with pytest.raises(DataError, match=r"sizes 'image\.0': 2, 'image\.1\.mask': 3"):
+        list(everstep.data.checked([bad]).open("train", 0, seed=1))
+
+
+def test_a_pass_without_a_batch() -> None:
+    def read_empty(policy: Any, data: Any = ()) -> list[Any]:
+        stream = everstep.data.checked(list(data), empty_stream=policy, empty_batch="ignore")
+        return [*stream.open("valid", 0, seed=1), *stream.open("valid", 1, seed=1)]
+
+    assert read_empty("ignore") == read_empty("ignore", [()]) == []
+    with pytest.warns(RuntimeWarning, match="stream 'valid', pass 1: no batch in a whole pass") as told:
+        read_empty("warn")
+    assert len(told) == 1
+    with pytest.raises(DataError, match='or pass empty_stream="ignore"'):
+        read_empty("error", [[], []])
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_the_number_of_a_batch_is_that_of_the_pass_also_after_a_resume(prefetched: bool) -> None:
+    data = everstep.data.checked([GOOD, GOOD, GOOD, BAD["unequal_lengths"][0]])
+    stream = everstep.data.prefetch(data) if prefetched else data
+    begun = stream.open("train", 2, seed=1)
+    next(begun), next(begun)
+    position = begun.position()
+    begun.close()
+    with pytest.raises(DataError, match="stream 'train', pass 3, batch 4: the parts"):
+        list(stream.open("train", 2, position, seed=1))
+
+
+def test_what_is_left_out_is_left_out_at_a_resume_too() -> None:
+    batches = [[], [1], [], [2, 3], [], [4], [5]]
+    check_stream(
+        lambda: everstep.data.checked(batches, fixed_batch_size=1, wrong_size="ignore", empty_batch="ignore")
+    )
+
+
+class Uncounted(Stream):
+    """Three batches a pass; its cursor has a position and no `done`."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return UncountedCursor(position or 0)
+
+
+class UncountedCursor(Cursor):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __next__(self) -> Any:
+        if self.at == 3:
+            raise StopIteration
+        self.at += 1
+        return np.full(2, self.at)
+
+    def position(self) -> int:
+        return self.at
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_resume_after_the_last_batch_of_a_pass_is_no_empty_pass(prefetched: bool) -> None:
+    source = everstep.data.prefetch(Uncounted()) if prefetched else Uncounted()
+    stream = everstep.data.checked(source)
+    begun = stream.open("train", 0, seed=1)
+    next(begun), next(begun), next(begun)
+    position = begun.position()
+    begun.close()
+    assert list(stream.open("train", 0, position, seed=1)) == []
+
+
+def test_a_resume_at_the_start_of_an_empty_pass_is_one() -> None:
+    stream = everstep.data.checked([])
+    with pytest.raises(DataError, match="no batch in a whole pass"):
+        list(stream.open("train", 0, stream.open("train", 0, seed=1).position(), seed=1))
+
+
+ROWS = np.zeros((11, 2))
+SAMPLES = TensorDataset(torch.arange(4))
+
+
+class Lines:
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Unsized:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: arrays(batch_size=2), DataError, "no array; give it at least one"),
+    (lambda: arrays(ROWS, ROWS[:4], batch_size=2), DataError, r"different lengths \[11, 4\]"),
+    (lambda: arrays([1, 2], batch_size=2), DataError, "given a list; give NumPy arrays"),
+    (lambda: arrays(np.float32(3), batch_size=2), DataError, "given a float32"),
+    (lambda: arrays(np.array(3), batch_size=2), DataError, r"an array of shape \(\)"),
+    (lambda: arrays(ROWS, batch_size=0), ConfigError, "batch_size=0: give an integer, 1 or more"),
+    (lambda: arrays(ROWS, batch_size=1, seed="x"), ConfigError, "seed='x': give an integer, or None"),  # type: ignore[arg-type]
+    (lambda: loader(Endless(), 2), DataError, "a Endless, whose samples cannot be fetched by index; give"),
+    (lambda: loader(DataLoader(SAMPLES), 2), DataError, "given a DataLoader"),
+    (lambda: loader(Unsized(), 2), DataError, "a Unsized without a length; give it __len__"),
+    (lambda: loader([], 2), DataError, "0 samples"),
+    (lambda: loader(SAMPLES, 0), ConfigError, "batch_size=0"),
+    (lambda: loader(SAMPLES, 2, prefetch_factor=3), ValueError, "prefetch_factor"),
+    (lambda: prefetch([1], 0), ConfigError, "buffer=0: give an integer, 1 or more"),
+    (lambda: prefetch([1], 1.5), ConfigError, "buffer=1.5: give an integer, 1 or more"),  # type: ignore[arg-type]
+    (lambda: prefetch(loader(SAMPLES, 2)), ConfigError, "give the loader num_workers=1"),
+    (lambda: prefetch(DataLoader(SAMPLES)), ConfigError, "give the DataLoader num_workers=1"),
+    (lambda: checked([], empty_batch="warning"), ConfigError, "did you mean 'warn'"),  # type: ignore[arg-type]
+    (lambda: checked([], empty_batches="warn"), ConfigError, "did you mean 'empty_batch'"),  # type: ignore[call-arg]
+    (lambda: checked([], sources="image"), ConfigError, "sources='image': give a list of keys"),
+    (lambda: Share(2, 2), ConfigError, "rank=2, size=2: give a rank"),
+    (lambda: Share(0, 2, "weigh"), ConfigError, "did you mean 'weight'"),  # type: ignore[arg-type]
+    (lambda: stateful(iter([1])), NotResumableError, "neither state_dict and load_state_dict nor"),
+    (lambda: as_stream("digits.npz"), DataError, "str 'digits.npz' does not give batches.* list of batches"),
+    (lambda: as_stream({"x": 1}), DataError, r"dict .*everstep\.data\.arrays\(\*data\.values\(\)"),
+    (lambda: as_stream(np.ones(3)), DataError, r"ndarray .*everstep\.data\.arrays"),
+    (lambda: as_stream(torch.ones(3)), DataError, r"Tensor .*everstep\.data\.arrays"),
+    (lambda: as_stream(SAMPLES), DataError, r"TensorDataset .*everstep\.data\.loader"),
+    (lambda: as_stream(Lines), DataError, r"type .*give an object: Lines\(\.\.\.\)"),
+    (lambda: as_stream(len), DataError, r"builtin_function.*call it"),
+    (lambda: as_stream(SimpleNamespace(own=DataLoader(SAMPLES))), DataError, "DataLoader inside it, .*'own'"),
+    (lambda: as_stream(None), DataError, r"NoneType None does not give batches.*everstep\.data\.arrays"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED, ids=[words[:40] for *_, words in REFUSED])
+def test_what_is_refused(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_any_object_with_a_length_and_items_can_be_loaded() -> None:
+    [x] = next(loader([(torch.tensor(1),)] * 4, 2).open("train", 0, seed=0))
+    assert x.tolist() == [1, 1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep import data
-from everstep.contracts.data import WHOLE, Cursor, Share, Stream
+from everstep.contracts.data import Share, Stream
 from everstep.data import arrays, as_stream, checked, prefetch
 from everstep.data.adapt import describe
 from everstep.errors import DataError
@@ -163,88 +163,6 @@ def test_data_that_says_that_it_splits_itself_is_taken_at_its_word() -> None:
     assert describe(stream, 0)["inside"] == {"ranks": 2}  # its places are those of one rank
     with pytest.raises(DataError, match=r"part of rank 1 of 2, and this is rank 0 of 3; make it with"):
         as_stream(Part()).split(Share(0, 3))
-
-
-class Numbers(Stream):
-    """Stream of a user's own that can be split; each batch has four samples."""
-
-    def __init__(self, share: Share = WHOLE) -> None:
-        self.share = share
-
-    def split(self, share: Share) -> Numbers:
-        return type(self)(share)
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return NumbersCursor(self, position or 0)
-
-    def part(self, at: int) -> Any:
-        own, _ = self.share.of(4)
-        return [10 * at + place for place in own]
-
-    def weight(self) -> float:
-        return self.share.of(4)[1]
-
-
-class NumbersCursor(Cursor):
-    def __init__(self, stream: Numbers, at: int) -> None:
-        self.stream, self.at = stream, at
-
-    def __next__(self) -> Any:
-        if self.at == 3:
-            raise StopIteration
-        self.at += 1
-        self.weight = self.stream.weight()
-        return self.stream.part(self.at)
-
-    def position(self) -> Any:
-        return self.at
-
-
-class Overlapping(Numbers):
-    def part(self, at: int) -> Any:
-        return [10 * at, 10 * at + 1] if self.share.size > 1 else super().part(at)
-
-
-class Unweighted(Numbers):
-    def weight(self) -> float:
-        return 1.0
-
-
-class Starving(Numbers):
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
-        return NumbersCursor(self, max(position or 0, self.share.rank))
-
-
-class Unrelated:
-    """The same, derived from no class of ours."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.open = stream.open
-        self.split = lambda share: Unrelated(stream.split(share))
-
-
-def test_a_stream_of_ones_own_that_splits() -> None:
-    check_stream(Numbers)
-    unrelated = as_stream(Unrelated(Numbers()))
-    check_stream(lambda: unrelated)
-    cursor = unrelated.split(Share(1, 3, "weight")).open("train", 0, seed=0)
-    assert (list(cursor), cursor.weight) == ([[12], [22], [32]], 0.75)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (
-            Overlapping,
-            "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
-        ),
-        (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
-        (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
-    ],
-)
-def test_each_fault_of_splitting_is_found(kind: type[Numbers], message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        check_stream(kind)
 
 
 def test_batches_that_one_process_read_are_not_compared_with_the_parts_of_a_rank() -> None:

@@ -87,12 +87,16 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
     return [process.communicate(timeout=180)[0] for process in processes]
 
 
-def outputs(program: str, size: int) -> list[str]:
-    """Run a program in `size` processes that all have to succeed; return what each has printed."""
+def outputs(program: str, size: int, status: int = 0, dies: bool = False) -> list[str]:
+    """Run a program in `size` processes; return what each has printed.
+
+    All have to end with `status`; or, if the last one `dies`, it is killed and the others fail.
+    """
     with started(program, size) as processes:
         printed = ended(processes)
         codes = [process.returncode for process in processes]
-        assert codes == [0] * size, f"they ended with {codes}\n" + "\n".join(printed)
+    as_it_should = codes[-1] == -signal.SIGKILL and 0 not in codes if dies else codes == [status] * size
+    assert as_it_should, f"they ended with {codes}\n" + "\n".join(printed)
     return printed
 
 

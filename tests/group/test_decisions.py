@@ -1,11 +1,11 @@
-"""Loops on several ranks: they decide, go back, keep and mirror alike, all at the same step."""
+"""Loops on several ranks start, decide, go back, keep and mirror alike, all at the same step."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started
+from processes import lines_by_rank, outputs
 from rank_loops import HEAD
 
 from everstep.record import RunJournal
@@ -25,6 +25,41 @@ def said_alike(program: str, size: int = 2) -> list[str]:
     said = lines_by_rank("".join(printed))
     assert all(said[rank] == said[0] for rank in range(size)), said
     return said[0]
+
+
+def test_ranks_that_were_started_differently_are_told_what_differs(folder: Path) -> None:
+    program = """
+say(*ended("run", epochs=1))
+say(*ended(f"run-{rank}"))
+say(*ended("run", epochs=2 + rank))
+say(*ended("run", seed=7 + rank))
+say(*ended("run", config={"width": 3 + rank, "rank": rank}))
+say(*ended("run", on_change=("error", "override")[rank]))
+say(*ended("run", services=[everstep.EarlyStop("loss", threshold=-1.0)] if rank else []))
+x = x + rank
+say(*ended("samples"))
+x, y = x[: 64 - 8 * rank], y[: 64 - 8 * rank]
+say(*ended("data"))
+say(*ended("retry", services=[services.Retry()]), (folder / "retry").exists())
+"""
+    said = lines_by_rank("".join(outputs(HEAD + program, 2)))
+    for rank in range(2):
+        whole, _folders, epochs, seed, config, change, guards, other, lengths, retry = said[rank]
+        assert whole.startswith("ended 8 ")
+        assert "max_epoch: rank 0 has 2, rank 1 has 3" in epochs
+        assert "seed: rank 0 has 7, rank 1 has 8" in seed
+        assert "config.width: rank 0 has 3, rank 1 has 4" in config and "config.rank" not in config
+        assert 'on_change: rank 0 has "error", rank 1 has "override"' in change
+        assert guards.startswith("DisagreementError: ") and 'rank 1 has "EarlyStop"' in guards, guards
+        assert "'train' are not the same on all ranks: arrays of rank 1 differs from the writer's" in other
+        assert lengths.startswith(
+            "DisagreementError: the data of stream 'train' differs between the processes"
+        )
+        assert retry.startswith("ConfigError: Retry tries again in one process") and retry.endswith(" False")
+        assert "torchrun --max-restarts" in retry
+    assert said[1][1].startswith("RunDirError: rank 1 finds no run") and "all of them see" in said[1][1]
+    assert "rank 1 has failed: RunDirError: rank 1 finds no run" in said[0][1]
+    assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())[-1].endswith("00000008")
 
 
 def test_all_ranks_decide_alike_and_speak_once(folder: Path) -> None:
@@ -92,11 +127,7 @@ say(*ended("evaluation", tail=alone(evaluated)))
 
 def test_a_quiet_step_makes_no_request_and_a_boundary_few() -> None:
     """Counted are all requests of both connections, and the collectives beside those of hand-written DDP."""
-    said = lines_by_rank(
-        "".join(
-            outputs(
-                HEAD
-                + """
+    said = said_alike("""
 from everstep.backends.torch.parallel import TorchStore
 requests, collectives = [], []
 for name in ("set", "set_all", "has", "get", "set_once", "delete", "block"):
@@ -136,14 +167,9 @@ Boundaries.walk = walked
 early = everstep.EarlyStop("loss", patience=9, every=everstep.Every(steps=3))
 trained("looked", epochs=1, services=[quiet, early])
 say(walks[3])
-""",
-                2,
-            )
-        )
-    )
-    for rank in range(2):
-        facts, metrics, actions = "the boundary after step 3", "the metrics of the last steps", "the actions"
-        assert said[rank] == ["quiet 0 0", str([facts, metrics, f"{actions} of the services"])]
+""")
+    facts, metrics, actions = "the boundary after step 3", "the metrics of the last steps", "the actions"
+    assert said == ["quiet 0 0", str([facts, metrics, f"{actions} of the services"])]
 
 
 # ---------------------------------------------------------------------------------------------- going back
@@ -184,9 +210,7 @@ def main():
 
 everstep.recovering(main)
 """
-    with started(HEAD + program, 2) as processes:
-        printed = ended(processes)
-    assert [process.returncode for process in processes] == [1, 1]
+    printed = outputs(HEAD + program, 2, status=1)
     assert "BadStepError: a loss of rank 1" in printed[1] and "step 5 is not undone" in printed[1]
     assert "a consequence of rank 1: BadStepError: a loss of rank 1" in printed[0]
 

@@ -1,15 +1,22 @@
-"""Where a rank is lost, all others leave within 10 seconds, also out of a collective that waits for hours."""
+"""Lost ranks: the others leave soon, or an agent of torchrun joins; and the figures of docs/scale.md."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started, under_torchrun
+from processes import HEAD, free_port, outputs, started, under_torchrun
+from test_other_ranks import PROGRAM as DDP
+from test_other_ranks import losses, samples
 
 from everstep.record import RunJournal, failures
+from waiting import until
 
 pytestmark = pytest.mark.campaign("timed")
 
@@ -220,6 +227,97 @@ except GroupError as error:
 group.close()
 say(threading.active_count())
 """
-    with started(program, 2) as processes:
-        printed = ended(processes)
-    assert [lines_by_rank(text)[rank] for rank, text in enumerate(printed)] == [["True", "1"]] * 2
+    assert outputs(program, 2) == [f"{rank}: True\n{rank}: 1\n" for rank in range(2)]
+
+
+PACED = """
+folder = FOLDER
+open(f"{folder}/{os.getppid()}.{os.getpid()}", "w").close()
+def pace(step):
+    open(f"{folder}/{size}-{step}", "w").close()
+    if os.environ.get("TORCHELASTIC_RUN_ID"):  # until there are two again, there is time to join
+        time.sleep(0.5 if size == 1 and step > 20 else 0.02)
+train(f"{folder}/run", of_arrays, max_epoch=24, pace=pace)
+"""
+
+
+def agent(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """Start an agent of torchrun with one rank, which other agents may join."""
+    timing = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    command = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-id=elastic"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={timing}"]
+    with (folder / "said").open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *command, "--monitor-interval=0.2", "program.py"],
+            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+def lose(folder: Path, lost: subprocess.Popen[bytes]) -> None:
+    """Kill an agent with its ranks, as the loss of its machine does."""
+    lost.kill()
+    for path in folder.glob(f"{lost.pid}.*"):
+        try:
+            os.kill(int(path.suffix[1:]), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    lost.wait()
+
+
+def test_an_agent_is_lost_and_another_joins(tmp_path: Path) -> None:
+    folder, straight = tmp_path / "elastic", tmp_path / "straight"
+    folder.mkdir()
+    straight.mkdir()
+    expected = samples(outputs(DDP + PACED.replace("FOLDER", repr(str(straight))), 1))
+    (folder / "program.py").write_text(HEAD + DDP + PACED.replace("FOLDER", repr(str(folder))))
+    port = free_port()
+    agents = [agent(folder, port)]
+    try:
+        time.sleep(0.5)  # the first agent hosts the store of the rendezvous
+        agents.append(agent(folder, port))
+        until(lambda: (folder / "2-9").exists())
+        lose(folder, agents[1])
+        until(lambda: list(folder.glob("1-*")))
+        agents.append(agent(folder, port))
+        for each in (agents[0], agents[2]):
+            assert each.wait(timeout=150) == 0, (folder / "said").read_text()
+    finally:
+        for each in agents:
+            lose(folder, each)
+    said = (folder / "said").read_text()
+    starts = [event.data["facts"] for event in RunJournal(folder / "run").events("segment", valid=False)]
+    changes = [(facts["ranks"], facts.get("ranks_before")) for facts in starts]
+    assert changes[0][0] in (1, 2) and changes[-1][0] == 2, said  # the second agent may come later
+    assert (1, 2) in changes and (2, 1) in changes, said
+    # a step that ran again, or on ranks of which one was lost, had the same samples: each is there
+    found = samples([said])
+    assert found.keys() == expected.keys()
+    assert all(set(ids) == set(expected[step]) for step, ids in found.items())
+    straightly = losses(straight / "run")
+    assert losses(folder / "run").keys() == straightly.keys()
+    for place, loss in losses(folder / "run").items():
+        assert loss == pytest.approx(straightly[place], abs=1e-10), place
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+def test_files_and_requests_are_those_of_the_page(size: int) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "scale.py", str(size)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    rows = -(-1024 // size)
+    with_rows = -(-1024 // rows)
+    assert found["save"]["requests"] == 4 * size + 3 and found["gather"]["requests"] == 3 * size + 2
+    assert found["save"]["files"] == size + with_rows + 2
+    assert all(seconds < 5 for seconds in found["seconds to"].values()), found
+    page = (ROOT / "docs" / "scale.md").read_text()
+    if size == 1000:
+        for figure in (found["save"]["files"], found["save"]["requests"], found["gather"]["requests"]):
+            assert f"{figure:,}" in page

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from processes import ended, started
+from processes import outputs
 
 from everstep.cli.looking import show_command as show
 from everstep.cli.runs import runs_command as runs
@@ -99,7 +98,7 @@ def shared_out(states, rank, size):
     drawn = states[rank % len(states)]["drawn"]
     return {"samples": counted // size + (rank < counted % size), "drawn": drawn}
 
-def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, window=1, slow=0.0):
+def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, window=1, slow=0.0, pace=None):
     """`dies`: the step in which the last rank kills itself, once this checkpoint (or None) is there."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -137,6 +136,8 @@ def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, wind
                 seen["drawn"] += int(torch.randint(1000, ()))
                 loop.collect_metrics(loss=loss)
                 time.sleep(slow)
+                if pace:
+                    pace(step)
             with loop.evaluation(), torch.no_grad():
                 bare.eval()
                 loss = torch.nn.functional.mse_loss(bare(torch.as_tensor(x)), torch.as_tensor(y))
@@ -151,14 +152,8 @@ KINDS = ["of_arrays", "of_loader", "of_torch", "of_torchdata", "with_workers", "
 def trained(run: Path, size: int, make: str = "of_arrays", *, fails: bool = False, **given: Any) -> list[str]:
     """Train until the end, an error, or the death of the last rank; return what each rank said."""
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())
-    with started(f"{PROGRAM}\ntrain({str(run)!r}, {make}{arguments})", size) as processes:
-        said = ended(processes)
-        codes = [process.returncode for process in processes]
-    if given.get("dies"):
-        assert codes[-1] == -signal.SIGKILL and 0 not in codes, "\n".join(said)
-    else:
-        assert codes == [int(fails)] * size, "\n".join(said)
-    return said
+    program = f"{PROGRAM}\ntrain({str(run)!r}, {make}{arguments})"
+    return outputs(program, size, int(fails), dies=bool(given.get("dies")))
 
 
 def told(said: Sequence[str], word: str) -> list[list[Any]]:

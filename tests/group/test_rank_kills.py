@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import sharded_loops
 import tensor_loops
-from processes import POLL, ended, started
+from processes import POLL, ended, outputs, started
 from test_other_ranks import PROGRAM as DDP
-from test_sharded_wrappers import PROGRAM as WRAPPED
+from test_sharded import PROGRAM as WRAPPED
 
 from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
@@ -121,11 +121,7 @@ def program(row: str, run: Path, kill_at: int = 0, slow: float = 0.0) -> tuple[s
 
 
 def trained(row: str, run: Path, kill_at: int = 0) -> list[str]:
-    with started(*program(row, run, kill_at)) as processes:
-        said = ended(processes)
-        codes = [process.returncode for process in processes]
-    assert codes[-1] == -signal.SIGKILL if kill_at else not any(codes), "\n".join(said)
-    return said
+    return outputs(*program(row, run, kill_at), dies=bool(kill_at))
 
 
 @pytest.fixture(scope="session")

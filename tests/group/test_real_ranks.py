@@ -153,8 +153,7 @@ say(*ended("run", inside, epochs=10**6))
 dist.barrier()
 say(checkpoints("run"))
 """
-    with started(HEAD + program, 2) as processes:
-        said = lines_by_rank("".join(ended(processes)))
+    said = lines_by_rank("".join(outputs(HEAD + program, 2)))
     assert said[0] == said[1]
     connections, line, saved = said[0]
     assert connections == "3", "two and the process group's own"
@@ -185,7 +184,6 @@ def inside(loop, step):
 say(*ended("run", inside, epochs=1, services=[services.HangWatch(0.5)])[:2])
 say(said()[0])
 """
-    with started(HEAD + program, 2) as processes:
-        found = lines_by_rank("".join(ended(processes)))
+    found = lines_by_rank("".join(outputs(HEAD + program, 2)))
     assert found[0] == found[1] and found[0][0] == "ended 8"
     assert "rank 0 inside step 3: the main thread is in " in found[0][1]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ended, lines_by_rank, outputs, started
+from processes import lines_by_rank, outputs
 from tensor_loops import HEAD
 
 from everstep.record import RunJournal
@@ -24,11 +23,7 @@ def trained(run: Path, how: str, kill_at: int = 0, **given: Any) -> list[str]:
     """Train to the end, or until the last rank kills itself in a step; return what each rank said."""
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())
     program = f"{HEAD}\ntrain({str(run)!r}, {how!r}, {kill_at}{arguments})"
-    with started(program, RANKS[how]) as processes:
-        said = ended(processes)
-    codes = [process.returncode for process in processes]
-    assert codes[-1] == -signal.SIGKILL if kill_at else codes == [0] * RANKS[how], "\n".join(said)
-    return said
+    return outputs(program, RANKS[how], dies=bool(kill_at))
 
 
 def series(run: Path) -> dict[tuple[str, int], float]:
@@ -117,8 +112,7 @@ def drawn(said: Sequence[str]) -> list[list[str]]:
 def test_ranks_of_one_part_draw_the_same_and_count_once(tmp_path: Path) -> None:
     def trains(name: str, given: str, kill_at: int = 0) -> list[str]:
         program = SHARED.format(run=str(tmp_path / name), given=given, kill_at=kill_at)
-        with started(f"{HEAD}\n{program}", 4) as processes:
-            return ended(processes)
+        return outputs(f"{HEAD}\n{program}", 4, dies=bool(kill_at))
 
     said = trains("mesh", "mesh['dp']", kill_at=4)
     first, second, third, fourth = drawn(said)

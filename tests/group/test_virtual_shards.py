@@ -16,6 +16,7 @@ from processes import ended, lines_by_rank, outputs, started
 
 import everstep
 from everstep.errors import ConfigError, DataError, StateError
+from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from everstep.torch import VirtualShards, parallel
 
@@ -164,10 +165,8 @@ def test_kills_that_change_the_number_of_ranks_change_no_bit(seed: int, folder: 
     sizes = [4, 2, 1, 4, 1, 2]
     for size in sizes[seed % 4 : seed % 4 + 2]:
         with started(f"{NET}{LOOP}\ntrain({str(run)!r}, 0.05)", size) as processes:
-            until = time.monotonic() + 60
             saved = {*run.glob("checkpoints/*/manifest.json")}
-            while not {*run.glob("checkpoints/*/manifest.json")} - saved and time.monotonic() < until:
-                time.sleep(0.02)
+            wait_until(lambda: bool({*run.glob("checkpoints/*/manifest.json")} - saved), 60)  # noqa: B023
             time.sleep(chosen.random())
             for process in processes if seed % 2 else [chosen.choice(processes)]:
                 process.send_signal(signal.SIGKILL)
@@ -188,9 +187,7 @@ def test_a_window_of_gradients_continues_on_another_number_of_ranks(tmp_path: Pa
     expected = _digests(outputs(f"{NET}{LOOP}\ntrain({str(straight)!r}, 0, 4)", 1))
     for size, save in ((2, "step-00000003"), (4, "step-00000006"), (1, "step-00000015")):
         with started(f"{NET}{LOOP}\ntrain({str(run)!r}, 0.05, 4)", size) as processes:
-            until = time.monotonic() + 60
-            while not (run / "checkpoints" / save).exists() and time.monotonic() < until:
-                time.sleep(0.01)
+            wait_until((run / "checkpoints" / save).exists, 60)
             for process in processes:
                 process.send_signal(signal.SIGKILL)
             ended(processes)

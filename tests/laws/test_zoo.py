@@ -27,6 +27,7 @@ from everstep.data import arrays
 from everstep.errors import Interrupted, NotResumableError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Tiny
+from tiny_task import TinyTask, numbers, trainer
 
 Tick = Callable[[], None]
 Program = Callable[[Path, Tick], Any]
@@ -339,6 +340,18 @@ def lines_before_a_supervisors_loop(run: Path, tick: Tick) -> Any:
     return float(state["w"].sum())
 
 
+def passes_of_a_supervisor(run: Path, tick: Tick, every: Any) -> Any:
+    w, services = np.zeros(3), [everstep.Checkpoints(every)]
+    with everstep.Supervisor(run, {"w": w}, services=services, seed=1) as sv:
+        batches = sv.stream(arrays(np.arange(10), batch_size=2, shuffle=True), passes=2)
+        while not sv.should_stop():
+            w *= 0.9
+            w += next(batches)[0].mean() + np.random.standard_normal(3)
+            tick()
+            sv.advance(w=float(w.sum()))
+    return w.tobytes()
+
+
 def a_head_that_changes_the_state(run: Path, tick: Tick) -> Any:
     """A resume inside the epoch does it again; in the state it is done once."""
     model, order = torch.nn.Linear(3, 1), list(range(6))
@@ -473,6 +486,76 @@ def an_early_stop_with_the_best_restored(run: Path, tick: Tick) -> Any:
     return tiny.w.tobytes(), tiny.momentum.tobytes()
 
 
+class Ticking(TinyTask):
+    """May be struck in each of its calls."""
+
+    def __init__(self, tick: Tick) -> None:
+        super().__init__()
+        self.tick = tick
+
+    def train_loop_begin(self) -> None:
+        self.tick()
+
+    def train_step(self, batch: Any) -> Any:
+        self.tick()
+        return super().train_step(batch)
+
+    def train_loop_end(self) -> Any:
+        self.tick()
+        return {"weight": self.w[0]}
+
+    def eval_step(self, batch: Any) -> Any:
+        self.tick()
+        return super().eval_step(batch)
+
+
+def a_trainer(run: Path, tick: Tick, every: Any, **options: Any) -> Any:
+    services = [
+        everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1), validate_first=True),
+        everstep.EarlyStop("valid/loss", patience=9),
+        everstep.Best("valid/loss"),
+        everstep.Checkpoints(every),
+    ]
+    trainer(run, task := Ticking(tick), services=services, **options).run_training()
+    return task.w.tobytes()
+
+
+def evaluations_in_an_epoch_of_ones_own(run: Path, tick: Tick) -> Any:
+    door = trainer(run, task := Ticking(tick), services=[everstep.Evaluate("test", everstep.Never())])
+    with door.open() as train:
+        for _ in train.iter_epochs():
+            door.epoch("train", "valid")
+    return task.w.tobytes()
+
+
+class Averaged(everstep.torch.Task):
+    """With dropout and an average of its weights; may be struck in the batches of evaluations."""
+
+    tick: Tick
+
+    def build_model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.Adam(model.parameters())
+
+    def forward(self, batch: Any) -> Any:
+        return {"loss": self.model(batch[0]).square().mean()}
+
+    def eval_step(self, batch: Any) -> Any:
+        self.tick()
+        return super().eval_step(batch)
+
+
+def evaluations_of_averaged_weights_with_a_dataloader(run: Path, tick: Tick) -> Any:
+    task = Averaged(ema=0.5)
+    task.tick = tick
+    streams = {name: DataLoader(TensorDataset(SAMPLES), 5, shuffle=True) for name in ("train", "valid")}
+    services = [everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1))]
+    trainer(run, task, streams=streams, services=services).run_training()
+    return task.model[0].weight.tolist()
+
+
 # ----------------------------------------------------------------------------- values of the state
 
 
@@ -499,6 +582,59 @@ def what_is_held_of_containers(run: Path, tick: Tick) -> Any:
                 train.collect_metrics(last=sum(last), total=total[0], deep=len(deep))
                 tick()
     return list(last), seen, raw, total.tolist(), inner, first, list(deep)
+
+
+def add_to_dict(value: Any, step: int) -> None:
+    value[step % 3] = value.get(step % 3, 0) + step
+
+
+IN_A_SLOT: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object]]] = {
+    "deque": (lambda: deque([0], maxlen=3), lambda value, step: value.append(step)),
+    "list": (list, lambda value, step: value.append((step, value[-1:]))),
+    "dict": (dict, add_to_dict),
+    "nested": (lambda: {"window": deque()}, lambda value, step: value["window"].append(step)),
+    "set": (set, lambda value, step: value.add(step * step % 11)),
+    "bytearray": (bytearray, lambda value, step: value.append(step)),
+    "array": (lambda: np.zeros(2), lambda value, step: value.__iadd__(step)),
+    "tensor": (lambda: torch.zeros(2), lambda value, step: value.add_(step)),
+}
+
+
+def a_value_in_a_slot_changed_by_its_own_name(run: Path, tick: Tick, kind: str, inside: bool = False) -> Any:
+    make, change = IN_A_SLOT[kind]
+    slot = everstep.Slot(value := make())
+    with loop(run, Every(steps=1), state={"all": {"slot": slot}} if inside else {"slot": slot}) as train:
+        for _ in train.iter_epochs():
+            for step, _ in train.iter_steps([0, 1, 2, 3]):
+                change(value, step)
+                tick()
+    assert slot.value is value
+    return repr(value)
+
+
+def a_value_in_a_slot_that_is_replaced(run: Path, tick: Tick, first: Any, replace: Any) -> Any:
+    """The first one, which the program still has, stays as it is."""
+    slot = everstep.Slot(first)
+    with loop(run, Every(steps=1), state={"slot": slot}) as train:
+        for _ in train.iter_epochs():
+            for step, _ in train.iter_steps([0, 1, 2, 3]):
+                slot.value = replace(slot.value, step)
+                tick()
+    return slot.value, repr(first)
+
+
+def a_value_of_a_slot_assigned_where_lines_run_again(run: Path, tick: Tick, at_the_head: bool) -> Any:
+    slot = everstep.Slot([]) if at_the_head else everstep.Slot()
+    with loop(run, Every(steps=1), state={"slot": slot}) as train:
+        slot.value = values = list[int]()
+        for _ in train.iter_epochs():
+            if at_the_head:
+                slot.value = values = list[int]()
+            for step, _ in train.iter_steps([0, 1, 2, 3]):
+                values.append(step)
+                tick()
+        assert slot.value is values
+    return values
 
 
 class Net(torch.nn.Module):
@@ -579,6 +715,29 @@ ZOO: dict[str, Program] = {
         f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ("before", "after", "after two")
     },
     **{
+        f"a {name}, saved {every}": partial(program, every=every)
+        for name, program in (("trainer", a_trainer), ("supervisor", passes_of_a_supervisor))
+        for every in (Every(steps=3), Every(steps=1), everstep.Never())
+    },
+    "a trainer whose epochs end inside passes": partial(
+        a_trainer,
+        every=Every(steps=3),
+        streams={"train": numbers(5, 1)},
+        steps_per_epoch=3,
+    ),
+    **{f"slot: {kind}": partial(a_value_in_a_slot_changed_by_its_own_name, kind=kind) for kind in IN_A_SLOT},
+    "slot inside a dict": partial(a_value_in_a_slot_changed_by_its_own_name, kind="deque", inside=True),
+    "slot: a list replaced": partial(
+        a_value_in_a_slot_that_is_replaced, first=[7], replace=lambda value, step: [*value, step]
+    ),
+    "slot: a number replaced": partial(
+        a_value_in_a_slot_that_is_replaced, first=np.float64(2.5), replace=lambda value, step: 2.5
+    ),
+    "slot assigned before the loop": partial(
+        a_value_of_a_slot_assigned_where_lines_run_again, at_the_head=False
+    ),
+    "slot assigned at the head": partial(a_value_of_a_slot_assigned_where_lines_run_again, at_the_head=True),
+    **{
         program.__name__.replace("_", " "): program
         for program in (
             weights_of_the_state_that_steps_change,
@@ -594,6 +753,8 @@ ZOO: dict[str, Program] = {
             left_by_break,
             a_pass_over_several_epochs,
             data_that_fails,
+            evaluations_in_an_epoch_of_ones_own,
+            evaluations_of_averaged_weights_with_a_dataloader,
             an_early_stop_with_the_best_restored,
             what_is_held_of_containers,
             buffers_modes_and_frozen_parameters,

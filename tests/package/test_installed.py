@@ -1,18 +1,20 @@
-"""The wheel alone, in empty environments: the core needs no framework, and each extra does what it is for."""
+"""The wheel has the package alone; in empty environments the core works, and each extra does its part."""
 
 from __future__ import annotations
 
 import re
 import signal
 import subprocess
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urljoin
 from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
-from installed import ROOT, Environment
+from installed import ROOT, Environment, built
 
 from everstep.cli.group import COMMANDS
 
@@ -224,3 +226,34 @@ def test_a_users_type_checker_reads_the_types(wheel: Path, tmp_path: Path) -> No
     assert re.findall("error: (.*)", said) == [
         '"TrainLoop" has no attribute "collect_metric"; maybe "collect_metrics"?  [attr-defined]'
     ]
+
+
+def tracked(folder: str) -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == {name.removeprefix("src/") for name in tracked("src")}
+    assert "everstep/py.typed" in names
+
+
+def test_the_sdist_has_every_file_of_the_repository(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names - {"PKG-INFO"} == tracked(".")
+
+
+def test_the_sdist_and_the_tree_build_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    (straight,) = built(tmp_path, "--wheel").glob("*.whl")
+    assert straight.name == wheel.name
+    assert straight.read_bytes() == wheel.read_bytes()

@@ -1,17 +1,28 @@
-"""The reader: which rows are valid (a model of the chain of segments), and whatever is torn or damaged."""
+"""The journal: which rows are valid (a model of its segments), what is durable when, what is damaged."""
 
+from __future__ import annotations
+
+import contextlib
+import json
 import math
 import struct
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.errors import ConfigError, JournalError, RunDirError
+from everstep import hazard
+from everstep.errors import ConfigError, JournalError, RunDirError, UsageError
 from everstep.record import Block, Journal, Position, RunDir, RunJournal, read_segment
+from everstep.record.event_fields import DEEPEST, levels
 from everstep.record.journal_format import (
+    EVENT,
     HEADER_SIZE,
     METRICS,
     StoredBlock,
@@ -22,6 +33,8 @@ from everstep.record.journal_format import (
     segment_path,
     unpack_block,
 )
+from everstep.testing import ManualClock
+from tiny_runs import Tiny
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ANY_BITS = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
@@ -81,9 +94,10 @@ def test_the_valid_view_is_the_chain_of_parents(runs):
             assert [value for one in blocks for value in one.values] == model
 
 
-def block(*steps, value=0.0, name="loss", phase="step", epoch=1):
+def block(*steps, name="loss", phase="step"):
+    """Each step's value is the step."""
     n = len(steps)
-    return Block(epoch, phase, name, False, list(steps), [value] * n, [1] * n, [0] * n)
+    return Block(1, phase, name, False, list(steps), [float(step) for step in steps], [1] * n, [0] * n)
 
 
 def blocks(names):
@@ -151,9 +165,9 @@ def test_a_series_is_found_by_name_and_phase(tmp_path):
     rows = [block(1), block(1, name="valid_loss", phase="tail"), block(2, name="a/b"), block(3)]
     segment(tmp_path, 1, None, *rows, block(4, name="a/b", phase="eval/valid"))
     run = RunJournal(tmp_path)
-    assert run.series("loss") == ([1, 3], [0.0, 0.0])
-    assert run.series("valid_loss") == run.series("valid_loss", "tail") == ([1], [0.0])  # its only phase
-    assert run.series("step/a/b") == run.series("a/b", "step") == run.series("a/b") == ([2], [0.0])
+    assert run.series("loss") == ([1, 3], [1.0, 3.0])
+    assert run.series("valid_loss") == run.series("valid_loss", "tail") == ([1], [1.0])  # its only phase
+    assert run.series("step/a/b") == run.series("a/b", "step") == run.series("a/b") == ([2], [2.0])
     assert run.series("eval/valid/a/b")[0] == [4]
     for asked, words in {
         ("loss", "steps"): r"no rows in phase 'steps'; did you mean 'step'",
@@ -165,14 +179,11 @@ def test_a_series_is_found_by_name_and_phase(tmp_path):
 
 
 def test_a_segment_under_another_number_counts_for_nothing(tmp_path):
-    (tmp_path / "journal").mkdir()
-    for segment in (1, 2):
-        journal = Journal.open(tmp_path, segment, None, {})
-        record(journal, segment, [("rows", 2, False)])
-        journal.close()
+    segment(tmp_path, 1, None, block(1))
+    segment(tmp_path, 2, None, block(2))
     segment_path(tmp_path, 1).rename(segment_path(tmp_path, 3))
     run = RunJournal(tmp_path)
-    assert [row.value for row in run.rows()] == [200.0, 200.0]
+    assert [row.step for row in run.rows()] == [2]
     (told,) = run.problems
     assert told.startswith("segment-0003.evj: its header says segment 1; was it renamed?")
     segment_path(tmp_path, 3).rename(segment_path(tmp_path, 1))
@@ -182,10 +193,8 @@ def test_a_segment_under_another_number_counts_for_nothing(tmp_path):
 def test_a_segment_of_another_run_counts_for_nothing(tmp_path):
     """It has the right number: only its first event says whose it is."""
     runs = [RunDir.open(tmp_path / name, seed=1) for name in ("mine", "other")]
-    for value, run in enumerate(runs):
-        journal = Journal.open(run.path, 1, None, {})
-        record(journal, value, [("rows", 2, False)])
-        journal.close()
+    for run in runs:
+        segment(run.path, 1, None, block(1, 2))
     mine, other = (segment_path(run.path, 1) for run in runs)
     own = mine.read_bytes()
     mine.write_bytes(other.read_bytes())
@@ -275,3 +284,327 @@ def test_another_format_is_refused_naming_both_versions(tmp_path, monkeypatch, o
     monkeypatch.undo()
     with pytest.raises(JournalError, match=f"has journal format {other}, this everstep reads only 2; use"):
         read_segment(segment_path(tmp_path, 1))
+
+
+def steps_of(run_dir):
+    return [row.step for row in RunJournal(run_dir).rows()]
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def journal(tmp_path, told):
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append)
+    yield journal
+    journal.close()
+
+
+def test_nothing_reaches_the_file_before_a_flush(journal):
+    journal.append(block(1))
+    journal.event("hello", {"a": 1})
+    assert journal.path.read_bytes() == b""
+    position = journal.flush()
+    assert position == (1, journal.path.stat().st_size)
+    assert [event.kind for event in read_segment(journal.path).events] == ["segment", "hello"]
+
+
+def test_a_block_has_the_time_of_its_own_newest_row(journal, monkeypatch):
+    clock = ManualClock(1e9)
+    monkeypatch.setattr(time, "time", clock)
+    for step, name in ((1, "valid_loss"), (1, "loss"), (2, "loss")):
+        clock.advance(1)
+        journal.append(block(step, name=name))
+    clock.advance(1)
+    journal.flush()
+    assert [found.time - 1e9 for found in read_segment(journal.path).blocks] == [1, 3]
+
+
+def test_misuse_is_refused(journal, tmp_path):
+    with pytest.raises(JournalError, match=r"segment-0001.evj exists; open the next segment"):
+        Journal.open(tmp_path, 1, None, {})
+    with pytest.raises(JournalError, match=r"event 'x' cannot be recorded.*set is not JSON.*give dicts"):
+        journal.event("x", {"a": {1}})
+    with pytest.raises(JournalError, match=r"'loss' has columns of lengths \[2, 2, 1, 2\]; give equal"):
+        journal.append(block(1, 2)._replace(counts=[1]))
+    journal.append(block(1))
+    journal.close()
+    journal.close()
+    for use in (lambda: journal.append(block(2)), journal.sync):
+        with pytest.raises(UsageError, match="is closed; call it before"):
+            use()
+
+
+def points(tmp_path, action):
+    """The hazards that `action` passes."""
+    trace = tmp_path / "trace"
+    trace.unlink(missing_ok=True)
+    hazard.arm(f"trace:{trace}")
+    action()
+    hazard.arm(None)
+    return trace.read_text().split() if trace.exists() else []
+
+
+def test_the_first_sync_also_makes_the_names_durable(journal, tmp_path):
+    journal.append(block(1))
+    folders = ["journal.fsync_folder"] * 2
+    assert points(tmp_path, journal.sync) == ["journal.write", "journal.fsync", *folders]
+    assert points(tmp_path, lambda: journal.decide({"skip": 3})) == ["journal.write", "journal.fsync"]
+
+
+def test_fsync_only_writes_no_later_row(journal, tmp_path):
+    journal.sync()
+    journal.append(block(1))
+    position = journal.flush()
+    journal.append(block(2))
+    assert points(tmp_path, lambda: journal.fsync_only(position)) == ["journal.fsync"]
+    assert steps_of(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("point", ["write", "fsync"])
+def test_a_decision_that_is_not_durable_is_an_error(journal, point):
+    hazard.arm(f"EIO:journal.{point}:1")
+    with pytest.raises(OSError, match=r"Input/output|waits to be"):
+        journal.decide({"skip": 3})
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error):
+    journal.append(block(1))
+    journal.flush()
+    hazard.arm(f"{error}:journal.write:1-3")
+    for step in (2, 3, 4):
+        journal.append(block(step))
+        journal.flush()
+    assert steps_of(tmp_path) == [1]
+    assert len(told) == 1 and "training continues" in told[0]
+    journal.append(block(5))
+    position = journal.flush()
+    assert position.offset == journal.path.stat().st_size
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
+    journal.fsync_only(position)
+    assert len(told) == 2 and "can be written again" in told[1]
+
+
+def test_an_fsync_of_what_was_written_before_says_nothing_of_what_waits(journal, told):
+    journal.append(block(1))
+    position = journal.flush()
+    hazard.arm("ENOSPC:journal.write:1-2")
+    journal.append(block(2))
+    for _ in range(2):
+        journal.flush()
+        journal.fsync_only(position)
+    assert len(told) == 1
+    journal.sync()
+    assert len(told) == 2
+
+
+def test_a_position_behind_unwritten_rows_cannot_be_made_durable_until_they_are(journal):
+    hazard.arm("ENOSPC:journal.write:1")
+    journal.append(block(1))
+    position = journal.flush()
+    with pytest.raises(OSError, match="waits to be written"):
+        journal.fsync_only(position)
+    assert journal.flush() == position
+    journal.fsync_only(position)
+
+
+def test_a_partial_write_goes_on_where_it_ended(tmp_path, told):
+    """A real refusal in the middle of a write: RLIMIT_FSIZE, in a child because it is for good."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from everstep.record import Block, Journal, read_segment
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal.open(Path(sys.argv[1]), 1, None, {}, warn=print)
+start = journal.flush().offset
+soft = start + 500
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+journal.append(Block(1, "step", "loss", False, [1], [1.0], [1], [0]))
+journal.flush()
+rows = [float(i) for i in range(1000)]
+journal.append(Block(1, "step", "loss", False, list(range(2, 1002)), rows, [1] * 1000, [0] * 1000))
+journal.flush()
+assert journal.path.stat().st_size == soft, journal.path.stat().st_size
+assert read_segment(journal.path).torn and not read_segment(journal.path).problems
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.flush()
+assert not read_segment(journal.path).torn
+print(sum(len(stored.block.steps) for stored in read_segment(journal.path).blocks))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "File too large" in lines[0] and lines[-1] == "1001"
+
+
+@pytest.mark.parametrize("failing", ["ENOSPC:journal.write:1-1000", "EIO:journal.fsync:1-1000"])
+def test_rows_beyond_the_limit_are_dropped_and_declared_and_positions_stay_true(
+    tmp_path, told, monkeypatch, failing
+):
+    monkeypatch.setattr("everstep.record.journal.PENDING_LIMIT", 2000)
+    journal = Journal.open(tmp_path, 1, None, {}, warn=told.append)
+    journal.append(block(0))
+    journal.sync()
+    step, positions = 0, {}
+    for _ in range(2):  # two outages
+        hazard.arm(failing)
+        journal.event("kept", {})
+        for _ in range(60):
+            step += 1
+            journal.append(block(step))
+            with contextlib.suppress(OSError):
+                journal.sync()
+            positions[step] = journal.flush()
+        journal.event("kept", {})
+        hazard.arm(None)
+        step += 1
+        journal.append(block(step))
+        positions[step] = journal.flush()
+        journal.fsync_only(positions[step])
+        ends = [event.data for event in RunJournal(tmp_path).events("gap")]
+        assert ends[-1]["last_step"] <= step, "a checkpoint of this position knows of the gap"
+    assert len(list(RunJournal(tmp_path).events("gap"))) == 2
+    journal.close()
+    run, rows = RunJournal(tmp_path), steps_of(tmp_path)
+    gaps = [event.data for event in run.events("gap")]
+    assert len(gaps) == 2 and len(told) == 4 and run.problems == []
+    lost = {n for gap in gaps for n in range(gap["first_step"], gap["last_step"] + 1)}
+    assert sorted([*rows, *lost]) == list(range(step + 1)) and len(lost) == sum(gap["rows"] for gap in gaps)
+    assert len(list(run.events("kept"))) == 4
+    for at, position in positions.items():
+        kept = [entry.block.steps for entry in dict(run.parts(position))[1] if isinstance(entry, StoredBlock)]
+        assert sorted(step for steps in kept for step in steps) == [
+            each for each in sorted(rows) if each <= at
+        ]
+
+
+def test_after_a_failed_fsync_the_frames_are_written_again(journal, tmp_path, told):
+    journal.append(block(1))
+    journal.sync()
+    journal.append(block(2))
+    position = journal.flush()
+    hazard.arm("EIO:journal.fsync:1")
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.fsync_only(position)
+    with pytest.raises(OSError, match="waits to be written"):
+        journal.fsync_only(position)
+    journal.append(block(3))
+    assert points(tmp_path, journal.sync) == ["journal.write", "journal.fsync"]
+    journal.fsync_only(position)
+    assert steps_of(tmp_path) == [1, 2, 3]
+    assert len(told) == 2
+
+
+def test_rows_are_synced_before_what_is_kept_for_writing_again_outgrows_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("everstep.record.journal.PENDING_LIMIT", 1000)
+    journal = Journal.open(tmp_path, 1, None, {})
+    journal.sync()
+
+    def fill():
+        for step in range(100):
+            journal.append(block(step))
+            journal.flush()
+
+    assert points(tmp_path, fill).count("journal.fsync") >= 5
+    journal.close()
+
+
+def test_a_write_torn_anywhere_and_a_resume_leave_every_row_once(tmp_path):
+    """What a kill in the middle of a write leaves: any prefix of the file beyond the last fsync."""
+    (tmp_path / "whole").mkdir()
+    positions = segment(tmp_path / "whole", 1, None, *map(block, (1, 2, 3)))[1:]
+    path = segment_path(tmp_path / "whole", 1)
+    data = path.read_bytes()
+    for size in (*range(HEADER_SIZE), *range(positions[1].offset, len(data))):
+        run_dir = tmp_path / str(size)
+        (run_dir / "journal").mkdir(parents=True)
+        (run_dir / "journal" / path.name).write_bytes(data[:size])
+        saved = 2 if size >= positions[1].offset else 0  # the step of the checkpoint
+        segment(run_dir, 2, positions[saved - 1] if saved else None, block(*range(saved + 1, 4)))
+        assert RunJournal(run_dir).series("loss") == ([1, 2, 3], [1.0, 2.0, 3.0])
+
+
+ROLLBACK = {"what": "rollback", "number": 1, "step": 3, "reason": "r", "first": 2, "batches": []}
+ROLLBACK |= {"checkpoint": "step-00000001"}
+BATCH = {"stream": "train", "pass_index": 0, "batch_index": 1, "samples": [1, 2]}
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("decision", {**ROLLBACK, "step": "Infinity"}, "'step' is 'Infinity'"),
+    ("decision", {**ROLLBACK, "batches": [{**BATCH, "batch_index": "x"}]}, "'batches' is [{'stream'"),
+    ("decision", {"what": "rollback"}, "'number' is missing"),
+    ("decision", {"what": "accepted", "step": True}, "'step' is True"),
+    ("verified", {"steps": "e400", "report": "resume verified"}, "'steps' is 'e400'"),
+    ("verified", {"report": ["x"]}, "'report' is ['x']"),
+    ("times", {"seconds": float("nan")}, "'seconds' is nan"),
+    ("summary", {"name": ["x"], "step": 1, "text": "x"}, "'name' is ['x']"),
+    ("summary", {"name": "x", "step": 1, "image": {"file": ["x"]}}, "'image' is {'file'"),
+    ("checkpoint", {"name": "step-00000001", "bytes": 10**30}, "'bytes' is 1000000"),
+    ("closed", {"status": "constructor"}, "'status' is 'constructor'"),
+    ("segment", {"parent": None, "facts": {"resumed_from": ["x"]}}, "'facts' is {'resumed_from'"),
+]
+
+
+def test_events_of_wrong_types_are_told_and_skipped(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path / "run")
+    journal = Journal.open(run.path, 1, None, {"resumed_from": None})
+    for kind, data, _ in WRONG:
+        journal.event(kind, data)
+    journal.event("ended", {"step": 1, "epoch": 0})
+    journal.close()
+    segment = read_segment(journal.path)
+    assert [event.kind for event in segment.events] == ["segment", "ended"]
+    for problem, (kind, _, told) in zip(segment.problems, WRONG, strict=True):
+        assert f"is not an event of kind {kind!r} ({told}" in problem
+    read = RunJournal(run.path)
+    assert (read.rollbacks(), read.divergences(), read.problems) == ([], [], segment.problems)
+
+
+def test_what_everstep_wrote_fits(tmp_path: Path) -> None:
+    Tiny(tmp_path / "run", max_epoch=2).train()
+    Tiny(tmp_path / "run", max_epoch=3).train()
+    journals = [*(tmp_path / "run").glob("journal/*.evj")]
+    assert len(journals) == 2 and not [each for path in journals for each in read_segment(path).problems]
+
+
+def test_further_fields_and_kinds_are_kept(tmp_path: Path) -> None:
+    journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
+    journal.event(
+        "decision", {**ROLLBACK, "batches": [{**BATCH, "why": "later"}], "segment": 9, "later": [1]}
+    )
+    journal.event("my own", {"step": "any"})
+    journal.close()
+    (rollback,) = RunJournal(tmp_path / "run").rollbacks()
+    assert (rollback.segment, rollback.batches[0].batch_index) == (1, 1)
+    assert read_segment(journal.path).problems == []
+
+
+def test_a_service_cannot_write_what_nobody_reads(tmp_path: Path) -> None:
+    def noted(loop: Any, step: int) -> None:
+        loop.note("seen", {"step": "any"})
+        with pytest.raises(ConfigError, match="'step' is 'any'; give another kind"):
+            loop.note("diverged", {"step": "any"})
+
+    Tiny(tmp_path / "run", max_epoch=1).train(noted)
+    assert RunJournal(tmp_path / "run").problems == []
+
+
+def test_deep_values_are_refused_and_not_read(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(DEEPEST):
+        deep = {"a": deep}
+    assert levels(deep) == DEEPEST
+    journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
+    with pytest.raises(JournalError, match="more than 200 levels"):
+        journal.event("seen", {"config": deep})
+    journal.event("seen", {"config": 10})
+    journal.close()
+    assert read_segment(journal.path).problems == []
+    # as a later version, or a stranger, may have written it
+    payload = json.dumps({"kind": "seen", "time": 1.0, "wall": True, "data": {"config": deep}}).encode()
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole + pack_frame(EVENT, len(whole), payload))
+    (problem,) = read_segment(journal.path).problems
+    assert "is not an event" in problem

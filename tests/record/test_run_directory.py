@@ -1,15 +1,37 @@
-"""The run directory: made once, refused when it is something else, or damaged."""
+"""The run directory: made once, locked by one process, refused where it is damaged; no link is followed."""
 
+from __future__ import annotations
+
+import json
 import os
+import platform
+import select
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import everstep
 import warm
 from everstep import hazard
-from everstep.errors import RunDirError
-from everstep.record import Journal, RunDir, to_read
+from everstep.checkpoint import (
+    CheckpointName,
+    Commit,
+    Retention,
+    Store,
+    place_apart,
+    retire_others,
+    save_apart,
+)
+from everstep.cli.group import commands
+from everstep.errors import CheckpointError, RunDirError, RunLockedError
+from everstep.record import Journal, RunDir, RunLock, remove, to_read, trail_path
+from everstep.services import CSV, Export
+from everstep.state import Encoded
+from tiny_runs import Tiny
 
 
 def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
@@ -147,3 +169,309 @@ def test_a_root_moves_run_directories_and_only_them(tmp_path, monkeypatch):
     (tmp_path / "pretrained").mkdir()
     assert to_read("pretrained") == Path("pretrained")
     assert to_read("runs/x") == opened.path
+
+
+HOLD = """
+import sys
+from everstep.record import RunLock
+lock = RunLock(sys.argv[1])
+print(lock.acquire(), flush=True)
+if sys.stdin.readline() == "release\\n":
+    lock.release()
+"""
+
+TRY = """
+import sys
+from everstep.errors import RunLockedError
+from everstep.record import RunLock
+lock = RunLock(sys.argv[1])
+try:
+    lock.acquire()
+except RunLockedError as error:
+    sys.exit(str(error))
+lock.release()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+def refused(run_dir):
+    """What another process is told when it tries; "" if it gets the lock."""
+    command = [sys.executable, "-c", TRY, str(run_dir)]
+    return warm.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder, monkeypatch):
+    who = f"process {holder.pid} on host {platform.node()} since .*; wait for it"
+    with pytest.raises(RunLockedError, match=who):
+        RunLock(tmp_path).acquire()
+    monkeypatch.setattr("everstep.record.lock._NAME_WAIT", 0.0)
+    (tmp_path / "lock.json").unlink()
+    with pytest.raises(RunLockedError, match="another process"):
+        RunLock(tmp_path).acquire()
+
+
+def test_a_dead_holders_lock_is_taken_over_saying_so(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    lock = RunLock(tmp_path)
+    said = lock.acquire()
+    assert f"process {holder.pid} on host {platform.node()}" in said
+    assert "ended without releasing it" in said
+    lock.release()
+
+
+def test_a_clean_release_leaves_no_trace_of_its_holder(tmp_path, holder):
+    holder.communicate("release\n")
+    lock = RunLock(tmp_path)
+    assert lock.acquire() is None
+    assert json.loads((tmp_path / "lock.json").read_text())["pid"] == os.getpid()
+    lock.release()
+    lock.release()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_second_loop_in_one_process_is_refused_and_the_first_keeps_its_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    (tmp_path / "alias").symlink_to(tmp_path)
+    for second in (RunLock(tmp_path), RunLock(tmp_path / "alias"), lock):
+        with pytest.raises(RunLockedError, match=r"another loop of this process.*leave its `with`"):
+            second.acquire()
+    assert f"process {os.getpid()}" in refused(tmp_path)
+    lock.release()
+    assert refused(tmp_path) == ""
+
+
+def in_child(action):
+    """Fork, run `action` in the child, and return the child's exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+
+    def second():
+        with pytest.raises(RunLockedError, match=f"process {os.getppid()} on host"):
+            RunLock(tmp_path).acquire()
+
+    for action in (lock.release, lambda: os.close(lock._fd), second):
+        assert in_child(action) == 0
+    assert f"process {os.getpid()}" in refused(tmp_path)
+    lock.release()
+
+
+def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
+    """The worker outlives its killed parent, and its inherited file is open."""
+    worker = "if os.fork() == 0:\n    os.write(1, b'here\\n')\n    os._exit(len(os.read(0, 1)))"
+    command = [sys.executable, "-c", HOLD.replace("if sys", f"import os\n{worker}\nif sys"), str(tmp_path)]
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert [parent.stdout.readline() for _ in range(2)] == ["None\n", "here\n"]
+        assert refused(tmp_path)
+        parent.kill()
+        parent.wait()
+        assert not select.select([parent.stdout], [], [], 0)[0]  # the worker has it, and is still there
+        lock = RunLock(tmp_path)
+        assert f"process {parent.pid}" in lock.acquire()
+        lock.release()
+        parent.stdin.close()
+        assert parent.stdout.read() == ""  # its end
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
+def test_a_file_system_without_locks_is_refused_naming_the_way_out(tmp_path, error):
+    hazard.arm(f"{error}:lock.lock:1")
+    with pytest.raises(RunDirError, match=r"file system without locks.*pass lock=False"):
+        RunLock(tmp_path).acquire()
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["replaced", "removed"])
+def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, anew):
+    """Else two processes train one directory: the second one locks the file of the new one."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    environment = os.environ | {"EVERSTEP_HAZARD": "SIGSTOP:lock.lock:1"}
+    command = [sys.executable, "-c", TRY, str(run_dir)]
+    lock = RunLock(run_dir)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        os.waitpid(process.pid, os.WUNTRACED)
+        run_dir.rename(tmp_path / "removed")
+        if anew:
+            run_dir.mkdir()
+            lock.acquire()
+        process.send_signal(signal.SIGCONT)
+        assert "was removed or replaced by another process" in process.communicate()[1]
+    if anew:
+        assert f"process {os.getpid()}" in refused(run_dir)
+        lock.release()
+    else:
+        assert not run_dir.exists()
+        with pytest.raises(RunDirError, match="was removed"):
+            lock.acquire()
+
+
+def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
+    trace = tmp_path / "trace"
+    command = [sys.executable, "-c", TRY, str(tmp_path)]
+    warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}, check=True)
+    for point in set(trace.read_text().split()):
+        killed = warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"})
+        assert killed.returncode == -9
+        with RunLock(tmp_path).held():
+            assert (tmp_path / "lock.json").exists()
+
+
+FOLDERS = (
+    "checkpoints",
+    "best",
+    "damaged",
+    "superseded",
+    "exports",
+    "evaluations",
+    "journal",
+    "logs",
+    "failures",
+)
+FILES = ("lock", "checkpoint", "pins.json", "labels.json", "run.json")
+EMPTY = Commit(CheckpointName(1), Encoded({}), "1")
+
+
+def train(run_dir: Path, epochs: int = 2) -> Tiny:
+    services = [
+        everstep.Best("loss", mode="min"),
+        everstep.Checkpoints(everstep.Every(steps=1), keep_last=100),
+        Export(everstep.Every(epochs=1), entry="w"),
+        CSV("logs/table.csv"),
+    ]
+    return Tiny(run_dir, max_epoch=epochs, services=services).train()
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A run that somebody else's run must not touch."""
+    return train(tmp_path / "victim").run_dir
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    return train(tmp_path / "evil", 1).run_dir
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, and every name."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def replaced(place: Path, target: Path) -> None:
+    """Put a link in the place of something that a run has."""
+    place.parent.mkdir(exist_ok=True)
+    if os.path.lexists(place):
+        place.rename(place.with_name(f"{place.name}.away"))
+    place.symlink_to(target)
+
+
+def refused_for_the_link(victim: Path, use: Callable[[], object]) -> None:
+    """It is refused because of the link, and the victim is as it was."""
+    before = content(victim)
+    with pytest.raises(RunDirError, match="a link"):
+        use()
+    assert content(victim) == before
+
+
+@pytest.mark.campaign("long")
+def test_prune_does_not_delete_in_another_run(evil: Path, victim: Path) -> None:
+    replaced(evil / "checkpoints", victim / "checkpoints")
+    for more in ([], ["--delete"]):
+        prune = ["checkpoints", str(evil), "prune", "--keep-last", "1", *more]
+        refused_for_the_link(victim, lambda prune=prune: commands.main(prune, standalone_mode=False))  # type: ignore[misc]
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES])
+def test_a_training_refuses_a_link_in_its_directory(evil: Path, victim: Path, name: str) -> None:
+    (victim / name).mkdir(exist_ok=True) if name in FOLDERS else (victim / name).touch()
+    replaced(evil / name, victim / name)
+    refused_for_the_link(victim, lambda: train(evil, 3))
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("place", ["best/loss", "exports/export", "logs/run.log", "logs/table.csv"])
+def test_a_training_leaves_alone_what_a_deeper_link_leads_to(evil: Path, victim: Path, place: str) -> None:
+    replaced(evil / place, victim / "checkpoints" if (evil / place).is_dir() else victim / "run.json")
+    before = content(victim)
+    try:
+        said = train(evil, 3).lines
+    except (RunDirError, CheckpointError) as error:
+        said = [str(error)]
+    assert content(victim) == before
+    assert any("it is a link" in line for line in said), said
+
+
+def test_a_checkpoint_that_is_a_link_is_not_followed(evil: Path, victim: Path) -> None:
+    oldest = sorted((evil / "checkpoints").iterdir())[0]
+    replaced(oldest, sorted((victim / "checkpoints").iterdir())[0])
+    before, said = content(victim), list[str]()
+    Store(evil, 9, said.append).retain(Retention(keep_last=1))
+    assert content(victim) == before
+    assert "could not be deleted" in said[0]
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("name", ["damaged", "superseded", "checkpoints"])
+def test_a_store_moves_nothing_through_a_link(evil: Path, victim: Path, name: str) -> None:
+    (victim / name).mkdir(exist_ok=True)
+    replaced(evil / name, victim / name)
+    store = Store(evil, 9, lambda _: None)
+    newest = store.names()[-1]
+    if name == "damaged":
+        manifest = store.path(newest) / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes()[:-9])
+        refused_for_the_link(victim, lambda: store.commit(Commit(newest, Encoded({}), "1")))
+    else:
+        refused_for_the_link(victim, store.supersede_all)
+
+
+def test_what_is_kept_apart_is_not_kept_through_a_link(tmp_path: Path, victim: Path) -> None:
+    run = tmp_path / "run"
+    (run / "best").mkdir(parents=True)
+    folder = run / "best" / "loss"
+    folder.symlink_to(victim / "checkpoints")
+    refused_for_the_link(victim, lambda: save_apart(folder, EMPTY, top=run))
+    refused_for_the_link(victim, lambda: retire_others(folder, (), top=run))
+    refused_for_the_link(victim, lambda: place_apart(folder / "step-00000001", lambda _: 0, top=run))
+
+
+def test_links_among_a_runs_files_are_not_followed(evil: Path, victim: Path) -> None:
+    """One beside a file that is written, one that comes while the run trains; and as the run is removed."""
+    before = content(victim)
+    (evil / "logs" / ".table.csv.tmp").symlink_to(victim / "run.json")
+    train(evil, 2)
+    run = Tiny(evil, max_epoch=3)
+    run.train(
+        inside=lambda loop, step: replaced(trail_path(evil, 3), victim / "run.json") if step == 10 else None
+    )
+    replaced(evil / "checkpoints", victim / "checkpoints")
+    replaced(evil / "best" / "loss", victim / "best" / "loss")
+    (evil / "mine").symlink_to(victim)
+    remove(evil, RunDir.open(evil, create=False).id)
+    assert content(victim) == before and not evil.exists()

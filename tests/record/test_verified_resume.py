@@ -1,7 +1,8 @@
-"""Self-verifying resume in a run: said, recorded, and a warning where it differs."""
+"""Self-verifying resume in a run: said, recorded, a warning where it differs, a mark until it is accepted."""
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from contextlib import suppress
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.utils.data import DataLoader
 
 import everstep
-from everstep.errors import DivergenceError, Interrupted
-from everstep.record import WARNED, RunJournal, trail_path
-from everstep.record.step_comparison import accept
+from everstep.cli.group import commands
+from everstep.errors import ConfigError, DivergenceError, Interrupted
+from everstep.record import WARNED, RunJournal, accept, trail_path
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
 NOTHING = "resume has nothing to verify: no step was executed again; 1 last batch digest equal"
@@ -202,10 +204,10 @@ def stopped(
     *,
     boom: int = 0,
     tail: bool = False,
-    changes: bool = False,
+    each: Any = lambda loop, batch: None,
     **options: Any,
 ) -> list[str]:
-    """Program that is stopped, or fails, in a step (or the tail of its epoch), and may change its batches.
+    """Program that is stopped in a step (or the tail of its epoch), or fails; `each` is part of its steps.
 
     A process of its own draws the seeds that nobody gave.
     """
@@ -217,12 +219,11 @@ def stopped(
         data = make() if callable(make) else make
         for _ in loop.iter_epochs():
             for step, batch in loop.iter_steps(data):
+                each(loop, batch)
                 if step == boom:
                     raise Boom
                 if step == stop and not tail:
                     loop.call_soon(BREAK)
-                if changes:
-                    batch += 1
                 torch.rand(3), np.random.rand()
             if step == stop and tail:
                 loop.call_soon(BREAK)
@@ -313,28 +314,20 @@ def test_a_last_batch_that_differs_warns_once_and_is_said_at_each_start(tmp_path
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_object_that_steps_change_and_no_state_has(tmp_path: Path, clean: bool) -> None:
     """An environment in a variable: a kill shows its steps, a clean stop the variable."""
-    lines: list[str] = []
 
-    def train(stop: int = 0) -> None:
-        services = [
-            everstep.Checkpoints(everstep.Every(steps=2)),
-            everstep.services.Console(sink=lines.append),
-        ]
+    def train(**end: int) -> list[str]:
         pole = [0.0]  # a new episode in each process
-        with everstep.TrainLoop(tmp_path, max_epoch=1, seed=1, services=services) as loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps([np.full(2, at) for at in range(6)]):
-                    pole[0] += 1.0
-                    loop.collect_metrics(reward=pole[0])
-                    if step == stop and clean:
-                        loop.call_soon(BREAK)
-                    elif step == stop:
-                        raise Boom
+
+        def each(loop: Any, batch: Any) -> None:
+            pole[0] += 1.0
+            loop.collect_metrics(reward=pole[0])
+
+        saves, data = everstep.Checkpoints(everstep.Every(steps=2)), [np.full(2, at) for at in range(6)]
+        return stopped(tmp_path, data, each=each, max_epoch=1, services=[saves], **end)
 
     with pytest.raises(Interrupted if clean else Boom):
-        train(stop=4)
-    lines.clear()
-    train()
+        train(**{"stop" if clean else "boom": 4})
+    lines = train()
     assert any("resume differs: step 3 reward was 3.0 and is 1.0 now" in each for each in lines) != clean
     lost = (
         "resume not verified: no step was executed again; 1 last batch digest equal; not in the state: pole"
@@ -379,10 +372,11 @@ def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, de
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
     make = lambda: [np.full(2, float(at)) for at in range(3)]  # noqa: E731
+    change = lambda loop, batch: batch.__iadd__(1)  # noqa: E731
     with pytest.raises(Interrupted):
-        stopped(tmp_path, make, stop=5, changes=True)
+        stopped(tmp_path, make, stop=5, each=change)
     with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
-        stopped(tmp_path, make, changes=True, on_divergence="stop")
+        stopped(tmp_path, make, each=change, on_divergence="stop")
 
 
 @pytest.mark.campaign("long")
@@ -457,3 +451,116 @@ def test_a_chosen_checkpoint_compares_its_last_batch_and_names_the_steps_after_i
     tiny().train()
     lines = tiny(resume="step-00000003").train().lines
     assert any("1 last batch digest equal; steps 4 to 6 are not compared" in line for line in lines), lines
+
+
+@pytest.fixture
+def diverged(tmp_path: Path) -> Path:
+    """A finished run whose resume found other losses from step 7 on."""
+    run_dir = tmp_path / "run"
+    crashed(run_dir)
+    differing(start(run_dir)).train()
+    return run_dir
+
+
+def cli(*arguments: str, folder: Path) -> str:
+    done = CliRunner().invoke(commands, [*arguments, "--index", str(folder)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def status(run_dir: Path) -> tuple[str, int | None]:
+    """As the index has it."""
+    (run,) = json.loads(cli("runs", "--json", folder=run_dir.parent))
+    return run["status"], run["diverged"]
+
+
+def marks(run_dir: Path) -> list[int]:
+    return [event.data["step"] for event in RunJournal(run_dir).divergences()]
+
+
+def test_the_lists_say_at_which_step_a_run_diverged(diverged: Path) -> None:
+    folder = diverged.parent
+    assert "finished, diverged at 7" in cli("runs", folder=folder)
+    shown = cli("show", str(diverged), folder=folder)
+    assert "finished, diverged at 7" in shown.splitlines()[0]
+    assert "--divergence 7" in shown
+    assert status(diverged) == ("finished", 7)
+    (found,) = json.loads(cli("runs", "diverged>6", "--json", folder=folder))
+    assert found["diverged"] == 7
+    assert everstep.query("runs", {"diverged": 7}, index=folder)[0]["status"] == "finished"
+
+
+@pytest.mark.campaign("long")
+def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -> None:
+    start(diverged, max_epoch=2).train()
+    assert (marks(diverged), status(diverged)) == ([7], ("finished", 7))
+    said = cli("accept", str(diverged), "--divergence", "7", folder=diverged.parent)
+    assert "the divergence at step 7 is accepted" in said
+    assert (marks(diverged), status(diverged)) == ([], ("finished", None))
+    assert "accepted" in cli("show", str(diverged), folder=diverged.parent)
+
+
+def test_an_accepted_run_is_the_run_that_it_was(diverged: Path) -> None:
+    assert start(diverged).train().loop.ending.diverged == 7
+    with pytest.raises(ConfigError, match="no divergence at step 8 to accept; it has at 7"):
+        accept(diverged, 8)
+    before = sorted(RunJournal(diverged).rows())
+    accept(diverged, 7)
+    with pytest.raises(ConfigError, match="it has not diverged"):
+        accept(diverged, 7)
+    journal = RunJournal(diverged)
+    assert (sorted(journal.rows()), journal.problems) == (before, []) and journal.ended() is not None
+    again = start(diverged).train()
+    assert again.seen == [] and again.loop.ending.finished and again.loop.ending.diverged is None
+    start(diverged, max_epoch=2).train()
+    assert status(diverged) == ("finished", None)
+
+
+def test_a_run_that_other_batches_stopped_goes_on_once_they_are_accepted(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    crashed(run_dir)
+    for _ in range(2):
+        with pytest.raises(DivergenceError, match="accept RUN --divergence 7"):
+            with_other_batches(start(run_dir)).train()
+    assert status(run_dir) == ("failed", 7)
+    accept(run_dir, 7)
+    tiny = with_other_batches(start(run_dir)).train()
+    assert tiny.loop.ending.finished and tiny.loop.ending.warnings == ()
+    assert status(run_dir) == ("finished", None)
+    (said,) = [line for line in tiny.lines if line.startswith("resume ")]
+    assert "not compared with earlier executions: a divergence was accepted at step 7" in said
+    assert "start" not in said.partition("executions: ")[2]
+
+
+@pytest.mark.campaign("long")
+def test_a_choice_that_saved_nothing_and_is_taken_back_is_not_compared_with(tmp_path: Path) -> None:
+    """Killed in step 8, gone on with another seed, killed again, and gone on as it was begun."""
+    crashed(tmp_path)
+    with pytest.raises(Boom):
+        start(tmp_path, seed=8, on_change="override").train(inside=boom_at(9))
+    with pytest.raises(Boom):
+        start(tmp_path, seed=8, on_change="override").train(inside=boom_at(8))
+    tiny = start(tmp_path).train()
+    assert "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal" in tiny.lines
+    assert marks(tmp_path) == []
+    whole = start(tmp_path / "whole").train()
+    assert tiny.w.tobytes() == whole.w.tobytes()
+
+
+def test_a_step_that_failed_has_no_rows_whoever_reads_at_the_exit(tmp_path: Path) -> None:
+    """Part of its values would be compared with all of them at the next start."""
+
+    def training(fails: bool) -> Tiny:
+        def inside(loop: Any, step: int) -> None:
+            if step == 2 and fails:
+                raise Boom
+            loop.collect_metrics(loss=1e9)
+
+        tiny = Tiny(tmp_path, max_epoch=1, services=[everstep.services.Require("loss", 1e12, step=100)])
+        return tiny.train(inside=inside)
+
+    with pytest.raises(Boom):
+        training(True)
+    assert {row.step for row in RunJournal(tmp_path).rows() if row.name == "loss"} == {1}
+    assert training(False).loop.ending.finished
+    assert marks(tmp_path) == []

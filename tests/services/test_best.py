@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from crashing import collecting, run
 
 import everstep
 from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.cli.group import commands
 from everstep.errors import Interrupted
-from everstep.proof.compare import compare_runs
-from tiny_runs import Boom, Tiny, boom_at
+from tiny_runs import Boom, Tiny, boom_at, collecting, flip, resumed, serviced
 
 VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
 """Of each epoch, of four steps."""
@@ -41,15 +39,12 @@ def kept(run_dir: Path) -> list[tuple[float, int]]:
 
 
 def test_the_best_three_ties_keep_the_earlier_over_a_crash(tmp_path: Path) -> None:
-    def start(name: str, crash: int = 0) -> Tiny:
+    def start(run_dir: Path, crash: int) -> Tiny:
         services = [everstep.Best("valid_loss", keep=3), GUARD]
-        return run(tmp_path / name, services, collecting("valid_loss", VALUES), boom_at(crash), max_epoch=8)
+        return serviced(run_dir, services, collecting("valid_loss", VALUES), boom_at(crash), max_epoch=8)
 
-    assert (best := start("whole").loop.best) is not None and best.epoch == 8
-    with pytest.raises(Boom):
-        start("run", crash=22)
-    start("run")
-    assert compare_runs(tmp_path / "whole", tmp_path / "run") == []
+    whole, _ = resumed(tmp_path, start, 22)
+    assert whole.loop.best is not None and whole.loop.best.epoch == 8
     for run_dir in tmp_path.iterdir():
         listed = everstep.checkpoint.Store(run_dir, 0, print).kept_best()["valid_loss"]
         assert [path.name for path in listed] == [f"epoch-000{n}-step-000000{4 * n:02d}" for n in (8, 3, 6)]
@@ -58,32 +53,18 @@ def test_the_best_three_ties_keep_the_earlier_over_a_crash(tmp_path: Path) -> No
 
 def test_older_ones_that_no_checkpoint_speaks_of_go(tmp_path: Path) -> None:
     services = [everstep.Best("valid_loss", keep=2), GUARD, everstep.Checkpoints(keep_last=1)]
-    everstep_run(tmp_path, services, VALUES, 8)
+    Tiny(tmp_path, services=services, max_epoch=8).train(tail=collecting("valid_loss", VALUES))
     assert kept(tmp_path)[:2] == [(0.2, 8), (0.3, 3)]
     assert len(kept(tmp_path)) <= 3  # one that the checkpoint before spoke of, until the next best
 
 
-def everstep_run(run_dir: Path, services: Any, values: list[float], epochs: int, **more: Any) -> Any:
-    weights = np.zeros(2)
-    with everstep.TrainLoop(
-        run_dir, {"w": weights}, max_epoch=epochs, services=services, seed=1, **more
-    ) as loop:
-        for epoch in loop.iter_epochs():
-            for _ in loop.iter_steps(range(2)):
-                weights += 1
-            loop.collect_metrics(valid_loss=values[epoch - 1])
-    return loop
-
-
 def test_the_best_of_several_is_the_one_that_is_loaded(tmp_path: Path) -> None:
-    loop = everstep_run(tmp_path, [everstep.Best("valid_loss", keep=3)], [0.2, 0.1, 0.3], 3)
-    weights = np.zeros(2)
+    tiny, weights = train(best_run(tmp_path, keep=3)), np.zeros(3)
     found = everstep.load(tmp_path / "best" / "valid_loss", {"w": weights})
-    assert (found.epoch, *weights) == (2, 4, 4)
-    assert everstep.runs.best(tmp_path)["valid_loss"] == loop.ending.best
-    assert kept(tmp_path) == [(0.1, 2), (0.2, 1), (0.3, 3)]
-    services = [everstep.Best("valid_loss", keep=1), everstep.Checkpoints(keep_last=1)]  # fewer stay
-    everstep_run(tmp_path, services, [0, 0, 0, 0.4, 0.05], 5)
+    assert (found.epoch, weights.tolist()) == (2, tiny.w.tolist())
+    assert everstep.runs.best(tmp_path)["valid_loss"] == tiny.loop.ending.best
+    assert kept(tmp_path) == [(0.2, 2), (0.3, 3), (0.5, 1)]
+    train(best_run(tmp_path, max_epoch=5))  # fewer stay
     assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.05
 
 
@@ -92,7 +73,7 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
         loop.collect_metrics(valid_loss=1 / epoch)
         loop.collect_metrics(valid_loss=0.9 / epoch)
 
-    run(tmp_path, [everstep.Best("valid_loss", keep=2)], tail, max_epoch=3)
+    serviced(tmp_path, [everstep.Best("valid_loss", keep=2)], tail, max_epoch=3)
     best = everstep.checkpoint.Store(tmp_path, 0, print).kept_best()["valid_loss"]
     assert [path.name for path in best] == ["epoch-0003-step-00000012", "epoch-0002-step-00000008"]
     assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.9 / 3
@@ -100,40 +81,28 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
 
 # ---- one flipped bit: found at the next start and by `verify`; no run fails to finish for it
 
-OF_EPOCH = {1: 0.5, 2: 0.2, 3: 0.3, 4: 0.9}
-"""Of each epoch, of four steps: the best two are of epochs 2 and 3."""
+OF_EPOCH = {1: 0.5, 2: 0.2, 3: 0.3, 4: 0.9, 5: 0.05}
+"""Of each epoch, of four steps: the best two of four are of epochs 2 and 3."""
 
 BEST, NEXT = "epoch-0002-step-00000008", "epoch-0003-step-00000012"
 
 
 def best_run(run_dir: Path, keep: int = 1, **more: Any) -> Tiny:
     best = everstep.Best("valid_loss", keep=keep, restore_at_end=True)
-    return Tiny(run_dir, services=[best], max_epoch=4, **more)
+    services = [best, *more.pop("services", ())]
+    return Tiny(run_dir, services=services, **{"max_epoch": 4, **more})
 
 
-def train(tiny: Tiny, crash_at: int = 0, at_end: Callable[[], object] = lambda: None) -> Tiny:
-    weights: dict[int, bytes] = {}
+def train(
+    tiny: Tiny, crash_at: int = 0, each: Callable[[int], object] = lambda epoch: None, scale: float = 1.0
+) -> Tiny:
+    """`each` is called in the tail of each epoch."""
 
     def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
-        weights[epoch] = tiny.w.tobytes()
-        if epoch == 4:
-            at_end()
+        loop.collect_metrics(valid_loss=scale * OF_EPOCH[epoch])
+        each(epoch)
 
-    tiny.train(inside=boom_at(crash_at), tail=tail)
-    return tiny
-
-
-def flip(path: Path, at: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def weights_of(run_dir: Path, name: str) -> bytes:
-    found = np.zeros(3)
-    everstep.load(run_dir / "best" / "valid_loss" / name, {"w": found})
-    return found.tobytes()
+    return tiny.train(inside=boom_at(crash_at), tail=tail)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -153,7 +122,8 @@ def test_a_start_finds_it_moves_it_away_and_the_run_finishes_with_the_next_best(
     run = tmp_path / "run"
     with pytest.raises(Boom):
         train(best_run(run, keep=2), crash_at=15)
-    second = weights_of(run, NEXT)
+    second = np.zeros(3)
+    everstep.load(run / "best" / "valid_loss" / NEXT, {"w": second})
     DAMAGES[kind](run / "best" / "valid_loss" / BEST)
     tiny = train(best_run(run, keep=2))
     (moved,) = (run / "damaged").iterdir()
@@ -165,16 +135,17 @@ def test_a_start_finds_it_moves_it_away_and_the_run_finishes_with_the_next_best(
         "restore_at_end loaded the next best weights by valid_loss (0.3, step 12); not those of 0.2, step 8"
     )
     assert message in end
-    assert tiny.w.tobytes() == second and tiny.loop.ending.finished
+    assert tiny.w.tobytes() == second.tobytes() and tiny.loop.ending.finished
     assert tiny.loop.best is not None and (tiny.loop.best.value, tiny.loop.best.path) == (0.2, None)
     again = train(best_run(run, keep=2))
-    assert again.loop.ending.finished and again.w.tobytes() == second
+    assert again.loop.ending.finished and again.w.tobytes() == second.tobytes()
 
 
 def test_with_one_that_is_kept_the_last_weights_stay(tmp_path: Path) -> None:
     run = tmp_path / "run"
     straight = Tiny(tmp_path / "straight", max_epoch=4).train()
-    ends = train(best_run(run), at_end=lambda: flip(run / "best" / "valid_loss" / BEST / ARRAYS))
+    arrays = run / "best" / "valid_loss" / BEST / ARRAYS
+    ends = train(best_run(run), each=lambda epoch: epoch == 4 and flip(arrays))
     (warning,) = ends.loop.ending.warnings
     assert "restore_at_end restored nothing: those of 0.2, step 8: checkpoint" in warning
     assert f"the folder is now {run / 'damaged'}" in warning and warning.endswith("the last weights stay")
@@ -206,24 +177,14 @@ def test_verify_reads_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("copy", [True, False])
 def test_what_the_disk_refused_is_said_and_named_by_no_later_checkpoint(tmp_path: Path, copy: bool) -> None:
     """The save of the best value fails, and the saves that follow do not."""
-    run = tmp_path / "run"
-    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
-    tiny = Tiny(run, services=[best, everstep.Checkpoints(everstep.Every(epochs=1), copy=copy)], max_epoch=4)
-
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
-        refuse_at(epoch)
-
-    try:
-        tiny.train(tail=tail)
-    finally:
-        everstep.hazard.arm(None)
+    saves = everstep.Checkpoints(everstep.Every(epochs=1), copy=copy)
+    tiny = train(best_run(tmp_path, keep=2, services=[saves]), each=refuse_at)
     refused, lost, end = tiny.loop.ending.warnings
     assert "a save failed" in refused
     assert f"the weights of the best valid_loss in {BEST} are not kept" in lost
     assert "(0.3, step 12); not those of 0.2, step 8: they were not kept" in end
     assert tiny.loop.best is not None and (tiny.loop.best.value, tiny.loop.best.path) == (0.2, None)
-    assert kept_in(run) == {"valid_loss": [NEXT]}
+    assert kept_in(tmp_path) == {"valid_loss": [NEXT]}
 
 
 def kept_in(run_dir: Path) -> Any:
@@ -238,18 +199,16 @@ def refuse_at(epoch: int) -> None:
 
 
 def test_what_the_disk_refused_is_not_named_by_the_checkpoint_of_an_interruption(tmp_path: Path) -> None:
-    saves = everstep.Checkpoints(everstep.Every(epochs=1))
-    tiny = Tiny(tmp_path, services=[everstep.Best("valid_loss"), saves], max_epoch=4)
+    tiny = best_run(tmp_path, services=[everstep.Checkpoints(everstep.Every(epochs=1))])
 
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=OF_EPOCH[epoch])
+    def each(epoch: int) -> None:
         refuse_at(epoch)
         if epoch == 3:  # the state that was kept after the steps is committed
             os.kill(os.getpid(), signal.SIGTERM)
-            loop.collect_metrics(test_loss=1.0)
+            tiny.loop.collect_metrics(test_loss=1.0)
 
     with pytest.raises(Interrupted):
-        tiny.train(tail=tail)
+        train(tiny, each=each)
     assert kept_in(tmp_path) == {}
     assert any("in epoch-0002-step-00000008 are not kept" in told for told in tiny.loop.ending.warnings)
 
@@ -258,14 +217,7 @@ def test_what_an_earlier_timeline_kept_does_not_stand_for_what_the_disk_refused(
     saves = everstep.Checkpoints(everstep.Every(epochs=1), keep_last=None)
     with pytest.raises(Boom):
         train(best_run(tmp_path, keep=2), crash_at=15)
-    best = everstep.Best("valid_loss", keep=2, restore_at_end=True)
-    tiny = Tiny(tmp_path, services=[best, saves], max_epoch=4, resume=4)
-
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=OF_EPOCH[epoch] / 2)
-        refuse_at(epoch)
-
-    tiny.train(tail=tail)
+    tiny = train(best_run(tmp_path, keep=2, services=[saves], resume=4), each=refuse_at, scale=0.5)
     assert kept_in(tmp_path) == {"valid_loss": [NEXT]}
     assert "(0.15, step 12); not those of 0.1, step 8" in tiny.loop.ending.warnings[-1]
 

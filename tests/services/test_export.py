@@ -1,12 +1,14 @@
-"""`Export`: weights in files that need no everstep, whole or absent, whatever kills the run."""
+"""`Export` and `Dump`: files that need no everstep, whole or absent, whatever kills the run."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,15 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as distributed
-from crashing import collecting, run
 from safetensors.numpy import load_file
 
 import everstep
-from everstep import Every, Service
-from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError
-from everstep.services import Export, OnBest
+import tiny_task
+from everstep import Evaluate, Every, Service
+from everstep.errors import ConfigError, DamagedCheckpointError, MetricError, NoCheckpointError
+from everstep.services import Dump, Export, OnBest
 from everstep.testing import ManualClock
-from tiny_runs import Boom, boom_at
+from tiny_runs import Boom, boom_at, collecting, flip_array, resumed, rows, serviced, supervised
 
 LOSSES = [0.7, math.nan, 0.5, 0.6, 0.5]
 """Of each epoch, of four steps."""
@@ -57,11 +59,12 @@ STEPS = {"at the end": [20], "latest": [8, 16], "all": [5, 10, 15, 20], "best": 
 
 def test_each_strategy_has_its_steps_and_a_crash_changes_no_folder(tmp_path: Path) -> None:
     """Killed at any point: test_all_together."""
-    tail = collecting("valid_loss", LOSSES)
-    run(tmp_path / "whole", every_strategy(), tail, max_epoch=5)
-    with pytest.raises(Boom):
-        run(tmp_path / "run", every_strategy(), tail, boom_at(14), max_epoch=5)
-    run(tmp_path / "run", every_strategy(), tail, max_epoch=5)
+
+    def start(run_dir: Path, crash: int) -> None:
+        tail = collecting("valid_loss", LOSSES)
+        serviced(run_dir, every_strategy(), tail, boom_at(crash), max_epoch=5)
+
+    resumed(tmp_path, start, 14)
     for name, steps in STEPS.items():
         whole = exported(tmp_path / "whole", name)
         assert list(whole) == [f"step-{step:08d}" for step in steps], name
@@ -71,9 +74,8 @@ def test_each_strategy_has_its_steps_and_a_crash_changes_no_folder(tmp_path: Pat
 
 
 def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
-    tiny = run(
-        tmp_path, [Export(OnBest("valid_loss"), entry="w")], collecting("valid_loss", [0.5]), max_epoch=1
-    )
+    services = [Export(OnBest("valid_loss"), entry="w")]
+    tiny = serviced(tmp_path, services, collecting("valid_loss", [0.5]), max_epoch=1)
     ((about, arrays),) = exported(tmp_path).values()
     loss = everstep.record.RunJournal(tmp_path).rows("loss")
     assert about.pop("digest")
@@ -90,12 +92,8 @@ def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
 
 def test_a_restart_exports_no_worse_value(tmp_path: Path) -> None:
     def start(values: Sequence[float], epochs: int) -> list[str]:
-        run(
-            tmp_path,
-            [Export(OnBest("valid_loss"), entry="w")],
-            collecting("valid_loss", values),
-            max_epoch=epochs,
-        )
+        services = [Export(OnBest("valid_loss"), entry="w")]
+        serviced(tmp_path, services, collecting("valid_loss", values), max_epoch=epochs)
         return list(exported(tmp_path))
 
     assert start([0.5, 0.3], 2) == ["step-00000004", "step-00000008"]
@@ -105,7 +103,7 @@ def test_a_restart_exports_no_worse_value(tmp_path: Path) -> None:
 
 def test_with_a_raised_limit_the_folder_is_that_of_the_longer_run(tmp_path: Path) -> None:
     for epochs in (2, 2, 4):
-        run(tmp_path, [Export(entry="w", name="final")], max_epoch=epochs)
+        serviced(tmp_path, [Export(entry="w", name="final")], max_epoch=epochs)
         assert list(exported(tmp_path, "final")) == [f"step-{4 * epochs:08d}"]
 
 
@@ -116,7 +114,7 @@ def test_a_disk_that_refuses_costs_the_export_and_not_the_run(tmp_path: Path) ->
         if step == 3:
             (tmp_path / "exports").unlink()
 
-    tiny = run(tmp_path, [Export(Every(steps=2), entry="w")], inside=damage, max_epoch=1)
+    tiny = serviced(tmp_path, [Export(Every(steps=2), entry="w")], inside=damage, max_epoch=1)
     assert list(exported(tmp_path)) == ["step-00000004"]
     (warning,) = tiny.loop.ending.warnings
     assert "'export' failed and is skipped" in warning
@@ -140,18 +138,17 @@ def test_a_state_with_nan_is_not_exported(tmp_path: Path) -> None:
 
 def test_a_run_that_was_left_or_is_called_bad_has_no_export(tmp_path: Path) -> None:
     with pytest.raises(Boom):
-        run(tmp_path, [Export(entry="w")], inside=boom_at(3), max_epoch=1)
+        serviced(tmp_path, [Export(entry="w")], inside=boom_at(3), max_epoch=1)
     services = [Export(Every(steps=1), entry="w"), Export(entry="w", name="final")]
     bad = everstep.Stop("bad", failed=True)
-    run(tmp_path / "bad", services, inside=lambda loop, step: loop.call_soon(bad), max_epoch=1)
+    serviced(tmp_path / "bad", services, inside=lambda loop, step: loop.call_soon(bad), max_epoch=1)
     assert not (tmp_path / "exports").exists() and not (tmp_path / "bad" / "exports").exists()
 
 
 def test_a_supervisor_exports_at_its_end_a_dictionary_of_arrays(tmp_path: Path) -> None:
     parts = {"a": np.arange(3.0), "inner": {"b": np.ones((2, 2), np.float32)}, "count": 3}
-    with everstep.Supervisor(tmp_path, {"w": parts}, services=[Export(entry="w")], max_step=3) as supervisor:
-        while not supervisor.should_stop():
-            supervisor.advance(loss=0.5)
+    sv = everstep.Supervisor(tmp_path, {"w": parts}, services=[Export(entry="w")], max_step=3)
+    supervised(sv, lambda sv: {"loss": 0.5})
     (found,) = exported(tmp_path).items()
     assert found[0] == "step-00000003" and found[1][0]["metrics"] == {"loss": 0.5}
     assert found[1][1].keys() == {"a", "inner/b"}
@@ -162,7 +159,8 @@ def test_on_a_schedule_in_seconds(tmp_path: Path) -> None:
     clock = ManualClock()
     for epochs in (1, 2):
         services = [Export(Every(seconds=1), entry="w", keep=3)]
-        run(tmp_path, services, inside=lambda loop, step: clock.advance(1), max_epoch=epochs, clock=clock)
+        tick = lambda loop, step: clock.advance(1)  # noqa: E731
+        serviced(tmp_path, services, inside=tick, max_epoch=epochs, clock=clock)
     assert list(exported(tmp_path)) == [f"step-{step:08d}" for step in (6, 7, 8)]
 
 
@@ -245,10 +243,10 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no state entry is named 'model'; known: momentum, w"):
-        run(tmp_path / "a", [Export()], max_epoch=1)
+        serviced(tmp_path / "a", [Export()], max_epoch=1)
     program = Export(entry="w", format="torch.export", inputs=(1,))
     with pytest.raises(ConfigError, match="'w' is a ndarray, which torch"):
-        run(tmp_path / "b", [program], max_epoch=1)
+        serviced(tmp_path / "b", [program], max_epoch=1)
 
 
 # ---- everstep.export: weights of a checkpoint in the formats of other libraries, read back by them
@@ -333,15 +331,9 @@ def test_arrays_of_numpy(saved: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_entry_is_read(saved: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "epoch-0001-step-00000001"
-    folder.mkdir()
-    for path in (saved / "checkpoints" / "epoch-0001-step-00000001").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    raw = bytearray((folder / "arrays.safetensors").read_bytes())
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    raw[start + header["user/table/w"]["data_offsets"][0]] ^= 1
-    (folder / "arrays.safetensors").write_bytes(raw)
+    name = "epoch-0001-step-00000001"
+    folder = Path(shutil.copytree(saved / "checkpoints" / name, tmp_path / name))
+    flip_array(folder, "user/table/w")
     everstep.export(folder, tmp_path / "out")
     assert same(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"))
     with pytest.raises(DamagedCheckpointError, match="has changed"):
@@ -372,3 +364,79 @@ def test_wrong_arguments_write_nothing_and_what_is_no_export_stays(saved: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     with pytest.raises(NoCheckpointError, match="there is no checkpoint yet"):
         everstep.export(tmp_path, tmp_path / "out")
+
+
+class Task(tiny_task.TinyTask):
+    """Says of each example its number, what the weights make of it, and a pair."""
+
+    def eval_step(self, batch: Any) -> Mapping[str, Any]:
+        (ids,) = batch
+        each = ids * self.w[0]
+        return {
+            "loss": float(each.mean()),
+            "id": ids,
+            "each": torch.tensor(each),
+            "pair": [(float(i), float("nan")) for i in ids],
+            "name": [f"sample, {i}" for i in ids],
+        }
+
+
+def trainer(run_dir: Path, *services: everstep.Service, **options: Any) -> Any:
+    return tiny_task.trainer(run_dir, Task(), services=services, **{"max_epoch": 3, **options})
+
+
+ALL = ["id", "each", "pair", "name"]
+
+
+def dumped(run_dir: Path) -> dict[str, bytes]:
+    folder = run_dir / "dumps"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_file_for_each_evaluation_and_one_line_for_each_example(tmp_path: Path) -> None:
+    evaluate = [Evaluate("valid", Every(steps=3), validate_first=True), Evaluate("test")]
+    door = trainer(tmp_path / "run", Dump(ALL), *evaluate)
+    door.run_training()
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (0, 3, 6, 9, 12)}
+    path = tmp_path / "run" / "dumps" / "dump valid" / "step-00000012.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["id"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["each"] for line in lines] == [i * door.task.w[0] for i in range(5)]
+    assert lines[4] == {"id": 4, "each": 4 * door.task.w[0], "pair": [4.0, None], "name": "sample, 4"}
+    recorded = {row[3] for row in rows(tmp_path / "run", "eval/valid")}
+    assert recorded == {"valid/loss"}  # what is dumped is no metric
+    assert door.evaluate("valid")["valid/loss"] == pytest.approx(2 * door.task.w[0])
+
+
+def test_a_table_for_other_programs(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Dump(ALL, format="csv", keep=2)).run_training()
+    folder = tmp_path / "run" / "dumps" / "dump valid"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000008.csv", "step-00000012.csv"]
+    with open(folder / "step-00000012.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [line["name"] for line in table] == [f"sample, {i}" for i in range(5)]
+    assert table[4]["pair"] == "[4.0, null]" and float(table[4]["id"]) == 4
+
+
+def test_what_the_program_evaluates_is_dumped_too(tmp_path: Path) -> None:
+    door = trainer(tmp_path / "run", Dump(ALL), max_epoch=2)
+    tiny_task.in_epochs(door, lambda loop: door.epoch("train", "valid"))
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
+
+
+def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Dump(ALL)).run_training()
+    again = trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004")
+    again.run_training()
+    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
+    trainer(tmp_path / "run", Dump(ALL), max_epoch=1, resume=False).run_training()
+    assert set(dumped(tmp_path / "run")) == {"dump valid/step-00000004.jsonl"}
+
+
+def test_what_cannot_be_dumped_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did not return 'eac'; did you mean 'each'"):
+        trainer(tmp_path / "a", Dump([*ALL, "eac"])).run_training()
+    with pytest.raises(MetricError, match=r"'loss' is .*a single value for a whole batch"):
+        trainer(tmp_path / "b", Dump([*ALL, "loss"])).run_training()
+    with pytest.raises(ConfigError, match="AFTER_EVAL_STEP, which a TrainLoop does not have"):
+        everstep.TrainLoop(tmp_path / "c", services=[Dump("id")])

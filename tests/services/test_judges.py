@@ -1,25 +1,39 @@
-"""Services that judge a metric or the run's progress act in time; `check_service` has their crashes."""
+"""Services that judge the run, and those that act: in time, and exactly over a crash."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from crashing import collecting, run
 
 import everstep
 import warm
-from everstep import EarlyStop, Every, Service, Stop
-from everstep.errors import ConfigError, GuardStop, LossBoundError
-from everstep.services import Annealing, LossBound, Plateau, Require, Scheduled, SetValue
+from everstep import Boundary, EarlyStop, Every, Outcome, Save, Service, Stop, services
+from everstep.errors import ConfigError, GuardStop, LossBoundError, ServiceError, UsageError
+from everstep.services import (
+    Annealing,
+    GlobalStepWaiter,
+    Interrupt,
+    LossBound,
+    OnBest,
+    Plateau,
+    Require,
+    Scheduled,
+    SetValue,
+    Stage,
+    When,
+)
 from everstep.services.judges import Judge
 from everstep.supervisor.opening.configuration import changed_controllers
-from tiny_runs import Boom, Tiny, boom_at, rows
+from tiny_runs import Boom, Tiny, boom_at, collecting, events, quiet, resumed, rows, serviced, supervised
 
 NAN, INF = float("nan"), float("inf")
 OVER = "max_epoch {} is reached"
@@ -67,23 +81,25 @@ def test_each_judges_in_time(tmp_path: Path) -> None:
     for number, (make, values, max_epoch, reason, step) in enumerate(CASES):
         judge: Any = make()
         name = judge.metric if judge.metric not in ("loss", "nothing") else "x"
-        tiny = run(tmp_path / str(number), [judge], collecting(name, values), max_epoch=max_epoch)
+        tiny = serviced(tmp_path / str(number), [judge], collecting(name, values), max_epoch=max_epoch)
         assert tiny.loop.ending.reason.endswith(reason.removeprefix("...")), number
         assert tiny.loop.ending.step == step, number
 
 
 def advance(run_dir: Path, losses: Sequence[float | None], *services: Service, crash: int = 0) -> Any:
     """A Supervisor's steps with these losses; None is a step without."""
-    saves, state = everstep.Checkpoints(Every(steps=2)), {"seen": {"sum": 0.0}}
-    with everstep.Supervisor(run_dir, state, services=[*services, saves], max_step=len(losses), seed=1) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            if sv.step + 1 == crash:
-                raise Boom
-            loss = losses[sv.step]
-            state["seen"]["sum"] += loss or 0.0
-            sv.advance(**({} if loss is None else {"loss": loss}))
-    return sv
+    saves, state = everstep.Checkpoints(Every(steps=2)), {"seen": {"sum": 0.0, "rate": 1.0}}
+
+    def step(sv: Any) -> dict[str, float]:
+        boom_at(crash)(sv, sv.step + 1)
+        loss = losses[sv.step]
+        state["seen"]["sum"] += loss or 0.0
+        return {} if loss is None else {"loss": loss}
+
+    services = (*services, saves)
+    return supervised(
+        everstep.Supervisor(run_dir, state, services=services, max_step=len(losses), seed=1), step
+    )
 
 
 def test_without_any_value_steps_of_patience_do_not_pass(tmp_path: Path) -> None:
@@ -91,36 +107,17 @@ def test_without_any_value_steps_of_patience_do_not_pass(tmp_path: Path) -> None
     assert (sv.step, sv.ending.reason) == (6, "early stop: loss has not improved on 1.0 for 2 steps")
 
 
-def lowered(run_dir: Path, crash: int = 0) -> tuple[str | None, float, list[Any]]:
-    """A model whose validation loss stands still from the first epoch on; two steps an epoch."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    data = everstep.data.arrays(torch.arange(8.0).reshape(4, 2) / 8, batch_size=2, shuffle=True)
-    lower = SetValue("optimizer.lr", times=0.5, least=0.2)
-    services = [Plateau("valid_loss", then=lower, long=3, short=1, cooldown=1)]
-    with everstep.TrainLoop(
-        run_dir, {"model": model, "optimizer": optimizer}, max_epoch=10, seed=1, services=services
-    ) as loop:
-        for _ in loop.iter_epochs():
-            for step, (x,) in loop.iter_steps(data):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
-                if step == crash:
-                    raise Boom
-            loop.collect_metrics(valid_loss=1.0)
-    return loop.ending.digest, optimizer.param_groups[0]["lr"], rows(run_dir)
+def test_a_value_falls_and_rests_and_is_exact_over_resumes(tmp_path: Path) -> None:
+    """The loss stands still from the first step on."""
+    lower = SetValue("seen.rate", times=0.5, least=0.2)
 
+    def start(run_dir: Path, crash: int) -> list[tuple[int, float]]:
+        plateau = Plateau("loss", then=lower, long=3, short=1, cooldown=1, every=Every(steps=1))
+        advance(run_dir, [1.0] * 10, plateau, crash=crash)
+        return [(row[1], float.fromhex(row[5])) for row in rows(run_dir) if row[3] == "seen.rate"]
 
-def test_the_learning_rate_falls_and_rests_and_is_exact_over_resumes(tmp_path: Path) -> None:
-    whole = lowered(tmp_path / "whole")
-    changes = [(row[0], float.fromhex(row[5])) for row in whole[2] if row[3] == "optimizer.lr"]
-    assert changes == [(3, 0.5), (5, 0.25), (7, 0.2)] and whole[1] == 0.2
-    for crash in (7, 11):
-        with pytest.raises(Boom):
-            lowered(tmp_path / str(crash), crash)
-        assert lowered(tmp_path / str(crash)) == whole
+    whole, again = resumed(tmp_path, start, 4, 7)
+    assert whole == again == [(3, 0.5), (5, 0.25), (7, 0.2)]
 
 
 PROGRAM = """
@@ -165,7 +162,7 @@ def test_a_run_that_is_over_before_fails_and_goes_on_with_a_raised_limit(tmp_pat
 
 def test_a_run_that_is_left_is_not_judged_and_what_came_after_the_last_look_counts(tmp_path: Path) -> None:
     with pytest.raises(Boom):
-        run(tmp_path / "left", [Require("loss", 0.0, "min", epoch=9)], inside=boom_at(3), max_epoch=1)
+        serviced(tmp_path / "left", [Require("loss", 0.0, "min", epoch=9)], inside=boom_at(3), max_epoch=1)
     assert advance(tmp_path / "late", [0.5, 0.5], Require("loss", 0.5, step=9)).ending.finished
 
 
@@ -221,17 +218,19 @@ def test_annealing_begins_with_the_initial_value_and_stays_between_its_bounds() 
 
 
 def scheduled(run_dir: Path, *services: Service, crash: int = 0, **arguments: Any) -> tuple[Any, list[float]]:
-    """Two steps an epoch; it tells the rows, and the rate of each step of this start."""
-    settings, rates = {"rate": -1.0}, []
+    """Two steps an epoch; it tells the changes of the rate, and the rate of each step of this start."""
+    settings, rates = {"rate": -1.0, "sum": 0.0}, []
     listed = [*services, everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
     arguments = {"max_epoch": 6, "steps_per_epoch": 2, "seed": 1, **arguments}
     with everstep.TrainLoop(run_dir, {"settings": settings}, services=listed, **arguments) as loop:
-        for _ in loop.iter_epochs():
+        for epoch in loop.iter_epochs():
             for step in loop.iter_steps():
                 rates.append(settings["rate"])
-                if step == crash:
-                    raise Boom
-    return rows(run_dir), rates
+                settings["sum"] += settings["rate"] * step
+                boom_at(crash)(loop, step)
+            loop.collect_metrics(valid_loss=LOSSES[epoch % len(LOSSES) - 1])
+    changes = {row[1]: float.fromhex(row[5]) for row in rows(run_dir) if row[3] == "settings.rate"}
+    return changes, rates
 
 
 @pytest.mark.parametrize(
@@ -242,16 +241,15 @@ def scheduled(run_dir: Path, *services: Service, crash: int = 0, **arguments: An
     ],
 )
 def test_each_step_has_its_value_after_a_crash(tmp_path: Path, every: Any, rates: list[float]) -> None:
-    schedule = Annealing(8, 0.5, every=3, least=1)
-    whole, seen = scheduled(tmp_path / "whole", Scheduled("settings.rate", schedule, every=every))
+    def start(run_dir: Path, crash: int) -> tuple[Any, list[float]]:
+        schedule = Annealing(8, 0.5, every=3, least=1)
+        return scheduled(run_dir, Scheduled("settings.rate", schedule, every=every), crash=crash)
+
+    (changes, seen), (again, later) = resumed(tmp_path, start, 8)
     assert seen == rates
-    changes = {row[1]: float.fromhex(row[5]) for row in whole if row[3] == "settings.rate"}
     settings = [-1, *rates, 1]  # the last is that of step 13, which a raised limit would make
     assert changes == {step: settings[step + 1] for step in range(13) if settings[step + 1] != settings[step]}
-    with pytest.raises(Boom):
-        scheduled(tmp_path / "run", Scheduled("settings.rate", schedule, every=every), crash=8)
-    again, seen = scheduled(tmp_path / "run", Scheduled("settings.rate", schedule, every=every))
-    assert again == whole and seen == rates[12 - len(seen) :]
+    assert again == changes and later == rates[12 - len(later) :]
 
 
 def test_another_schedule_is_another_run(tmp_path: Path) -> None:
@@ -301,3 +299,311 @@ def test_a_subclass_has_the_settings_of_the_one_above_and_no_two_share_a_schedul
     assert Patient("loss", 2).config() == EarlyStop("loss", patience=20).config()
     first, second = LossBound(bound=1.0), LossBound(bound=1.0, name="second")
     assert first.schedule == LossBound.default_schedule and first.schedule is not second.schedule
+
+
+LOSSES = [0.5, 0.6, 0.4, 0.4, 0.3]
+"""Of each epoch, of four steps: bests in epochs 1, 3 and 5."""
+
+
+def noting(path: Path) -> Callable[[everstep.Boundary], None]:
+    def note(boundary: everstep.Boundary) -> None:
+        with path.open("a") as file:
+            file.write(f"{boundary.step}\n")
+
+    return note
+
+
+def test_on_a_new_best_once_per_best_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    for epochs in (1, 2, 3, 5, 5):
+        services = [When(OnBest("valid_loss"), noting(path))]
+        serviced(tmp_path / "run", services, collecting("valid_loss", LOSSES), max_epoch=epochs)
+    assert path.read_text().split() == ["4", "12", "20"]
+
+
+def test_a_crash_after_the_checkpoint_does_not_repeat_it_one_before_does(tmp_path: Path) -> None:
+    """The boundary's checkpoint has it; steps that are executed again do all that they did."""
+    path = tmp_path / "told"
+
+    def start(crash: int = 0) -> None:
+        services = [When(OnBest("valid_loss"), noting(path))]
+        serviced(tmp_path / "run", services, collecting("valid_loss", LOSSES), boom_at(crash), max_epoch=4)
+
+    for crash in (6, 14):  # checkpoints after steps 3, 4, 6, 8, 9, 12 ...
+        with pytest.raises(Boom):
+            start(crash)
+    start()
+    assert path.read_text().split() == ["4", "12"]
+
+
+def test_each_kind_of_condition_sets_a_value_exactly(tmp_path: Path) -> None:
+    halve = SetValue("settings.rate", times=0.5)
+    services: list[tuple[Callable[[], When], list[int]]] = [
+        (lambda: When(OnBest("valid_loss"), halve), [4, 12, 20]),
+        (lambda: When(Every(steps=7), halve), [7, 14]),
+        (lambda: When(lambda b: b.step in (6, 12), halve, every=Every(steps=3)), [6, 12]),
+    ]
+
+    for number, (make, steps) in enumerate(services):
+
+        def start(run_dir: Path, crash: int, make: Callable[[], When] = make) -> Any:
+            return scheduled(run_dir, make(), crash=crash, max_epoch=5, steps_per_epoch=4)[0]
+
+        changes, again = resumed(tmp_path / str(number), start, 14)
+        assert list(changes) == steps and again == changes
+
+
+def test_a_save_on_each_best(tmp_path: Path) -> None:
+    saves = everstep.Checkpoints(everstep.Never(), keep_last=None)
+    tiny = Tiny(tmp_path, services=[When(OnBest("valid_loss"), Save()), saves], max_epoch=5)
+    tiny.train(tail=collecting("valid_loss", LOSSES))
+    names = {path.name[:10] for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"epoch-0000", "epoch-0001", "epoch-0003", "epoch-0005"}
+
+
+def test_a_stop_and_an_interruption(tmp_path: Path) -> None:
+    tail = collecting("valid_loss", LOSSES)
+    low = lambda boundary: (boundary.readings.values("valid_loss") or [1])[-1] < 0.45  # noqa: E731
+    tiny = serviced(tmp_path / "a", [When(low, Stop("low enough"))], tail, max_epoch=5)
+    assert (tiny.loop.ending.reason, tiny.loop.ending.step) == ("low enough", 12)
+    with pytest.raises(everstep.errors.Interrupted) as raised:
+        serviced(tmp_path / "b", [When(Every(steps=5), Interrupt("a pause"))], max_epoch=5)
+    assert raised.value.code == 3 and events(tmp_path / "b", "interrupted")[0]["step"] == 5
+
+
+def test_several_actions_in_order_and_the_checkpoint_comes_after(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    services = [
+        When(
+            Every(steps=2),
+            [lambda b: seen.append(b.step), Save(), lambda b: seen.append(-b.step)],
+            name="two",
+        ),
+        When(Every(steps=2), lambda b: seen.append(str(b.step))),
+    ]
+    serviced(tmp_path, services, max_epoch=1)
+    assert seen == [2, -2, "2", 4, -4, "4"]
+
+
+def test_another_decision_is_another_run(tmp_path: Path) -> None:
+    with pytest.raises(Boom):
+        serviced(tmp_path, [When(Every(steps=9), Stop("over"))], inside=boom_at(2), max_epoch=1)
+    with pytest.raises(ConfigError, match=r"stored .*Every\(steps=9.*given .*Every\(steps=8"):
+        serviced(tmp_path, [When(Every(steps=8), Stop("over"), name="when Every(steps=9)")], max_epoch=2)
+    with pytest.raises(Boom):
+        serviced(tmp_path / "b", [When(Every(steps=9), print)], inside=boom_at(2), max_epoch=1)
+    serviced(tmp_path / "b", [When(Every(steps=8), print)], max_epoch=2)  # an observer may change
+
+
+def test_before_and_after_a_save(tmp_path: Path) -> None:
+    """CheckpointSaverListener: before_save is the object's own state_dict, after_save is AFTER_CHECKPOINT."""
+    log: list[str] = []
+
+    class Cache:
+        def state_dict(self) -> dict[str, int]:
+            log.append("before")
+            return {}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    services = [everstep.Checkpoints(Every(steps=2))]
+    sv = everstep.Supervisor(tmp_path, {"cache": Cache()}, services=services, max_step=4)
+    sv.on(everstep.services.Moment.AFTER_CHECKPOINT, lambda boundary: log.append(boundary.payload))
+    supervised(sv)
+    names = [line for line in log if line != "before"]
+    assert names == ["epoch-0000-step-00000000", "step-00000002", "step-00000004"]
+    assert log[log.index("step-00000002") - 1] == "before"
+
+
+def test_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="returned True; return nothing"):
+        serviced(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
+
+
+# ---- GlobalStepWaiter: a process that begins when another run has come far enough
+
+WAITER = """
+import everstep
+from everstep.services import GlobalStepWaiter
+
+waiter = GlobalStepWaiter("other", 4, poll=0.02)
+with everstep.Supervisor("waiting", services=[waiter], max_step=2, seed=1) as sv:
+    sv.stream(None)
+    while not sv.should_stop():
+        print("begun", flush=True)
+        sv.advance()
+"""
+
+
+def advanced(run_dir: Path, steps: int) -> None:
+    services = [everstep.Checkpoints(Every(steps=2))]
+    supervised(everstep.Supervisor(run_dir, services=services, max_step=steps, seed=1))
+
+
+def waiting(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """The waiting process, as soon as it says that it waits, and what it has said."""
+    process = warm.Popen([sys.executable, "-c", WAITER], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = ""
+    while "waiting until" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return process, said
+
+
+def test_it_begins_when_the_other_has_come_there(tmp_path: Path) -> None:
+    process, said = waiting(tmp_path)
+    advanced(tmp_path / "other", 2)
+    advanced(tmp_path / "other", 5)
+    rest, _ = process.communicate()
+    assert process.returncode == 0
+    assert (said.count("begun"), rest.count("begun")) == (0, 2)
+
+
+def test_a_signal_ends_the_waiting(tmp_path: Path) -> None:
+    process, _ = waiting(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert rest.count("begun") == 1
+
+
+def test_the_time_is_over(tmp_path: Path) -> None:
+    advanced(tmp_path / "other", 2)
+    waiter = GlobalStepWaiter(tmp_path / "other", 4, poll=0.01, timeout=0.02)
+    sv = everstep.Supervisor(tmp_path / "run", services=[waiter])
+    with pytest.raises(ServiceError, match="has come to step 2, not to step 4; look at that run"):
+        sv.__enter__()
+
+
+class Sets(Service):
+    """Asks for the same change each time it is due."""
+
+    stage = Stage.DECIDE
+    controller = True
+
+    def __init__(self, action: SetValue, steps: int = 1, sets: Any = None) -> None:
+        super().__init__("sets", Every(steps=steps))
+        self.action, self.sets = action, (action.target,) if sets is None else sets
+
+    def run(self, boundary: Boundary) -> Outcome:
+        return Outcome(actions=(self.action,))
+
+
+def advanced_by(
+    run_dir: Path, state: Any, action: SetValue, steps: int = 3, service: Service | None = None
+) -> None:
+    supervised(everstep.Supervisor(run_dir, state, services=[service or Sets(action)], max_step=steps))
+
+
+def test_an_optimizers_option_in_every_group_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.1}]
+    optimizer = torch.optim.Adam(groups, lr=1.0)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    state_of_weight = optimizer.state[model.weight]
+    state = {"model": model, "optimizer": optimizer}
+    action = SetValue("optimizer.lr", times=0.5, least=0.2)
+    sv = everstep.Supervisor(tmp_path / "run", state, services=[Sets(action, 2)], max_step=6)
+    supervised(sv, lambda sv: optimizer.step())
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
+    assert optimizer.state[model.weight] is state_of_weight
+    assert state_of_weight["step"] == 7
+    found = [(step, name, float.fromhex(value)) for _, step, _, name, _, value, _ in rows(tmp_path / "run")]
+    assert found == [(2, "optimizer.lr", 0.5), (4, "optimizer.lr", 0.25), (6, "optimizer.lr", 0.2)]
+
+
+NOT_SET: list[tuple[Service, str]] = [
+    (Sets(SetValue("optimiser.lr", 0.5)), "no state entry 'optimiser'.*did you mean 'optimizer'"),
+    (Sets(SetValue("optimizer.rl", 0.5)), "'optimizer' has no number 'rl' to be set.*did you mean 'lr'"),
+    (Sets(SetValue("optimizer.name", 0.5)), "'optimizer' has no number 'name'"),
+    (Sets(SetValue("optimizer", 0.5)), "'optimizer' has no number ''"),
+    (Sets(SetValue("w.lr", 0.5)), "'w' has no number 'lr'"),
+    (Sets(SetValue("huge.rate", times=1e300)), r"makes inf of 1e\+300; give a finite value="),
+    (Sets(SetValue("huge.rate", 0.5), sets=()), r"add to class Sets: sets = \('huge.rate',\)"),
+    (Sets(SetValue("huge.rate", 0.5), sets="huge.rate"), "sets of service 'sets' is the string 'huge.rate'"),
+    # a target that is known beforehand is looked up when the loop opens
+    (services.Plateau("loss", then=SetValue("optimizer.rl", 0.5), every=Every(steps=9)), "did you mean 'lr'"),
+    (services.When(Every(steps=9), SetValue("optimizer.rl", 0.5)), "did you mean 'lr'"),
+    (services.Scheduled("optimiser.lr", lambda step: 0.5), "did you mean 'optimizer'"),
+]
+
+
+def test_a_target_that_cannot_be_set_is_refused(tmp_path: Path) -> None:
+    state = {"optimizer": {"lr": 0.1, "name": "mine"}, "w": np.zeros(2), "huge": {"rate": 1e300}}
+    for number, (service, message) in enumerate(NOT_SET):
+        with pytest.raises((ConfigError, UsageError), match=message):
+            advanced_by(tmp_path / str(number), state, SetValue("huge.rate", 0.5), service=service)
+    assert state["huge"] == {"rate": 1e300}
+
+
+def test_a_key_of_a_dictionary_a_slot_and_a_tensor_that_stays_the_same(tmp_path: Path) -> None:
+    settings, slot = {"beta": 1.0}, everstep.Slot(8.0)
+    model, rate = torch.nn.Linear(2, 1), torch.tensor(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    state = {"model": model, "optimizer": optimizer}
+    service = Sets(SetValue("optimizer.lr", 0.25))
+    model(torch.ones(2)).sum().backward()
+    sv = everstep.Supervisor(tmp_path / "tensor", state, services=[service], max_step=1)
+    supervised(sv, lambda sv: optimizer.step())
+    assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.25
+    advanced_by(tmp_path / "dictionary", {"settings": settings}, SetValue("settings.beta", 0.5))
+    advanced_by(tmp_path / "slot", {"temperature": slot}, SetValue("temperature", times=0.5))
+    assert settings == {"beta": 0.5}
+    assert slot.value == 1.0
+
+
+def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:
+    with quiet(tmp_path / "run") as sv, pytest.raises(everstep.errors.UsageError, match="give Stop"):
+        sv.call_soon(SetValue("w", 1.0))
+
+
+schedulers = torch.optim.lr_scheduler
+
+
+@pytest.mark.campaign("long", gate=2)
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda o: schedulers.LambdaLR(o, lambda k: 1 / (k + 1)), "LambdaLR 'plan'"),
+        (lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=50), "OneCycleLR 'plan'"),
+        (lambda o: schedulers.CyclicLR(o, 0.1, 1.0), "CyclicLR 'plan'"),
+        (lambda o: schedulers.CosineAnnealingWarmRestarts(o, 9), "CosineAnnealingWarmRestarts 'plan'"),
+        (
+            lambda o: schedulers.SequentialLR(o, [schedulers.LambdaLR(o, lambda k: k + 1)], []),
+            "LambdaLR 'plan'",
+        ),
+        (lambda o: schedulers.StepLR(o, 2), None),
+        (lambda o: schedulers.ExponentialLR(o, 0.9), None),
+        (lambda o: schedulers.CosineAnnealingLR(o, 50), None),
+        (lambda o: schedulers.MultiplicativeLR(o, lambda k: 0.9), None),
+    ],
+)
+def test_a_scheduler_that_undoes_it_is_named_once(tmp_path: Path, make: Any, told: str | None) -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def rates(run_dir: Path, services: list[Service]) -> tuple[list[float], everstep.supervisor.Ending]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        state = {"model": model, "optimizer": optimizer, "plan": make(optimizer)}
+        found = []
+
+        def step(sv: everstep.Supervisor) -> None:
+            found.append(optimizer.param_groups[0]["lr"])
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            state["plan"].step()
+
+        sv = supervised(everstep.Supervisor(run_dir, state, services=services, max_step=6), step)
+        return [*found[1:], optimizer.param_groups[0]["lr"]], sv.ending
+
+    alone, _ = rates(tmp_path / "alone", [])
+    found, ending = rates(tmp_path / "run", [Sets(SetValue("optimizer.lr", times=1e-6), 2)])
+    undone = [k for k in (2, 4) if found[k] == pytest.approx(alone[k])]
+    assert undone == ([2, 4] if told else [])
+    if told is None:
+        assert ending.warnings == ()
+    else:
+        (warning,) = ending.warnings
+        assert f"service 'sets' sets optimizer.lr, and {told} computes it from" in warning

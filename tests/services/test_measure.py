@@ -1,4 +1,4 @@
-"""Services that measure and tell: `LogVariables`, `FinalValues`, `Throughput`, `System`, `Profile`."""
+"""Services that measure and tell; and the witness of a drilled run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import everstep
 from everstep import Every
+from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services import FinalValues, LogVariables, Profile, System, Throughput
 from everstep.testing import ManualClock, nothing_left
-from tiny_runs import Boom, Tiny, boom_at, rows
+from tiny_runs import Boom, Tiny, boom_at, rows, supervised
 
 
 def printed(tiny: Tiny, word: str) -> list[str]:
@@ -200,14 +202,13 @@ def profiled(run_dir: Path, service: Profile, crash: int = 0) -> list[str]:
     """The names of the traces."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
-    with everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=20, seed=1) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            with torch.no_grad():
-                model.weight.copy_(model(model.weight).tanh())
-            if sv.step + 1 == crash:
-                raise Boom
-            sv.advance()
+
+    def step(sv: everstep.Supervisor) -> None:
+        with torch.no_grad():
+            model.weight.copy_(model(model.weight).tanh())
+        boom_at(crash)(sv, sv.step + 1)
+
+    supervised(everstep.Supervisor(run_dir, {"model": model}, services=[service], max_step=20, seed=1), step)
     return sorted(path.name for path in (run_dir / "logs" / "profile").iterdir())
 
 
@@ -244,3 +245,54 @@ assert "KINETO_LOG_LEVEL" not in os.environ
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def witnessed(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_writes_every_place_of_every_step_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(run: str) -> None:
+        Tiny(tmp_path / run, max_epoch=1, samples=4).train()
+
+    train("plain")
+    monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
+    train("drilled")
+    assert compare_runs(tmp_path / "plain", tmp_path / "drilled") == []
+    found = witnessed(tmp_path / "file")
+    steps = [("before", 1, 1), ("step", 1, 1), ("before", 1, 2), ("step", 1, 2)]
+    places = [("enter", 0, 0), *steps, ("epoch", 1, 2), ("exit", 1, 2)]
+    assert [(one["at"], one["epoch"], one["step"]) for one in found] == places
+    assert {one["run"] for one in found} == {str(tmp_path / "drilled")}
+    assert set(found[1]["parts"]) == {"samples/train", "weights/w", "weights/momentum"}
+    assert {"random/python", "random/numpy"} <= set(found[2]["parts"])
+
+
+def test_batches_of_a_supervisor_are_noted_by_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
+    with everstep.Supervisor(tmp_path / "run", {"w": np.zeros(2)}, seed=0, max_step=2) as sv:
+        left, right = sv.stream([1, 2, 3, 4], "left"), sv.stream([5, 6], "right")
+        while not sv.should_stop():
+            next(left)
+            if sv.step:
+                next(left), next(right)
+            sv.advance()
+    steps = [one["parts"] for one in witnessed(tmp_path / "file") if one["at"] == "step"]
+    kinds = [{part for part in parts if not part.startswith("random")} for parts in steps]
+    assert kinds == [{"samples/left", "weights/w"}, {"samples/left", "samples/right", "weights/w"}]
+
+
+def test_entries_are_named_by_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Optimizer:
+        def state_dict(self) -> dict[str, Any]:
+            return {"state": {}, "param_groups": [{"lr": 0.1}]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
+    Tiny(
+        tmp_path / "run", max_epoch=1, state={"w": np.zeros(1), "notes": {"n": 1}, "opt": Optimizer()}
+    ).train()
+    assert set(witnessed(tmp_path / "file")[0]["parts"]) == {"weights/w", "state/notes", "optimizer/opt"}

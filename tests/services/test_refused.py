@@ -110,7 +110,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Notify(command=["true"], url="http://a/b"), "give one of command"),
     (lambda: Notify(command="mail me"), "give a list of strings"),
     (lambda: Notify(url="ftp://example.org/x"), "http or https"),
-    (lambda: Notify(url="https://exa mple.org/x"), "http or https"),
+    *(
+        (lambda u=u: Notify(url=u), "an address with http or https")
+        for u in ("https://exa mple.org/x", "https://[x", "http://:80/", A)
+    ),
     (lambda: Notify(command=["true"], on=["fail"]), "did you mean 'failed'"),
     (lambda: Notify(command=["true"], timeout=A), "timeout="),
 ]

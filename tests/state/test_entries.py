@@ -1,7 +1,7 @@
 """Entries: each kind of object is restored in place, and what does not fit is refused beforehand."""
 
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from random import SystemRandom as Unseeded
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from everstep.errors import RestoreError, StateError
-from everstep.state import decode, dropped, encode, make_entry
+from everstep.state import Slot, decode, dropped, encode, make_entry
 
 
 def saved(obj: Any) -> Any:
@@ -29,6 +29,18 @@ class Meter:
 
     def load_state_dict(self, state: Any) -> None:
         self.history = state["history"]
+
+
+def test_a_value_given_to_a_slot_later_counts_as_the_first() -> None:
+    slot, window = Slot(), deque([1])
+    slot.value = window
+    entry = make_entry("slot", slot)
+    entry.load({"value": deque([2]), "replaced": False})
+    assert window == deque([2]) and slot.value is window
+    slot.value += [3]
+    assert entry.save() == {"value": deque([2, 3]), "replaced": False}
+    slot.value = deque()
+    assert entry.save()["replaced"]
 
 
 def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:

@@ -1,16 +1,20 @@
-"""`config=` of the doors: recorded, compared at a resume, never changed in silence."""
+"""`config=` of the doors, and the machine of a start: recorded, compared, never changed in silence."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import everstep
+from everstep.contracts.group import DataRanks
 from everstep.errors import ChangedError, ConfigError
 from everstep.record import RunJournal
-from everstep.supervisor.opening.configuration import Configuration, differences
-from tiny_runs import Tiny
+from everstep.supervisor.opening.configuration import Configuration, changes, differences, fingerprint
+from tiny_runs import Boom, Tiny, boom_at
 
 
 def train(path: Path, config: Any, epochs: int = 1, **arguments: Any) -> Tiny:
@@ -93,3 +97,84 @@ def test_limits_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path:
         start(("note",), epochs=4, workers=2, lr=0.2, note="second")
     with pytest.raises(ConfigError, match=r"config has no 'not'; did you mean 'note'"):
         start(("not",), epochs=4, workers=2, lr=0.1, note="second")
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Here(Tiny):
+    """A program whose numbers depend on the number of threads, as those of a kernel may."""
+
+    def __init__(self, run_dir: Path, threads: int, **arguments: Any) -> None:
+        torch.set_num_threads(threads)
+        services = [everstep.Checkpoints(everstep.Every(steps=4))]
+        super().__init__(run_dir, services=services, **{"max_epoch": 2, **arguments})
+
+    def update(self, ids: Any) -> None:
+        self.w += 1e-9 * torch.get_num_threads()
+        super().update(ids)
+
+    def said(self, text: str) -> list[int]:
+        return [at for at, line in enumerate(self.lines) if text in line]
+
+
+def crash(here: Here, at: int) -> Here:
+    with pytest.raises(Boom):
+        here.train(inside=boom_at(at))
+    return here
+
+
+DIFFERENCE = "torch.threads: stored 1, given 2"
+
+
+def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 2).train()
+    (first,) = now.said("warning: the checkpoint was computed on another machine")
+    assert first < now.said("resuming")[0]
+    assert (
+        DIFFERENCE in now.lines[first] and "may differ from those of an uninterrupted run" in now.lines[first]
+    )
+    assert now.said("not compared (they were computed on another machine") and not now.said("differs")
+    assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
+
+
+def test_the_run_stays_marked_and_a_finished_one_computes_nothing(tmp_path: Path) -> None:
+    crash(Here(tmp_path / "a", 1), 5)
+    Here(tmp_path / "a", 2).train()
+    Here(tmp_path / "b", 1).train()
+    for run, epochs, same in (("a", 2, False), ("a", 3, False), ("b", 2, True)):
+        again = Here(tmp_path / run, 2, max_epoch=epochs).train()
+        assert not again.said("machine") and again.loop.ending.one_fingerprint is same
+
+
+def test_it_is_that_of_the_start_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    """Not that of the start before: what it did was superseded, and its rows are no measure either."""
+    crash(Here(tmp_path, 1), 5)
+    crash(Here(tmp_path, 2), 7)
+    back = Here(tmp_path, 1).train()
+    assert not back.said("machine, or under other settings of it:") and not back.said("state=")
+    assert back.loop.ending.one_fingerprint
+    undisturbed = Here(tmp_path.with_name("undisturbed"), 1).train()
+    assert back.result() == undisturbed.result()
+
+
+def test_under_the_same_one_a_difference_is_the_program_s(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 1)
+    now.update = lambda ids: now.loop.collect_metrics(loss=0.5)  # type: ignore[method-assign]
+    now.train()
+    assert now.said("state=")
+
+
+def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
+    here = fingerprint({}, DataRanks([0]))
+    assert changes({"numpy": here["numpy"], "machine": here["machine"]}, here) == []
+    assert changes(None, here) == []
+    other = {**here, "machine": {**here["machine"], "processor": "abacus"}}
+    (found,) = changes(other, here)
+    assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"

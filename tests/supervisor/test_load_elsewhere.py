@@ -1,8 +1,7 @@
-"""What a run has saved, in another one: `init_from=`, `InitFrom`, `everstep.load`, `everstep.runs.best`."""
+"""What a run has saved, in another one, by the bare model's names: `init_from=`, `load`, `runs.best`."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import everstep
 from everstep import InitFrom
 from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointError, RestoreError, RunDirError
 from everstep.record import RunDir, RunJournal
+from everstep.state import make_entry
 from everstep.supervisor import Loaded
+from tiny_runs import flip_array, supervised
 
 LOSSES = [3.0, 1.0, 2.0, 0.5]
 """By epoch; the run resumes from epoch 3 below, where 0.5 was not seen yet."""
@@ -227,11 +229,12 @@ def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(
     """Its own code runs after all comparisons, and in the order of the list: it may look at the model."""
     made = {"model": torch.nn.Linear, "picky": lambda *_: Picky(), "told": lambda *_: Told()}
     other, state = ({name: made[name](2, 2) for name in order.split()} for _ in range(2))
-    with everstep.Supervisor(tmp_path / "a", other, max_step=1) as sv:
-        while not sv.should_stop():
-            if "picky" in other:
-                other["picky"].value = 2
-            sv.advance()
+
+    def step(sv: everstep.Supervisor) -> None:
+        if "picky" in other:
+            other["picky"].value = 2
+
+    supervised(everstep.Supervisor(tmp_path / "a", other, max_step=1), step)
     model = state.get("model") or state["told"].first
     before, picky = model.weight.clone(), state.get("picky", Picky())
     with pytest.raises((RestoreError, ValueError), match="not this one"):
@@ -245,19 +248,13 @@ def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) 
     """The optimizer is damaged, and the model is loaded; a resume would pass the checkpoint over."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(trained[0] / "checkpoints" / LAST, folder)
-    path = folder / "arrays.safetensors"
-    raw = bytearray(path.read_bytes())
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    start = 8 + int.from_bytes(raw[:8], "little")
-    raw[start + header["user/optimizer/state/0/exp_avg"]["data_offsets"][0]] ^= 1
-    path.write_bytes(raw)
+    flip_array(folder, "user/optimizer/state/0/exp_avg")
     net = Net()
     everstep.load(folder, {"model": net.model})
     assert net.has(trained[1][4])
     with pytest.raises(DamagedCheckpointError, match="has changed"):
         everstep.load(folder, {"optimizer": net.optimizer})
-    raw[start + header["user/model/0.weight"]["data_offsets"][0]] ^= 1
-    path.write_bytes(raw)
+    flip_array(folder, "user/model/0.weight")
     with pytest.raises(DamagedCheckpointError, match="has changed"):
         everstep.load(folder, {"model": net.model})
 
@@ -418,10 +415,63 @@ def test_what_may_refuse_is_loaded_first_and_a_model_needs_no_copy(tmp_path: Pat
         picky.model = model
         state = {"model": model, "picky": picky}
         if value == 5.0:
-            with everstep.Supervisor(tmp_path, state, max_step=1) as sv:
-                while not sv.should_stop():
-                    sv.advance()
+            supervised(everstep.Supervisor(tmp_path, state, max_step=1))
             seen.clear()
         else:
             everstep.load(tmp_path, state)
             assert seen == [1.0] and model.bias.item() == 5.0
+
+
+def net(fill: float = 0.0) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 1)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(fill)
+    return model
+
+
+def inner_wrapped(fill: float = 0.0) -> nn.Module:
+    model = net(fill)
+    model[2] = nn.DataParallel(model[2])
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+WRAPPED: dict[str, Any] = {
+    "DataParallel": lambda fill=0.0: nn.DataParallel(net(fill)),
+    "a part of it": inner_wrapped,
+    "compiled": lambda fill=0.0: compiled(net(fill)),
+    "compiled and wrapped": lambda fill=0.0: nn.DataParallel(compiled(net(fill))),
+    "wrapped and compiled": lambda fill=0.0: compiled(nn.DataParallel(net(fill))),
+}
+
+
+def fills(model: nn.Module) -> set[float]:
+    return {float(value) for parameter in model.parameters() for value in parameter.detach().flatten()}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
+def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: Any) -> None:
+    def made(model: nn.Module) -> tuple[nn.Module, Any, nn.Module, nn.Module]:
+        inside = [each for each in model.modules() if isinstance(each, nn.Sequential)]
+        norm, part = inside[0][1], inside[1]
+        part.register_buffer("cache", torch.zeros(2), persistent=False)
+        entry = make_entry("model", model)
+        entry.enter()
+        return model, entry, norm, part
+
+    for saved, loaded in ((wrapped(3.0), net()), (net(3.0), wrapped())):
+        (_, entry, norm, part), (model, into, other_norm, other_part) = made(saved), made(loaded)
+        norm.eval()
+        part[0].bias.requires_grad_(False)
+        part.cache += 5
+        tree = entry.save()
+        assert not any(into.check(tree))
+        into.load(tree)
+        assert fills(model) == {3.0}
+        assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
+        assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
+        assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))

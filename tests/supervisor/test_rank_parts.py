@@ -1,30 +1,33 @@
-"""A state tree is divided into what ranks have in common and what is a rank's own, and put together again."""
+"""A state of several ranks: what they have in common, what is a rank's own, who reads which data."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import everstep
 import gate
+from everstep import data
 from everstep.checkpoint import format, read_checkpoint
 from everstep.contracts.data import Share
 from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import HostArray
 from everstep.data.adapt import as_stream
-from everstep.errors import RestoreError
+from everstep.errors import ConfigError, DisagreementError, RestoreError
 from everstep.state import (
     Encoded,
     PerRank,
@@ -38,11 +41,23 @@ from everstep.state import (
     portable,
     rekey,
     restore,
+    seed_all,
     split,
 )
-from everstep.supervisor.saving.rank_parts import digests, for_rank, own_paths
+from everstep.supervisor.data_ranks import Said, begin_random, divide, said, samples
+from everstep.supervisor.opening.configuration import fingerprint, layout
+from everstep.supervisor.saving.rank_parts import (
+    difference,
+    differing,
+    digests,
+    for_rank,
+    leaf_digests,
+    own_paths,
+)
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams.run_streams import Streams
+from everstep.trainer.eval_loop import evaluating
+from tiny_runs import Boom, Tiny, boom_at
 
 names = st.sampled_from(["a", "b", "a/b", "$a", "", "%", "a~", "\ud800", "#", "state"])
 leaf = (
@@ -461,3 +476,300 @@ def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
     common, own = split(encode(again), after.rank_paths())
     assert decode(common) == {"streams": {}}
     assert digest(own) == digest(encode(again)) == digest(encode({"streams": tree}))
+
+
+class Told(Group):
+    """A group in which the other ranks have said something."""
+
+    def __init__(self, *everyone: Said | None) -> None:
+        super().__init__(0, len(everyone), None)
+        self._everyone = everyone
+
+    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        return [None if each is None else list(each) for each in self._everyone]
+
+
+def divided(*everyone: Said | None) -> DataRanks:
+    group = Told(*everyone)
+    divide(group, everyone[0])
+    return group.data
+
+
+@pytest.mark.parametrize(
+    ("ranks", "covers"),
+    [([0, 2], True), ([1, 2], True), ([0, 1, 2, 3], True), ([0], False), ([0, 1], False), ([0, 1, 2], False)],
+)
+def test_a_mean_over_ranks_counts_each_part_equally_often(ranks: list[int], covers: bool) -> None:
+    assert DataRanks([0, 0, 1, 1]).covered_by(ranks) is covers
+
+
+def test_what_one_rank_says() -> None:
+    assert said(None) is None
+    assert said(1) == said((0, 1)) == said([0, 1]) == Said(0, 1)
+    assert said((1, 2)) == Said(1, 2)
+
+
+ROW, OTHER = (0, 2), (1, 3)
+
+DIVIDED: dict[tuple[Said | None, ...], tuple[tuple[int, ...], bool, bool, tuple[int, ...]]] = {
+    (None, None, None): ((0, 1, 2), False, True, (0, 1, 2)),
+    (Said(1, 2), Said(0, 2)): ((1, 0), False, False, (1, 0)),
+    tuple(Said(place, 2) for place in (0, 0, 1, 1)): ((0, 0, 1, 1), True, False, (0, 2)),
+    (Said(0, 2, ROW), Said(0, 2, OTHER), Said(1, 2, ROW), Said(1, 2, OTHER)): (
+        (0, 0, 1, 1),
+        True,
+        False,
+        (0, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("everyone", DIVIDED)
+def test_what_fits_divides_the_data(everyone: tuple[Said | None, ...]) -> None:
+    data = divided(*everyone)
+    assert (data.of, data.shared, data.in_order, data.first) == DIVIDED[everyone]
+    if data.shared:
+        assert data.together(3) == (2, 3)
+        assert data.unlike("aabb") == () and data.unlike("axby") == (1, 3)
+
+
+UNFIT = {
+    "the sizes": ([Said(0, 1), Said(0, 2)], DisagreementError, "1 part on rank 0, and 2 parts on rank 1"),
+    "one alone": ([Said(0, 1), None], DisagreementError, "1 part on rank 0, and no value on rank 1"),
+    "the counts": ([Said(0, 2), Said(0, 2), Said(1, 2)], ConfigError, "it is 0 of 2, 1 of 1"),
+    "nobody": ([Said(0, 2)], ConfigError, "it is 0 of 1, 1 of 0"),
+    "a rank outside": ([Said(0, 2, (0, 1)), Said(None, 2, (0, 1))], ConfigError, "rank 0 is a mesh"),
+    "a larger mesh": ([Said(0, 2, (0, 5)), Said(1, 2, (0, 5))], ConfigError, "mesh of the ranks 0, 5"),
+    "other rows": ([Said(0, 2, (0, 1)), Said(1, 2, (1, 0))], ConfigError, "does not fit the 2 ranks"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_the_ranks_say_has_to_fit(what: str) -> None:
+    everyone, kind, words = UNFIT[what]
+    with pytest.raises(kind, match=words):
+        divided(*everyone)
+
+
+class Telling(Group):
+    """A rank that gives what the writer has told to the ranks that come after it."""
+
+    told: ClassVar[list[Any]] = []
+
+    def gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        if self.writer:
+            self.told[:] = [json.loads(json.dumps(value))]
+        return self.told
+
+
+@pytest.mark.parametrize("of", [(0, 0, 1, 1), (1, 1, 0, 0), (1, 0), (0, 1)])
+def test_each_part_begins_with_random_numbers_of_its_own(of: tuple[int, ...]) -> None:
+    drawn: dict[int, set[tuple[float, ...]]] = {}
+    with isolated():
+        seed_all(0)
+        alone = drawn_now()
+        for rank, part in enumerate(of):
+            seed_all(0)
+            group = Telling(rank, len(of), None)
+            group.data = DataRanks(of)
+            begin_random(group, 7)
+            drawn.setdefault(part, set()).add(drawn_now())
+    assert drawn[0] == {alone} and len(drawn[1]) == 1 and not drawn[0] & drawn[1]
+
+
+def drawn_now() -> tuple[float, ...]:
+    return random.random(), np.random.random()
+
+
+LAYOUTS = {
+    (0, 1, 2, 3): "",
+    (0, 0, 0, 0): "batches in 1 part",
+    (0, 0, 1, 1): "batches in 2 parts",
+    (0, 1, 0, 1): "batches in 2 parts (ranks read the parts 0, 1, 0, 1)",
+    (1, 0, 2, 3): "batches in 4 parts (ranks read the parts 1, 0, 2, 3)",
+}
+
+
+@pytest.mark.parametrize("of", LAYOUTS)
+def test_other_parts_on_as_many_ranks_are_another_layout(of: tuple[int, ...]) -> None:
+    assert layout(fingerprint({}, DataRanks(of))) == LAYOUTS[of]
+
+
+@pytest.mark.parametrize("given", [None, 1, (0, 1)])
+def test_one_process_reads_everything(given: Any, tmp_path: Path) -> None:
+    with everstep.TrainLoop(tmp_path / "run", {"w": np.zeros(1)}, max_epoch=1, data_ranks=given) as loop:
+        for _ in loop.iter_epochs():
+            drawn = [
+                ids.tolist()
+                for _, (ids,) in loop.iter_steps(everstep.data.arrays(np.arange(4), batch_size=2))
+            ]
+        assert (loop.data_rank, loop.data_ranks) == (0, 1)
+    assert drawn == [[0, 1], [2, 3]]
+
+
+def with_memory(run_dir: Path, declare: Callable[[Any], Any], stop_at: int = 0) -> tuple[Any, list[int]]:
+    """Train with a memory in the state; return the digest at the end and the memory."""
+    memory = dict[str, Any](seen=[])
+    saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=None)
+    tiny = Tiny(run_dir, max_epoch=2, also={"memory": declare(memory)}, services=[saves])
+
+    def inside(loop: Any, step: int) -> None:
+        memory["seen"].append(step)
+        boom_at(stop_at)(loop, step)
+
+    return tiny.train(inside).loop.ending.digest, memory["seen"]
+
+
+def structure(run_dir: Path) -> Any:
+    return read_checkpoint(max((run_dir / "checkpoints").iterdir())).structure["user"]
+
+
+def test_on_one_process_the_declaration_changes_nothing(tmp_path: Path) -> None:
+    assert with_memory(tmp_path / "bare", lambda memory: memory) == with_memory(
+        tmp_path / "declared", everstep.PerRank
+    )
+    assert structure(tmp_path / "bare") == structure(tmp_path / "declared")
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("first", [everstep.PerRank, lambda memory: memory])
+def test_a_run_resumes_with_and_without_the_declaration(tmp_path: Path, first: Any) -> None:
+    undisturbed = with_memory(tmp_path / "a", everstep.PerRank)
+    with pytest.raises(Boom):
+        with_memory(tmp_path / "b", first, stop_at=6)
+    assert with_memory(tmp_path / "b", everstep.PerRank) == undisturbed
+
+
+class Player(everstep.Task):
+    """A task with a model of each rank's own."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Dropout()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": everstep.PerRank(self.model)}
+
+
+def test_an_evaluation_switches_the_mode_of_a_declared_model() -> None:
+    task = Player()
+    with evaluating(task, seed=1):
+        assert not task.model.training
+    assert task.model.training
+
+
+def test_the_state_describes_its_entries_for_the_other_ranks() -> None:
+    user = UserState({"w": np.zeros(2), "memory": everstep.PerRank({"a": 1}), "slot": everstep.Slot(1)})
+    assert user.described() == {
+        "w": "numpy.ndarray",
+        "memory": "PerRank",
+        "slot": "everstep.state.entries.Slot",
+    }
+    assert user.per_rank == {"memory"}
+    assert user.objects["memory"] == {"a": 1}
+
+
+def common(**user: Any) -> Encoded:
+    return encode({"progress": {"step": 1}, "user": user, "services": {"a": 1}, "wall": {}})
+
+
+def test_each_entry_has_a_digest_and_what_ranks_need_not_share_has_none() -> None:
+    found = digests(common(w=np.zeros(2), note={"a": [1, 2.0]}))
+    assert list(found) == ["progress", "user/note", "user/w"]
+    assert all(len(each) == 16 for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("other", "path"),
+    [
+        ({"w": np.array([0.0, -0.0])}, "user/w"),
+        ({"w": np.zeros(2, np.float32)}, "user/w"),
+        ({"w": np.zeros((1, 2))}, "user/w"),
+        ({"w": [0.0, 0.0]}, "user/w"),
+        ({"w": np.zeros(2), "more": []}, "user/more"),
+        ({}, "user/w"),
+    ],
+)
+def test_any_difference_is_found_and_named(other: dict[str, Any], path: str) -> None:
+    ranks = [common(w=np.zeros(2)), common(w=np.zeros(2)), common(**other)]
+    part = differing([digests(each) for each in ranks])
+    assert part == path
+    message = str(difference(part, [leaf_digests(each, part) for each in ranks]))
+    assert f"{path!r} of rank 2 is not that of the writer" in message
+
+
+def test_the_device_of_an_array_is_each_ranks_own() -> None:
+    def on(device: str) -> Encoded:
+        array = HostArray("F32", (1,), np.zeros(4, np.uint8), "torch", {"device": device, "parameter": True})
+        return Encoded({"user": {"w": {"$array": "user/w"}}}, {"user/w": array})
+
+    assert digests(on("cuda:0")) == digests(on("cuda:1"))
+    assert on("cuda:1").arrays["user/w"].extra["device"] == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("streams/train", "stream 'train' is not the same .* give all ranks the same data"),
+        ("progress", "the place in the run is not the same .* the same loop"),
+        ("user/a%2Fb", r"state entry 'a/b'.*'user/a/b/x' of rank 1 .*'a/b': everstep\.PerRank"),
+    ],
+)
+def test_the_message_names_the_part_and_the_remedy(part: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        raise difference(part, [{f"{part}/x": "0"}, {f"{part}/x": "1"}])
+
+
+class Files:
+    """Paths and labels in the order of a disk."""
+
+    def __init__(self, root: str = "/data", order: int = 1) -> None:
+        self.paths = [(f"{root}/{n}.png", n % 3) for n in range(64)][::order]
+        self.names, self.calls = {0: "cat", 1: "dog"}, 0
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, n: int) -> int:
+        return n
+
+
+def split_by(seed: int) -> Any:
+    return random_split(TensorDataset(torch.zeros(64)), [64, 0], torch.Generator().manual_seed(seed))[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda rank: data.arrays(np.arange(64) + rank, batch_size=8), "arrays"),
+        (lambda rank: data.loader(split_by(rank), batch_size=8), "dataset.indices"),
+        (
+            lambda rank: data.as_stream(DataLoader(ConcatDataset([split_by(rank)]))),
+            "given.dataset.datasets[0].indices",
+        ),
+        (lambda rank: data.loader(Files(order=1 - 2 * rank), batch_size=8), "dataset.paths"),
+        (lambda rank: data.loader(split_by(3), batch_size=8), None),
+        (lambda rank: data.as_stream(DataLoader(split_by(3))), None),
+        (lambda rank: data.loader(Files(f"/node{rank}"), batch_size=8), None),
+    ],
+)
+def test_samples_that_differ_have_other_digests(make: Callable[[int], Any], path: str | None) -> None:
+    """Lengths are equal in each case: a split without a seed, files in the order of a disk."""
+    one, other = samples(make(0)), samples(make(1))
+    assert one and one.keys() == other.keys()
+    differing = {each for each in one if one[each] != other[each]}
+    assert path in differing if path else not differing, differing
+
+
+def test_a_long_dictionary_of_a_dataset_is_left_out_of_the_comparison() -> None:
+    class Files:
+        def __init__(self) -> None:
+            self.labels, self.places = {"cat": [0]}, {f"{n}.png": [n] for n in range(100_000)}
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, n: int) -> int:
+            return n
+
+    stream: Any = SimpleNamespace(dataset=Files())
+    assert list(samples(stream)) == ["dataset.labels.cat"]

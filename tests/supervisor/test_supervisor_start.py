@@ -21,12 +21,11 @@ from everstep.errors import (
     NoCheckpointError,
     RestoreError,
     RunDirError,
-    RunLockedError,
     StateError,
     UsageError,
 )
 from everstep.testing import armed, nothing_left
-from tiny_runs import Boom, Tiny, boom_at
+from tiny_runs import Boom, Tiny, boom_at, supervised
 
 
 def stepwise(run_dir: Path, **arguments: Any) -> Tiny:
@@ -65,9 +64,7 @@ def test_objects_are_restored_in_the_order_of_the_state(tmp_path: Path) -> None:
     names = ["model", "average", "optimizer"]  # neither sorted, nor sorted backwards
     for max_step in (2, 4):
         loaded.clear()
-        with Supervisor(tmp_path, {name: Noting(name) for name in names}, max_step=max_step) as sv:
-            while not sv.should_stop():
-                sv.advance()
+        supervised(Supervisor(tmp_path, {name: Noting(name) for name in names}, max_step=max_step))
     assert loaded
     assert loaded == names * (len(loaded) // 3)
 
@@ -261,22 +258,6 @@ def test_a_finished_checkpoint_that_is_chosen_sets_the_later_ones_aside(tmp_path
     assert stepwise(tmp_path, max_epoch=1).train().loop.ending.resumed_from == last
 
 
-# ------------------------------------------------------------------------------------------ the lock
-
-
-def test_a_second_loop_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    with Tiny(tmp_path / "run", max_epoch=1).loop as loop:
-        with pytest.raises(RunLockedError, match="another loop of this process"):
-            Tiny(tmp_path / "run", max_epoch=1).train()
-        assert loop.segment == 1
-        (tmp_path / "link").symlink_to(tmp_path / "run")
-        with pytest.raises(RunLockedError, match="another loop of this process"):
-            Tiny(tmp_path / "link", max_epoch=1).train()
-        for _ in loop.iter_epochs():
-            list(loop.iter_steps([1]))
-    assert Tiny(tmp_path / "run", max_epoch=1).train().loop.ending.finished
-
-
 # ------------------------------------------------------------------------------ what does not fit
 
 
@@ -306,19 +287,15 @@ def test_a_run_directory_that_is_gone_while_training(tmp_path: Path) -> None:
     assert again.train().result()[:2] == straight.train().result()[:2]
 
 
-def require_no_training(run_dir: Path) -> None:
-    tiny = Tiny(run_dir, max_epoch=1, state={"w": np.zeros(100_000)})
-    with nothing_left(), pytest.raises(RunDirError, match=r"need [\d,]+ bytes, [\d,]+ are free.*free space"):
-        tiny.train()
-    assert tiny.seen == []
-
-
 def test_without_room_for_two_checkpoints_no_training_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    require_no_training(tmp_path / "run")
+    tiny = Tiny(tmp_path / "run", max_epoch=1, state={"w": np.zeros(100_000)})
+    with nothing_left(), pytest.raises(RunDirError, match=r"need [\d,]+ bytes, [\d,]+ are free.*free space"):
+        tiny.train()
+    assert tiny.seen == []
 
 
 def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path) -> None:

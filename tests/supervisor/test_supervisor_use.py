@@ -17,9 +17,11 @@ import torch
 
 import everstep
 from everstep import Every, Supervisor
-from everstep.errors import Interrupted, UsageError
+from everstep.data import arrays
+from everstep.errors import DataError, Interrupted, UsageError
+from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import nothing_left
-from tiny_runs import Boom, boom_at, events, quiet, rows
+from tiny_runs import Boom, boom_at, events, quiet, rows, supervised
 from waiting import PATIENCE
 
 Hook = Callable[[Supervisor, int], object]
@@ -68,22 +70,6 @@ def test_a_loop_of_ones_own_stops_at_the_exact_step_and_saves_the_last(tmp_path:
     assert again.seen == [] and again.w.tobytes() == walk.w.tobytes()
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("every", [1, 4, 100])
-@pytest.mark.parametrize("at", [1, 2, 6, 11])
-def test_a_crash_at_any_step_resumes_exactly(tmp_path: Path, every: int, at: int) -> None:
-    def start(name: str) -> Walk:
-        return Walk(tmp_path / name, max_step=13, services=[everstep.Checkpoints(Every(steps=every))])
-
-    straight = start("straight").run()
-    with pytest.raises(Boom):
-        start("run").run(boom_at(at))
-    again = start("run").run()
-    assert again.sv.resumed and again.sv.segment == 2
-    assert again.seen == straight.seen[(at - 1) // every * every :]
-    assert again.result() == straight.result()
-
-
 # ------------------------------------------------------------------------------------- order of use
 
 
@@ -107,11 +93,13 @@ def test_a_step_after_the_stop_is_refused(tmp_path: Path) -> None:
 
 def test_a_loop_without_a_stream_is_warned_once_unless_it_says_so(tmp_path: Path) -> None:
     for silent in (False, True):
-        with quiet(tmp_path / str(silent), max_step=3) as sv:
-            if silent:
-                sv.stream(None)
-            while not sv.should_stop():
-                sv.advance()
+        sv = quiet(tmp_path / str(silent), max_step=3)
+        if silent:
+            supervised(sv)
+        else:
+            with sv:
+                while not sv.should_stop():
+                    sv.advance()
         said = [text for text in sv.ending.warnings if "no stream is registered" in text]
         assert sv.ending.step == 3 and len(sv.ending.warnings) == len(said) == (not silent)
         assert silent or ("sv.stream(data)" in said[0] and "sv.stream(None)" in said[0])
@@ -124,16 +112,15 @@ def test_steps_without_batches_and_values_are_compared_by_their_updates(tmp_path
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         services = [everstep.Checkpoints(Every(steps=4))]
         state = {"model": model, "optimizer": optimizer}
-        with everstep.Supervisor(tmp_path, state, max_step=9, services=services) as sv:
-            sv.stream(None)
-            while not sv.should_stop():
-                if sv.step == crash - 1:
-                    raise Boom
-                (rate * model(torch.ones(1, 2))).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                sv.advance()
-        return sv.ending.diverged
+
+        def step(sv: Supervisor) -> None:
+            boom_at(crash)(sv, sv.step + 1)
+            (rate * model(torch.ones(1, 2))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        sv = supervised(Supervisor(tmp_path, state, max_step=9, services=services), step)
+        return sv.ending.diverged  # type: ignore[no-any-return]
 
     with pytest.raises(Boom):
         start(8)
@@ -190,15 +177,6 @@ def test_passes_end_the_loop_cleanly(tmp_path: Path) -> None:
     assert walk.seen[:5] != walk.seen[5:]
     again = Walk(tmp_path / "run", passes=2).run()
     assert again.seen == [] and again.sv.ending.finished
-
-
-def test_passes_resume_exactly(tmp_path: Path) -> None:
-    straight = Walk(tmp_path / "straight", passes=2).run()
-    for at in (2, 5, 6, 10):
-        with pytest.raises(Boom):
-            Walk(tmp_path / "run", passes=2, services=[everstep.Checkpoints(Every(steps=1))]).run(boom_at(at))
-    again = Walk(tmp_path / "run", passes=2, services=[everstep.Checkpoints(Every(steps=1))]).run()
-    assert again.result() == straight.result()
 
 
 def test_more_passes_continue_a_run_that_used_its_up(tmp_path: Path) -> None:
@@ -329,3 +307,75 @@ def test_ctrl_c_at_a_prompt_saves_and_keeps_the_session(
         walk.run(lambda sv, step: os.kill(os.getpid(), signal.SIGINT) if step == 4 else None)
     assert not walk.sv.ending.finished and "SIGINT" in walk.sv.ending.reason
     assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
+
+
+STEPS = 12
+
+
+class Struck(everstep.data.Cursor):
+    """Numbers; the fetch of one of them fails, and the signal that is to blame comes with the error."""
+
+    def __init__(self, inner: Any, at: int, number: int | None) -> None:
+        self.inner, self.at, self.number = inner, at, number
+        self.fetch_error_may_be_signal = True
+
+    def __next__(self) -> Any:
+        if self.inner.position()["batches"] == self.at:
+            if self.number is not None:
+                os.kill(os.getpid(), self.number)
+            raise DataError("a worker died")
+        return next(self.inner)
+
+    def position(self) -> Any:
+        return self.inner.position()
+
+
+class Struckable(everstep.data.Stream):
+    def __init__(self, at: int = -1, number: int | None = None) -> None:
+        self.data, self.at, self.number = arrays(np.arange(STEPS), batch_size=1), at, number
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Struck:
+        return Struck(self.data.open(purpose, pass_index, position, seed=seed), self.at, self.number)
+
+    def describe(self, seed: int) -> Any:
+        return self.data.describe(seed)
+
+
+def train(run_dir: Path, door: str, stream: Struckable) -> tuple[list[float], Any]:
+    w = np.zeros(1)
+    services = [everstep.Checkpoints(Every(steps=4)), everstep.services.Console(sink=lambda line: None)]
+    arguments: dict[str, Any] = {"state": {"w": w}, "services": services, "seed": 1}
+    if door == "loop":
+        with everstep.TrainLoop(run_dir, max_epoch=1, **arguments) as loop:
+            for _ in loop.iter_epochs():
+                for _, (x,) in loop.iter_steps(stream):
+                    w += x[0] * np.random.random()
+        return w.tolist(), loop.ending.digest
+    with everstep.Supervisor(run_dir, max_step=STEPS // 2, **arguments) as sv:
+        batches = sv.stream(stream, passes=1)
+        while not sv.should_stop():
+            for _ in range(2):  # the state has changed when the second fetch of a step fails
+                (x,) = next(batches)
+                w += x[0] * np.random.random()
+            sv.advance()
+    return w.tolist(), sv.ending.digest
+
+
+@pytest.mark.parametrize("door", ["loop", "supervisor"])
+def test_an_error_that_comes_with_a_signal_is_the_interruption(tmp_path: Path, door: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path / "run", door, Struckable(9, signal.SIGTERM))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert train(tmp_path / "run", door, Struckable()) == train(tmp_path / "whole", door, Struckable())
+
+
+@pytest.mark.parametrize("door", ["loop", "supervisor"])
+def test_an_error_without_a_signal_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(SignalWatch, "received_within", lambda watch, seconds: asked.append(seconds))
+    with pytest.raises(DataError, match="a worker died"):
+        train(tmp_path / "run", door, Struckable(9))
+    assert len(asked) == 1 and asked[0] > 0
+    assert train(tmp_path / "run", door, Struckable()) == train(tmp_path / "whole", door, Struckable())

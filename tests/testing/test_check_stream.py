@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from everstep import data
+from everstep.contracts.data import WHOLE, Share
 from everstep.testing import check_stream
 
 
@@ -130,6 +131,52 @@ def unknown(stream: Any, cursor: NumbersCursor) -> int | None:
     return None
 
 
+class Splitting(Numbers):
+    """It can be split; each batch has four samples."""
+
+    length = 3
+
+    def __init__(self, share: Share = WHOLE) -> None:
+        self.share = share
+
+    def split(self, share: Share) -> Splitting:
+        return type(self)(share)
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        cursor = super().open(purpose, pass_index, position, seed=seed)
+        cursor.weight = self.weight()
+        return cursor
+
+    def batch(self, cursor: NumbersCursor) -> Any:
+        return [10 * cursor.at + place for place in self.share.of(4)[0]]
+
+    def weight(self) -> float:
+        return self.share.of(4)[1]
+
+
+class Overlapping(Splitting):
+    def batch(self, cursor: NumbersCursor) -> Any:
+        return [10 * cursor.at, 10 * cursor.at + 1] if self.share.size > 1 else super().batch(cursor)
+
+
+class Unweighted(Splitting):
+    def weight(self) -> float:
+        return 1.0
+
+
+class Starving(Splitting):
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> NumbersCursor:
+        return super().open(purpose, pass_index, max(position or 0, self.share.rank), seed=seed)
+
+
+class Unrelated:
+    """The same, derived from no class of ours."""
+
+    def __init__(self, stream: data.Stream) -> None:
+        self.open = stream.open
+        self.split = lambda share: Unrelated(stream.split(share))
+
+
 FAULTS: list[tuple[type[Numbers], str]] = [
     (
         changed(batch=lambda stream, cursor: cursor.at - cursor.opened_at),
@@ -147,6 +194,12 @@ FAULTS: list[tuple[type[Numbers], str]] = [
     ),
     (changed(Restarting), "after the end"),
     (changed(close=leave_a_thread), "threads .*everstep-leaked"),
+    (
+        Overlapping,
+        "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
+    ),
+    (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
+    (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
 ]
 
 
@@ -168,3 +221,11 @@ def test_a_correct_stream_passes_and_one_that_cannot_tell_what_is_left_with_a_se
     assert "no remaining()" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"give a function, as in check_stream\(lambda: Numbers"):
         check_stream(Numbers())  # type: ignore[arg-type]
+
+
+def test_a_stream_of_ones_own_that_splits() -> None:
+    check_stream(Splitting)
+    unrelated = data.as_stream(Unrelated(Splitting()))
+    check_stream(lambda: unrelated)
+    cursor = unrelated.split(Share(1, 3, "weight")).open("train", 0, seed=0)
+    assert (list(cursor), cursor.weight) == ([[2], [12], [22]], 0.75)

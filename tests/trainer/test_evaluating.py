@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, numbers, trainer
 from torch.utils.data import DataLoader, DistributedSampler
 from watch_program import door
 
@@ -32,6 +31,7 @@ from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Tiny, rows
+from tiny_task import TinyTask, numbers, trainer
 from waiting import until
 
 

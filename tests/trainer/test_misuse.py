@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_task import TinyTask, trainer
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
 
@@ -19,6 +19,7 @@ from everstep.errors import ConfigError, EverstepError, MetricError, StateError,
 from everstep.proof.compare import compare_runs
 from everstep.torch import Clip
 from tiny_runs import Boom
+from tiny_task import TinyTask, trainer
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 
@@ -54,48 +55,6 @@ def but(kind: type, *given: Any, **members: Any) -> Any:
     return type("Wrong", (kind,), methods)(*given)
 
 
-# ------------------------------------------------------------------------------- what state lacks
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        ("optimizer", r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the"),
-        ("model", r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the"),
-        ("scheduler", r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in"),
-        ("scaler", r"the state of Wrong lacks 'scaler'; return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
-        ("ema", r"the state of Wrong lacks 'ema'"),
-    ],
-)
-def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
-    task = but(
-        Fit,
-        build_scheduler=lambda self, optimizer: StepLR(optimizer, 1),
-        state=lambda self: {name: part for name, part in Fit.state(self).items() if name != out},
-        __init__=lambda self: Fit.__init__(
-            self, clip=Clip(norm=1), ema=0.9, autocast=torch.float16, scheduler_interval="update"
-        ),
-    )
-    refused(tmp_path, task, StateError, message)
-
-
-def test_a_second_optimizer_that_the_state_lacks(tmp_path: Path) -> None:
-    class Second(Fit):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            metrics = super().train_step(batch)
-            self.model(batch[0]).square().mean().backward()
-            self.other.step()
-            return metrics
-
-        def build(self) -> None:
-            super().build()
-            self.other = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    message = r"SGD that steps 2 of the state's arrays .* is not part of the state"
-    refused(tmp_path, Second(), StateError, message)
-
-
 # ------------------------------------------------------------------------------- names of others
 
 
@@ -127,21 +86,6 @@ def test_services_where_they_are_not() -> None:
 
 
 # ------------------------------------------------------------------------------ what steps return
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (None, r"forward returned None; return a mapping with the loss, a tensor"),
-        ({"cost": torch.ones(())}, r"forward returned .*cost.*return a mapping with the loss"),
-        ({"loss": 1.0}, r"forward returned .*return a mapping with the loss, a tensor"),
-        ({"loss": torch.ones(4)}, r"has the shape \(4,\): return its mean, loss\.mean\(\)"),
-        ({"loss": torch.ones(())}, r"depends on no parameter that is trained: compute it from self\.model"),
-    ],
-)
-def test_a_forward_without_a_loss(tmp_path: Path, returned: Any, message: str) -> None:
-    refused(tmp_path, but(Fit, forward=lambda self, batch: returned), MetricError, message)
 
 
 PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
@@ -243,11 +187,61 @@ class Bare(everstep.torch.Task):
     model = torch.nn.Linear(3, 1)
 
 
+class Second(Fit):
+    """Has a second optimizer, which its state lacks."""
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        metrics = super().train_step(batch)
+        self.model(batch[0]).square().mean().backward()
+        self.other.step()
+        return metrics
+
+    def build(self) -> None:
+        super().build()
+        self.other = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+
+def without(part: str) -> Any:
+    """A task whose state lacks what the training uses."""
+    options: dict[str, Any] = {"clip": Clip(norm=1), "ema": 0.9, "autocast": torch.float16}
+    return but(
+        Fit,
+        build_scheduler=lambda self, optimizer: StepLR(optimizer, 1),
+        state=lambda self: {name: each for name, each in Fit.state(self).items() if name != part},
+        __init__=lambda self: Fit.__init__(self, scheduler_interval="update", **options),
+    )
+
+
+LACKS = {
+    "optimizer": r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the",
+    "model": r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the",
+    "scheduler": r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in",
+    "scaler": r"the state of Wrong lacks its 'scaler', .*return \{\*\*super\(\)\.state\(\), \.\.\.\}",
+    "ema": r"the state of Wrong lacks its 'ema'",
+}
+NO_LOSS: dict[str, Any] = {
+    r"forward returned None; return a mapping with the loss, a tensor": None,
+    r"forward returned .*cost.*return a mapping with the loss": {"cost": torch.ones(())},
+    r"forward returned .*return a mapping with the loss, a tensor": {"loss": 1.0},
+    r"has the shape \(4,\): return its mean, loss\.mean\(\)": {"loss": torch.ones(4)},
+    r"depends on no parameter that is trained: compute it from self\.model": {"loss": torch.ones(())},
+}
+
+
 def inherited(name: str, change: Any) -> Any:
     return lambda self, *given: change(getattr(Fit, name)(self, *given))
 
 
 TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
+    **{f"no {part}": (partial(without, part), StateError, message) for part, message in LACKS.items()},
+    **{
+        f"no loss: {message}": (
+            partial(but, Fit, forward=lambda *_, returned=returned: returned),
+            *(MetricError, message),
+        )
+        for message, returned in NO_LOSS.items()
+    },
+    "a second optimizer": (Second, StateError, r"SGD that steps 2 of the state's arrays .* is not part of"),
     "never steps": (
         lambda: but(Fit, train_step=lambda self, batch: self.forward(batch)),
         *(EverstepError, r"no optimizer of the state made an update; call optimizer\.step"),
@@ -260,12 +254,12 @@ TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
         *(UsageError, r"stepped while stream 'valid' was evaluated"),
     ),
-    "no model": (
+    "no model made": (
         lambda: but(everstep.torch.Task),
         *(ConfigError, r"return a torch\.nn\.Module from build_model"),
     ),
     "no forward": (Bare, ConfigError, "Bare has no forward; give it one"),
-    "no optimizer": (
+    "no optimizer made": (
         lambda: but(Fit, build_optimizer=lambda self, model: None),
         *(ConfigError, r"optimizer of Wrong is None: return one"),
     ),

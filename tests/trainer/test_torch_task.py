@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from tiny_task import Notes, TinyTask, numbers
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +21,8 @@ from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.torch import Clip, ClipOptimizer
 from gate import share
-from tiny_runs import Boom, rows
+from tiny_runs import Boom, resumed, rows
+from tiny_task import Notes, TinyTask, numbers
 
 X = torch.randn(22, 4, generator=torch.Generator().manual_seed(1))
 Y = X[:, :3].argmax(dim=1)
@@ -282,26 +283,21 @@ class Noisy(Linear):
 
 @pytest.mark.campaign("long")
 def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) -> None:
-    def start(name: str, crash: int = 0, **arguments: Any) -> Noisy:
+    def start(run_dir: Path, crash: int = 0, **arguments: Any) -> Noisy:
         task = Noisy(ema=0.9, **arguments)
         task.crash = crash
-        train(tmp_path / name, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
+        train(run_dir, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
         return task
 
     compiled = {"compile": {"backend": "aot_eager"}}
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    straight = start("straight", **compiled)
+    straight, _ = resumed(tmp_path, partial(start, **compiled), 4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
-    with pytest.raises(Boom):
-        start("crashed", 4, **compiled)
-    start("crashed", **compiled)
-    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
-    plain = start("plain")
+    plain = start(tmp_path / "plain")
     assert (weights(straight) - weights(plain)).abs().max() < 1e-6
-    assert values(tmp_path / "straight", "loss") == pytest.approx(
-        values(tmp_path / "plain", "loss"), abs=1e-6
-    )
-    start("plain", **compiled)  # a run may go on compiled, or not
+    losses = values(tmp_path / "plain", "loss")
+    assert values(tmp_path / "whole", "loss") == pytest.approx(losses, abs=1e-6)
+    start(tmp_path / "plain", **compiled)  # a run may go on compiled, or not
     assert straight.state().keys() == plain.state().keys()
 
 
@@ -464,17 +460,13 @@ def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
                 optimizer.zero_grad()
             return {**metrics, **self.optimizer["rest"].metrics()}
 
-    def start(name: str, crash: int = 0) -> None:
+    def start(run_dir: Path, crash: int) -> None:
         task = Several()
         task.crash = crash
-        train(tmp_path / name, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
+        train(run_dir, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
 
-    start("straight")
-    with pytest.raises(Boom):
-        start("crashed", 4)
-    start("crashed")
-    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
-    assert len(values(tmp_path / "crashed", "grad_norm")) == 6
+    resumed(tmp_path, start, 4)
+    assert len(values(tmp_path / "run", "grad_norm")) == 6
 
 
 # -------------------- what a step keeps on the task
@@ -549,20 +541,15 @@ class Keeping(Linear):
 
 
 def test_what_steps_keep_on_task_module_and_optimizer_survives_or_is_named_once(tmp_path: Path) -> None:
-    def start(name: str, crash: int = 0) -> tuple[str, ...]:
+    def start(run_dir: Path, crash: int) -> tuple[str, ...]:
         services = [everstep.Checkpoints(everstep.Every(steps=2))]
-        task, lines = Keeping(crash), []
-        services += [everstep.services.Console(sink=lines.append)]
         streams = {"train": everstep.data.arrays(X, Y, batch_size=2)}
-        trainer = everstep.Trainer(task, streams, tmp_path / name, services=services, max_epoch=1, seed=3)
-        return trainer.run_training().warnings
+        door = everstep.Trainer(Keeping(crash), streams, run_dir, services=services, max_epoch=1, seed=3)
+        return door.run_training().warnings
 
-    (said,) = start("straight")
+    (said,), again = resumed(tmp_path, start, 8)
     assert said.startswith("envs[0].return_queue, model.envs[0].return_queue: ") and "Keeping.state" in said
-    with pytest.raises(Boom):
-        start("crashed", 8)
-    assert start("crashed") == ()  # the first start has named it
-    assert compare_runs(tmp_path / "straight", tmp_path / "crashed") == []
+    assert again == ()  # the first start has named it
 
 
 def test_what_the_state_holds_through_a_part_of_the_task_is_not_named(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tiny_task import TinyTask, trainer
-
 import everstep
+from tiny_task import TinyTask, trainer
 from waiting import PATIENCE
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from page_server import running_page
 from sqlalchemy import select
-from test_event_fields import WRONG  # of tests/record
+from test_journal_reading import WRONG  # of tests/record
 from test_run_page import block, written, wrote
 
 import everstep

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import everstep
+from everstep.testing import ManualClock
 
 
 class Notes(list[Any]):
@@ -46,6 +47,29 @@ class TinyTask(everstep.Task):
 
     def inference_step(self, batch: Any) -> Any:
         return batch[0] * self.w[0]
+
+
+def slow(clock: ManualClock, step: float = 0.0, evaluation: float = 0.0, kind: type = TinyTask) -> Any:
+    """A task whose steps, and batches of evaluations, take seconds of a clock."""
+
+    class Slow(kind):  # type: ignore[misc]
+        def train_step(self, batch: Any) -> Any:
+            clock.advance(step)
+            return super().train_step(batch)
+
+        def eval_step(self, batch: Any) -> Any:
+            clock.advance(evaluation)
+            return super().eval_step(batch)
+
+    return Slow()
+
+
+def in_epochs(door: everstep.Trainer, body: Callable[[Any], object], **options: Any) -> Any:
+    """Call a function with the loop in each of its epochs."""
+    with door.open(**options) as loop:
+        for _ in loop.iter_epochs():
+            body(loop)
+    return loop
 
 
 class Own:
