@@ -64,8 +64,11 @@ def but(kind: type, *given: Any, **members: Any) -> Any:
         ("optimizer", r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the"),
         ("model", r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the"),
         ("scheduler", r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in"),
-        ("scaler", r"the state of Wrong lacks 'scaler'; return \{\*\*super\(\)\.state\(\), \.\.\.\}"),
-        ("ema", r"the state of Wrong lacks 'ema'"),
+        (
+            "scaler",
+            r"the state of Wrong lacks its 'scaler', .* return \{\*\*super\(\)\.state\(\), \.\.\.\}",
+        ),
+        ("ema", r"the state of Wrong lacks its 'ema'"),
     ],
 )
 def test_a_state_that_lacks_what_training_uses(tmp_path: Path, out: str, message: str) -> None:
@@ -133,9 +136,9 @@ def test_services_where_they_are_not() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, r"forward returned None; return a mapping with the loss, a tensor"),
-        ({"cost": torch.ones(())}, r"forward returned .*cost.*return a mapping with the loss"),
-        ({"loss": 1.0}, r"forward returned .*return a mapping with the loss, a tensor"),
+        (None, r'forward returned None; return \{"loss": loss, \.\.\.\} with the loss as a tensor'),
+        ({"cost": torch.ones(())}, r"forward returned .*cost.*with the loss as a tensor"),
+        ({"loss": 1.0}, r"forward returned .*with the loss as a tensor"),
         ({"loss": torch.ones(4)}, r"has the shape \(4,\): return its mean, loss\.mean\(\)"),
         ({"loss": torch.ones(())}, r"depends on no parameter that is trained: compute it from self\.model"),
     ],
@@ -254,7 +257,7 @@ TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
     ),
     "several in a list": (
         lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: [made, "a scheduler"])),
-        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer alone, a scheduler"),
+        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer, a scheduler"),
     ),
     "trains in an evaluation": (
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
