@@ -1,7 +1,7 @@
 """Careful reading of files that may come from anybody, such as a run directory that somebody has sent.
 
 Only regular files are opened, without waiting: a FIFO has no end, and a device may act when it is opened.
-The size can be checked before a file is read into memory.
+Size and holes can be checked before a file is read into memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ LARGEST_NOTE = 1 << 20
 
 LONGEST_ID = 1000
 """Most characters of a run's id, which stands in each message about the run; those of everstep have 300."""
+
+LARGEST_HOLE = 1 << 20
+"""Bytes of all holes of a file, which are not on the disk, that are read anyway: a crash leaves few."""
+
+_SPARSEST = 4
+"""Bytes of holes beyond these for each byte on the disk: a copy may have left out zeros."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -70,6 +76,25 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
         if largest is not None and size > largest:
             raise OSError(errno.EFBIG, f"has {size:,} bytes, {largest:,} are allowed", str(path))
         return file.read()
+
+
+def require_no_hole(file: FileIO) -> None:
+    """Refuse a file with large holes: their bytes are not on the disk, but would fill the memory."""
+    size = os.fstat(file.fileno()).st_size
+    at = holes = 0
+    while size > LARGEST_HOLE and at < size:
+        hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+        at = _next_data(file, hole, size) if hole < size else size
+        holes += at - hole
+        if holes > LARGEST_HOLE + _SPARSEST * (size - holes):
+            raise OSError(errno.EINVAL, f"has holes of {holes:,} bytes or more", str(file.name))
+
+
+def _next_data(file: FileIO, hole: int, size: int) -> int:
+    try:
+        return os.lseek(file.fileno(), hole, os.SEEK_DATA)
+    except OSError:  # the hole goes to the end of the file
+        return size
 
 
 def parse_json(text: bytes | bytearray | memoryview | str, *, once: bool = False) -> Any:

@@ -361,7 +361,7 @@ def test_a_wrong_override_is_told() -> None:
         "layers.\u00b2=3": r"layers: .*is a mapping; give",
         "lr": r"'lr' is not an override; give PATH=VALUE",
         ".lr=1": r"is not an override",
-        "lr= ": r"override 'lr= ': the value is missing; give a value: null for none",
+        "lr= ": r"override 'lr= ': the value is missing; give null for none, '\"\"' for",
         "lr=-.inf": r"override 'lr=-.inf', line 1: -inf is not a number of JSON",
         "lr=[1": r"override 'lr=\[1', line 1: .*correct the YAML",
     }.items():

@@ -226,7 +226,7 @@ def test_what_follows_from_all_outputs_and_what_is_refused(tmp_path: Path) -> No
         assert near(found[name], wanted[name]), (name, found[name], wanted[name])
     assert wanted["ranked"][2] == 2 and said[0]["dumped"] == alone["dumped"] != "[]"
     for told in said.values():
-        assert "watch() is for one process, and this is one of 2" in told["watch"]
+        assert "watch() is for one process, and here 2 train together" in told["watch"]
         assert "smoke_test() is for one process" in told["smoke"]
         assert "a MultiRun is for one process" in told["multi"]
         assert "the data of stream 'valid' differs between the processes" in told["other"]

@@ -147,6 +147,17 @@ def test_a_row_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path)
         newest_facts(found)
 
 
+@pytest.mark.parametrize(("holes", "size"), [(25, 60 << 20), (3000, 1 << 16), (1, 16 << 20)])
+def test_a_file_of_holes_is_not_read(tmp_path: Path, holes: int, size: int) -> None:
+    run = written(tmp_path / "run")
+    with segment_path(run, 2).open("wb") as file:
+        for number in range(1, holes + 1):
+            file.seek(number * size)
+            file.write(b"x" * 4096)
+    (problem,) = sync(Database(tmp_path / "everstep.db"), [tmp_path]).problems
+    assert "has holes of" in problem
+
+
 def test_false_frames_cost_little(tmp_path: Path) -> None:
     """Where each one costs the rest of the file again, this does not end."""
     path = segment_path(tmp_path, 1)

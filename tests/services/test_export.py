@@ -418,6 +418,20 @@ def test_a_table_for_other_programs(tmp_path: Path) -> None:
     assert table[4]["pair"] == "[4.0, null]" and float(table[4]["id"]) == 4
 
 
+def test_arrays_of_different_lengths_are_dumped_whole(tmp_path: Path) -> None:
+    class Ragged(Task):
+        def eval_step(self, batch: Any) -> Mapping[str, Any]:
+            return {"parts": np.array([np.array([1, 2]), np.array([3.5])], object)}
+
+    streams = {"train": tiny_task.numbers(8, 2), "valid": tiny_task.numbers(2, 2)}
+    door = everstep.Trainer(
+        Ragged(), streams, tmp_path / "run", services=[Dump("parts")], seed=7, max_epoch=1
+    )
+    door.run_training()
+    (text,) = dumped(tmp_path / "run").values()
+    assert [json.loads(line)["parts"] for line in text.splitlines()] == [[1, 2], [3.5]]
+
+
 def test_what_the_program_evaluates_is_dumped_too(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run", Dump(ALL), max_epoch=2)
     tiny_task.in_epochs(door, lambda loop: door.epoch("train", "valid"))

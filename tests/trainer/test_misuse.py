@@ -220,9 +220,9 @@ LACKS = {
     "ema": r"the state of Wrong lacks its 'ema'",
 }
 NO_LOSS: dict[str, Any] = {
-    r"forward returned None; return a mapping with the loss, a tensor": None,
-    r"forward returned .*cost.*return a mapping with the loss": {"cost": torch.ones(())},
-    r"forward returned .*return a mapping with the loss, a tensor": {"loss": 1.0},
+    r"forward returned None; return \{.loss.: loss, \.\.\.\} with the loss as a tensor": None,
+    r"forward returned .*cost.*with the loss as a tensor": {"cost": torch.ones(())},
+    r"forward returned .*with the loss as a tensor": {"loss": 1.0},
     r"has the shape \(4,\): return its mean, loss\.mean\(\)": {"loss": torch.ones(4)},
     r"depends on no parameter that is trained: compute it from self\.model": {"loss": torch.ones(())},
 }
@@ -248,7 +248,7 @@ TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
     ),
     "several in a list": (
         lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: [made, "a scheduler"])),
-        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer alone, a scheduler"),
+        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer, a scheduler"),
     ),
     "trains in an evaluation": (
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),

@@ -160,7 +160,9 @@ def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None
     assert found.keys() == {"valid/loss", "valid/noise", "valid/files"} and found["valid/files"] == 3
     assert task.files == ["a.png"] * 3
     task.name = "loss"
-    with pytest.raises(UsageError, match=r"stream 'valid': 'loss' is a log .* give one of them another name"):
+    with pytest.raises(
+        UsageError, match=r"stream 'valid': 'loss' is both a log .* give one of them another name"
+    ):
         door.evaluate("valid")
 
 
@@ -438,7 +440,7 @@ def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path
 
 def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
     (line,) = said(tmp_path / "run", streams={"val": numbers(3, 2)}).having("streams not evaluated")
-    assert line.startswith("streams not evaluated while training: test, val; ")
+    assert line.startswith("streams not evaluated while training: test, val; to evaluate one: ")
     assert not said(tmp_path / "all", services=[Evaluate("valid"), Evaluate("test")]).having("not evaluated")
     assert not said(tmp_path / "all").having("not evaluated")  # finished
 

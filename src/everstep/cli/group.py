@@ -98,7 +98,10 @@ class _Commands(click.Group):
 
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-            raise RunDirError(f"a file of the run is damaged: {error!r} ({where}); check it") from error
+            raise RunDirError(
+                f"a file of the run is damaged, or not everstep's: {error!r} ({where}); "
+                "check the files in the run directory"
+            ) from error
 
 
 @click.command(

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections import UserDict
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -177,3 +177,6 @@ class ParamsTask(Task):
 
     def batch_size(self, batch: Any) -> float:
         return super().batch_size(batch.batch if isinstance(batch, ValidationBatch) else batch)
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._torch is None else sys.modules["torch"].no_grad()

@@ -78,6 +78,7 @@ class PassCursor(Cursor):
         raise UsageError(f"{self.what}: the pass was closed after {self._count} batches; open a new one")
 
     def position(self) -> Any:
+        """Return the place in the pass: the number of batches; a subclass with more state overrides this."""
         return {"batches": self.done}
 
     def remaining(self) -> int | None:

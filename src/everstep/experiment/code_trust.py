@@ -44,7 +44,7 @@ def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, A
         raise TrustError(
             f"the record of {run} in {run_dir} names code that would be {what}. It does not count as yours: "
             f"{why}. Look at it: everstep config RUN. If you trust whoever made it, pass --trust, or set "
-            f"{TRUST_VARIABLE}=1"
+            f"{TRUST_VARIABLE}=1 (docs/guide/trust.md)"
         )
     print(f"note: for the run {run} is {what}", file=sys.stderr)
     keep_out(home)

@@ -115,7 +115,7 @@ def assignment(text: str, name: str) -> tuple[tuple[str, ...], Layers]:
     if not equals or not all(keys):
         raise ConfigError(f"{text!r} is not an override; give PATH=VALUE, as in optimizer.lr=0.1")
     if not value.strip():
-        raise ConfigError(f"{name}: the value is missing; give a value: null for none")
+        raise ConfigError(f"{name}: the value is missing; give null for none, '\"\"' for an empty string")
     return keys, parsed(value, name)
 
 

@@ -226,7 +226,7 @@ def _require_own_files(path: Path) -> None:
             if not stat.S_ISREG(os.lstat(index + end).st_mode) or end == "-journal":
                 raise UnwritableIndexError(
                     f"the index {path} is not opened: {index}{end} is not of everstep, and SQLite acts on "
-                    "it. Move both files away and run everstep sync"
+                    "it. Move both files away and run everstep sync: the journals have it all"
                 )
 
 

@@ -26,7 +26,9 @@ def as_location(text: str) -> Location:
     """Read a person's name for the index: a file's path, made absolute, or a URL."""
     scheme, separator, _ = text.partition("://")
     if not separator and _NO_FILE.search(text):
-        raise ConfigError("the index (not shown) is not a URL; give postgresql://USER@HOST/DATABASE")
+        raise ConfigError(
+            "the index is not a URL (not shown: it may hold a password); give postgresql://USER@HOST/DATABASE"
+        )
     if not separator:
         return Path(text).absolute()
     if scheme not in ("postgresql", "postgres"):

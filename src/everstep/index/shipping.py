@@ -293,7 +293,10 @@ def _copied_from(
         return ""
     if id_at(other) == run.id if here else not went_on:
         where = other if here else f"{row['host']}:{other}"
-        return f"{run.path} is a copy of {where}, the same run {run.id}, and not indexed; move one of them"
+        return (
+            f"{run.path} is a copy of {where}, the same run {run.id}, and not indexed; move one of them out "
+            "of the folders that you sync"
+        )
     connection.execute(update(runs).where(runs.c.id == row["id"]).values(path=str(run.path)))
     return ""
 

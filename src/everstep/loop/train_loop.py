@@ -137,6 +137,7 @@ class TrainLoop(Door):
         After a resume inside an epoch it yields that epoch again.
 
         Raises:
+            UsageError: outside the `with` block, or inside another epoch loop.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         return self._epochs.iter_epochs()
@@ -151,6 +152,8 @@ class TrainLoop(Door):
             name: the stream's name; two loops over different data in one epoch need two.
 
         Raises:
+            UsageError: outside an epoch, inside another step loop, or without any end.
+            DataError: the data gave no batch at all.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         return self._epochs.iter_steps(data, name)
@@ -165,6 +168,10 @@ class TrainLoop(Door):
         Args:
             metrics: name to value.
             values: the same as keywords.
+
+        Raises:
+            MetricError: a value is not one real number, or a name is not a string or given twice.
+            UsageError: outside an epoch.
         """
         if metrics is not None:
             if not isinstance(metrics, Mapping):
@@ -204,7 +211,11 @@ class TrainLoop(Door):
 
     @contextmanager
     def timeit(self, name: str) -> Iterator[None]:
-        """Time the block, in seconds, as metric `name`, which ends in time; not recorded if it raises."""
+        """Time the block, in seconds, as metric `name`; nothing is recorded if it raises.
+
+        Raises:
+            ConfigError: the name does not end in time or timer, by which clock values are recognised.
+        """
         if not is_wall(name):
             raise ConfigError(f"timeit({name!r}): end the name in time or timer, as in {name + '_time'!r}")
         if not self.within_step:
@@ -222,6 +233,9 @@ class TrainLoop(Door):
 
         Args:
             grad: whether gradients are recorded in the block, as an evaluation by gradients needs them.
+
+        Raises:
+            UsageError: outside an epoch; at the block's end, if an optimizer of the state stepped inside.
         """
         self._epochs.enter_outside("evaluation")
         began, engine = self.clock(), self._engine
@@ -299,7 +313,11 @@ class TrainLoop(Door):
     # ----------------------------------------------------------------------- stopping and saving
 
     def make_checkpoint(self) -> None:
-        """Save at the next boundary: the end of this step, or of this epoch."""
+        """Save at the next boundary: the end of this step, or of this epoch.
+
+        Raises:
+            UsageError: outside an epoch.
+        """
         if not self.within_step:
             self._epochs.enter_outside("make_checkpoint")
         super().make_checkpoint()
@@ -379,7 +397,11 @@ class MetricMean:
         self._window = Window()
 
     def collect(self, value: Any, weight: float = 1.0) -> None:
-        """Add one value with a weight of 0 or more."""
+        """Add one value with a weight of 0 or more.
+
+        Raises:
+            MetricError: the value is not one real number, or the weight is negative.
+        """
         self._window.add(float(to_scalar(self._name, value)), weight)
 
     @property

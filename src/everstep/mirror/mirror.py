@@ -218,7 +218,9 @@ class Mirror:
         try:
             self._append(new)
         except RunLockedError as error:
-            raise MirrorError(f"{error} while this one opened: stop it, or start again") from None
+            raise MirrorError(
+                f"{error} (while this start was opened); stop the other one, or start again"
+            ) from None
         # uploads that a kill has cut off, and lists before the last two
         reach("mirror.list")
         lists = self.place.keys("contents")

@@ -292,7 +292,10 @@ def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committ
     return Committed(files, notes, ended)
 
 
-_CHOICE = "give an empty run directory to continue from the mirror, or another mirror to continue from here"
+_CHOICE = (
+    "to continue from the mirror, give an empty run directory; to continue from this directory, give another "
+    "mirror; neither loses anything"
+)
 
 
 class Restoring:
@@ -316,8 +319,10 @@ class Restoring:
         return any(self._size(path) < self._contents.size(path) for path in self._journals)
 
     def _size(self, path: str) -> int:
-        file = self._top / path
-        return file.stat().st_size if file.exists() else 0
+        try:
+            return (self._top / path).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _require_same_history(self, path: str) -> None:
         at, size = 0, self._size(path)
@@ -353,7 +358,8 @@ class Restoring:
             if not self._is_known(store.path(facts.name)):
                 raise MirrorError(
                     f"{self._top} and its mirror {self._place.name} were trained apart: only the directory "
-                    f"has {facts.name}; {_CHOICE}"
+                    f"has {facts.name}, and the mirror went on without it, up to "
+                    f"{max(self._checkpoints, default='no checkpoint')}; {_CHOICE}"
                 )
 
     def _is_known(self, folder: Path) -> bool:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from everstep.contracts.metrics import Block
 from everstep.errors import JournalError
 from everstep.record.event_fields import DEEPEST, levels, misfit
-from everstep.untrusted_files import open_regular, parse_json
+from everstep.untrusted_files import open_regular, parse_json, require_no_hole
 
 VERSION = 2
 EVENT, METRICS = 1, 2
@@ -355,6 +355,7 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
     """
     is_continued, start = start > HEADER_SIZE, max(start, HEADER_SIZE)
     with open_regular(path) as file:
+        require_no_hole(file)
         head = file.read(HEADER_SIZE)
         file.seek(start)
         data = file.read()

@@ -126,7 +126,7 @@ class GlobalStepWaiter(BuiltIn):
     Args:
         run_dir: the other run's directory, which need not exist yet.
         step: the step, 1 or more.
-        poll: seconds between two looks.
+        poll: longest pause between two looks, in seconds.
         timeout: seconds after which the waiting is a `ServiceError`; None to wait for ever.
     """
 
@@ -149,15 +149,16 @@ class GlobalStepWaiter(BuiltIn):
         self.timeout = number("timeout", timeout, of="seconds", none="to wait for ever")
 
     def run(self, boundary: Boundary) -> None:
-        if self._newest() >= self.step:
+        if self._has_come():
             return
         self._run.println(f"waiting until the run in {self.run_dir} has a checkpoint of step {self.step}")
         limit = math.inf if self.timeout is None else self.timeout
-        if not wait_until(lambda: self._run.interrupted or self._newest() >= self.step, limit, self.poll):
+        if not wait_until(lambda: self._run.interrupted or self._has_come(), limit, self.poll):
             raise ServiceError(
-                f"in {limit:g} s the run in {self.run_dir} has come to step {self._newest()}, not to step "
+                f"in {limit:g} s the run in {self.run_dir} has come to step {self._newest}, not to step "
                 f"{self.step}; look at that run, or give a longer timeout="
             )
 
-    def _newest(self) -> int:
-        return max((name.step for name in Store(self.run_dir).names()), default=0)
+    def _has_come(self) -> bool:
+        self._newest = max((name.step for name in Store(self.run_dir).names()), default=0)
+        return self._newest >= self.step

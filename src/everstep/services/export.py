@@ -18,7 +18,6 @@ from everstep.arguments import checked_keywords, integer
 from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, finite, place_apart
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
-from everstep.display.cells import with_leaves
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
 from everstep.formats import byte_count, write_shards
@@ -397,7 +396,7 @@ class Dump(BuiltIn):
                 f"Dump: eval_step on stream {step.stream!r} did not return {name!r}; "
                 f"{nearest(name, step.outputs)}"
             )
-        value = with_leaves(step.outputs[name], lambda leaf: getattr(leaf, "tolist", lambda: leaf)())
+        value = _plain(step.outputs[name])
         if not isinstance(value, list):
             raise MetricError(
                 f"Dump: {name!r} is {value!r}, a single value for a whole batch of stream {step.stream!r}; "
@@ -422,6 +421,14 @@ class Dump(BuiltIn):
             file, self._file = self._file, None
             file.close()
             self._beside.unlink(missing_ok=True)  # the folder may have been deleted meanwhile
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _json(value: Any) -> str:

@@ -42,10 +42,8 @@ class Slot:
 
     @value.setter
     def value(self, value: Any) -> None:
-        home = backends.of(value)
-        mutable = type(value) in _CONTAINERS if home is None else home.pack(value) is None
         # None is not yet a value.  Every number and string counts: Python decides which are one object.
-        if self._value is not None and not (value is self._value and mutable):
+        if self._value is not None and not (value is self._value and _mutable(value)):
             self._replaced = True
         self._value = value
         self._assigned = None if self._assigned is None else True
@@ -101,6 +99,11 @@ def undeclared(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the objects of a `state=` mapping, those in `PerRank` and other declarations, too."""
     bare = {name: obj.value if isinstance(obj, PerRank) else obj for name, obj in state.items()}
     return {name: obj.value if isinstance(obj, Declaration) else obj for name, obj in bare.items()}
+
+
+def _mutable(value: Any) -> bool:
+    home = backends.of(value)
+    return type(value) in _CONTAINERS if home is None else home.pack(value) is None
 
 
 _CONTAINERS = PLAIN - {type(None), bool, int, float, complex, str, bytes, tuple, frozenset}

@@ -106,7 +106,8 @@ def evaluate(
                 continue
             if clash := outputs.keys() & logs.keys():
                 raise UsageError(
-                    f"stream {name!r}: {min(clash)!r} is a log and an output; give one of them another name"
+                    f"stream {name!r}: {min(clash)!r} is both a log of next_eval_inputs and an output of "
+                    "eval_step; give one of them another name"
                 )
             metrics.add(outputs, ranks.weight(*_samples(task, inputs), batches))
             outputs = {**outputs, **logs}
@@ -171,7 +172,8 @@ def _inputs(
             return
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise UsageError(
-                f"{type(task).__name__}.next_eval_inputs returned {given!r:.80}; return (inputs, mapping)"
+                f"{type(task).__name__}.next_eval_inputs returned a {type(given).__name__}; return "
+                "(inputs, logs), where logs is a mapping, {} for none"
             )
         yield given
         num_steps -= 1
@@ -186,7 +188,8 @@ def mapping(value: Any, owner: object, method: str) -> Mapping[str, Any]:
     """Check and return metrics that a method of the task, or a function given to `Evaluate`, returned."""
     if not isinstance(value, Mapping):
         raise MetricError(
-            f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers"
+            f"{type(owner).__name__}.{method} returned {value!r}; return a mapping of names to numbers, "
+            'as in {"loss": loss}'
         )
     for name in value:
         if not isinstance(name, str) or not name:

@@ -31,7 +31,7 @@ Row = tuple[int, float, float]
 def refuse_several(what: str, remedy: str) -> None:
     """Refuse what only one process can do."""
     if (size := group_size()) > 1:
-        raise UsageError(f"{what} is for one process, and this is one of {size} together; {remedy}")
+        raise UsageError(f"{what} is for one process, and here {size} train together; {remedy}")
 
 
 class EvalRanks:

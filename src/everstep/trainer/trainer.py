@@ -207,7 +207,8 @@ class Trainer:
         if others := self.streams.keys() - {"train", *(each.stream for each in evaluates(self._services))}:
             names, service = sorted(others), f"everstep.Evaluate({min(others)!r})"
             loop.println(
-                f"streams not evaluated while training: {', '.join(names)}; give services=[{service}]"
+                f"streams not evaluated while training: {', '.join(names)}; "
+                f"to evaluate one: services=[{service}]"
             )
 
     def train(self, num_steps: int) -> Ending:
@@ -308,6 +309,10 @@ class Trainer:
         The test runs in a directory of its own, without the services; afterwards nothing is left of it: the
         task's state, the random state and the data's place are as they were, and no worker runs.  (An
         iterator of a class of your own, without `state_dict`, has given its first batches.)
+
+        Raises:
+            UsageError: this Trainer's loop is open, or this is one of several processes that train together.
+            Exception: whatever fails; the run is not begun.
         """
         refuse_several("smoke_test()", "call it in a single process, before the job is started")
         if self._loop is not None:

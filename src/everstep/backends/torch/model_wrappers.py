@@ -225,8 +225,8 @@ def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any
         if len(seen) > limit:
             warn(
                 f"{type(module._orig_mod).__name__} is compiled (torch.compile), and is given batches of "
-                f"{len(seen)} shapes, so after a resume the same step may have other bits; compile it with "
-                f"dynamic=False, and pad batches to at most {most} shapes"
+                f"{len(seen)} shapes, so a resume may give a step other bits; compile it with dynamic=False, "
+                f"and pad batches to at most {most} shapes (torch._dynamo.config.recompile_limit)"
             )
 
     return look

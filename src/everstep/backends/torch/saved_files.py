@@ -140,7 +140,8 @@ def require_module(entry: str, obj: Any) -> None:
     """Refuse an object that torch.export cannot take."""
     if not isinstance(obj, torch.nn.Module):
         raise ConfigError(
-            f"state entry {entry!r} is a {type(obj).__name__}; give torch.export that of a torch.nn.Module"
+            f"state entry {entry!r} is a {type(obj).__name__}, which torch.export cannot take; give that of "
+            "a torch.nn.Module"
         )
 
 

@@ -168,7 +168,8 @@ def _layout(
 
     if any(placement.is_partial() for placement in placements):
         raise StateError(
-            f"a DTensor of placements {placements} is a sum that was not made yet: redistribute() and save it"
+            f"a DTensor of placements {placements} is a sum that was not made yet: save "
+            "tensor.redistribute(placements=...) with Shard or Replicate"
         )
     grid, spread = _grid(mesh, placements)
     _require_boxes(mesh, placements, shape)

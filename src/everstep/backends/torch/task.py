@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map
 
 from everstep.arguments import checked_keywords, integer, number, positive
-from everstep.backends.torch.model_wrappers import bare, flatten
+from everstep.backends.torch.model_wrappers import bare, flatten, layers
 from everstep.backends.torch.optimizers import (
     Around,
     Clip,
@@ -210,7 +210,7 @@ class Task(tasks.Task):
         if isinstance(self.optimizer, tuple | list):
             raise ConfigError(
                 f"{type(self).__name__}.build_optimizer returned a {type(self.optimizer).__name__}: return "
-                "the optimizer alone, a scheduler from build_scheduler; several optimizers as a dictionary"
+                'the optimizer, a scheduler from build_scheduler; several as in {"generator": a, "critic": b}'
             )
         if isinstance(self.optimizer, Optimizer):
             self._equip(self.optimizer, scheduler or self.build_scheduler)
@@ -348,7 +348,7 @@ class Task(tasks.Task):
         loss = metrics.get("loss") if isinstance(metrics, Mapping) else None
         if not isinstance(loss, Tensor):
             raise MetricError(
-                f"{name}.forward returned {metrics!r}; return a mapping with the loss, a tensor"
+                f'{name}.forward returned {metrics!r}; return {{"loss": loss, ...}} with the loss as a tensor'
             )
         if loss.numel() != 1:
             raise MetricError(
@@ -374,7 +374,8 @@ class Task(tasks.Task):
         for name, part in {"scaler": self._scaler, "ema": self._ema, "shards": self._shards}.items():
             if part is not None and id(part) not in held:
                 raise StateError(
-                    f"the state of {type(self).__name__} lacks {name!r}; return {{**super().state(), ...}}"
+                    f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin "
+                    "without it; let state() return {**super().state(), ...}"
                 )
 
     def train_loop_end(self) -> Mapping[str, Any] | None:
@@ -397,14 +398,21 @@ class Task(tasks.Task):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Let `model` be the average in the block, if there is one."""
+        """Turn gradients off in the block, and let `model` be the average if there is one."""
         live = self.model
-        if self._evaluated is not None:
-            self.model = self._evaluated
-        try:
-            yield
-        finally:
-            self.model = live
+        # The state has the bare model: a `forward` that asks `self.model.training` asks the wrapper.
+        around = [] if live is None else [(each, each.training) for each in list(layers(live))[:-1]]
+        with torch.no_grad():
+            for wrapper, _ in around:
+                wrapper.training = False
+            if self._evaluated is not None:
+                self.model = self._evaluated
+            try:
+                yield
+            finally:
+                self.model = live
+                for wrapper, training in around:
+                    wrapper.training = training
 
     # ---------------------------------------------------------------------- for your own train_step
 

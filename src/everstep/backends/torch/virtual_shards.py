@@ -84,7 +84,8 @@ class VirtualShards:
         self._rank = dist.get_rank() if self.ranks > 1 else 0
         if self.count % self.ranks:
             raise ConfigError(
-                f"{self.count} shards cannot be divided among {self.ranks} ranks: give a larger power of two"
+                f"{self.count} shards cannot be divided among {self.ranks} ranks: start 1, 2, 4 ... ranks, "
+                f"at most {self.count}; or give VirtualShards a larger power of two"
             )
         self._passes = 0
         self._seed = torch.initial_seed() & (2**63 - 1)

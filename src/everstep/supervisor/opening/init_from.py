@@ -361,7 +361,10 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
 def best(run_dir: str | Path) -> dict[str, BestRecord]:
     """Return the best weights of a run by metric, as its newest checkpoint names them.
 
-    everstep.runs.best("runs/digits")["valid_loss"].value
+        everstep.runs.best("runs/digits")["valid_loss"].value
+
+    Raises:
+        RunDirError: the path is not a run; names runs nearby.
     """
     store = Store(RunJournal(to_read(user_path(run_dir, "run_dir"))).run_dir)
     records = {}

@@ -91,7 +91,10 @@ class RunStream:
                 'name="train2"'
             )
             if changes.startswith("num_workers"):  # the last fact, so no other one differs
-                remedy = 'give the same until the pass ends, or pass on_change="override" to begin it again'
+                remedy = (
+                    'give the same until the pass ends, or pass on_change="override" to begin it again; '
+                    "everstep.data.loader takes any number at any time"
+                )
             raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
