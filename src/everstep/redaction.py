@@ -24,6 +24,8 @@ _SECRET_NAME = re.compile(
     r"^(sig|key|auth|authorization)$",
     re.IGNORECASE,
 )
+_NO_TOKEN = re.compile(r"token(?!$)", re.IGNORECASE)
+"""A setting such as `tokenizer`, `max_tokens`, `pad_token_id`: a token itself is the last word of a name."""
 _BLANKS = re.compile(r"(\s+)")
 _AFTER_USER = re.compile(r"(?<=[\w.+%-]):(?!//)")
 _BEFORE_HOST = re.compile(r"@(?=[\w.-]+[:/])")
@@ -64,6 +66,15 @@ def redacted(value: Any) -> Any:
 def without_credentials(value: Any) -> Any:
     """Remove credentials by form alone: a user's pattern must not hide what everstep itself reads."""
     return _redacted(value, "", ())
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove the values whose names are those of secrets: `hf_token`, but no `tokenizer` or `max_tokens`."""
+    return {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(_NO_TOKEN.sub("", name)) is not None
 
 
 def redacted_line(arguments: Sequence[str]) -> list[str]:

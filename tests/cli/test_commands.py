@@ -215,6 +215,8 @@ def test_what_a_run_watches_is_shown_first_and_tells_which_value_is_better(tmp_p
     found = as_json("runs", "--sort", "-best/f1", cwd=tmp_path)
     assert names(found) == ["high", "unwatched", "low"]
     assert [run["best/f1"] for run in found] == [0.9, 0.5, 0.2]
+    shown = as_json("show", "unwatched", cwd=tmp_path)["metrics"]
+    assert {one["name"]: one["best"] for one in shown if one["phase"] == "tail"} == {"alpha": None, "f1": 0.5}
     assert names(as_json("runs", "--sort", "best/regret", cwd=tmp_path))[:2] == ["high", "low"]
     assert as_json("compare", "high", "low", cwd=tmp_path)["metrics"]["tail/f1 best"].popitem()[1] == 0.2
     said = everstep("runs", "--sort", "best/alpha", cwd=tmp_path, status=2)[1]

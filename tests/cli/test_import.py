@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import tensorboard.summary
 from cli_runs import as_json, everstep
 
 import everstep as library
-from everstep.errors import RunDirError
-from everstep.formats.histories import bring, mlflow
+from everstep.errors import ConfigError, JournalError, RunDirError
+from everstep.formats.histories import History, bring, mlflow
+from everstep.formats.histories import tensorboard as tensorboard_runs
 from everstep.index.shipping import run_dirs
 from everstep.record import RunJournal
 from everstep.testing import armed
@@ -136,7 +139,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_imported(tmp_path: Path
     assert [Path(row["run"]).parent for row in rows] == [tmp_path / "runs"] * 2
     (tmp_path / "notes.txt").write_text("no run")
     assert "no run of tensorboard in" in everstep("import", "tensorboard", ".", cwd=tmp_path, status=2)[1]
-    assert "damaged" in everstep("import", "mlflow", "notes.txt", cwd=tmp_path, status=1)[1]
+    assert "notes.txt is left out" in everstep("import", "mlflow", "notes.txt", cwd=tmp_path, status=1)[1]
 
 
 @pytest.mark.parametrize("point", ["import.write", "import.fsync", "import.rename", "run.json.rename"])
@@ -157,3 +160,85 @@ def test_an_imported_run_cannot_be_trained_on(tmp_path: Path, database: Path) ->
             pass
     assert {path: path.read_bytes() for path in Path(row["run"]).rglob("*") if path.is_file()} == before
     assert json.loads((Path(row["run"]) / "run.json").read_text())["imported"] == "mlflow"
+
+
+def test_a_tensor_of_more_than_one_element_is_left_out_and_not_made(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with (tmp_path / "events.out.tfevents.1").open("wb") as file:
+        for sides in ([], [1, 1], [2**20], [0]):
+            event = Event(step=1, wall_time=1.0)
+            value = event.summary.value.add(tag=f"loss{len(sides)}")
+            value.metadata.plugin_data.plugin_name = "scalars"
+            value.tensor.dtype = 1
+            value.tensor.tensor_content = struct.pack("<f", 0.5) if sides in ([], [1, 1]) else b""
+            value.tensor.float_val.extend([0.5] if sides == [2**20] else [])
+            for side in sides:
+                value.tensor.tensor_shape.dim.add(size=side)
+            RecordWriter(file).write(event.SerializeToString())
+    ((_, read),) = tensorboard_runs(tmp_path)
+    history = read()
+    assert {name: [row[1] for row in rows] for name, rows in history.points.items()} == {
+        "loss0": [0.5], "loss2": [0.5]
+    }  # fmt: skip
+    assert history.about["left_out"] == {"scalars": 2}
+
+
+@pytest.mark.timeout(60)
+def test_pipes_and_folders_are_no_event_files(tmp_path: Path) -> None:
+    write_events(tmp_path / "a", range(2))
+    os.mkfifo(tmp_path / "a" / "pipe.tfevents")
+    (tmp_path / "b" / "old.tfevents").mkdir(parents=True)
+    ((place, read),) = tensorboard_runs(tmp_path)
+    assert place == str(tmp_path / "a")
+    for file in (tmp_path / "a").glob("events*"):  # one comes after the search
+        file.unlink()
+        os.mkfifo(file)
+    with pytest.raises(OSError, match="regular"):
+        read()
+
+
+def test_a_database_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path, database: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mlflow.db").write_text("no database" * 99)
+    bad, *good = mlflow(tmp_path)
+    assert bad[0] == str(tmp_path / "a" / "mlflow.db") and len(good) == 2
+    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+        bad[1]()
+
+
+def test_a_view_is_not_read(tmp_path: Path, database: Path) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.executescript(
+            "alter table tags rename to others; create view tags as select * from others"
+        )
+    ((_, read),) = mlflow(database)
+    with pytest.raises(ConfigError, match="no tables tags"):
+        read()
+
+
+def test_a_history_that_cannot_be_written_leaves_nothing_and_long_names_are_cut(tmp_path: Path) -> None:
+    history = History("mlflow", "1", "\u6f22" * 80, about={"x": object()})
+    with pytest.raises(JournalError):
+        bring(history, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    path, _ = bring(History("mlflow", "1", "\u6f22" * 80), tmp_path / "runs")
+    assert path.name.rpartition("-")[0] == "\u6f22" * 26 and run_dirs(tmp_path / "runs") == [path]
+
+
+def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path) -> None:
+    given = {"hf_token": "x", "db.password": "1", "api_key": "", "max_tokens": "9", "tokenizer": "gpt2"}
+    with sqlite3.connect(database) as connection:
+        connection.execute("update metrics set value = -1.7976931348623157e308 where step = 1")
+        (key,) = connection.execute("select run_uuid from runs where name = 'wide'").fetchone()
+        for table in ("params", "tags"):
+            connection.executemany(
+                f"insert into {table} values (?, ?, ?)", [(*each, key) for each in given.items()]
+            )
+    path, _ = bring(next(read() for _, read in mlflow(database)), tmp_path / "runs")
+    assert RunJournal(path).series("train/loss")[1][:3] == [1.0, -math.inf, 1 / 3]
+    facts = RunJournal(path).facts()
+    shown = {"hf_token": "***", "db.password": "***", "api_key": "", "max_tokens": 9, "tokenizer": "gpt2"}
+    assert shown.items() <= facts["config"].items()
+    assert (shown | {"max_tokens": "9"}).items() <= facts["imported"]["tags"].items()

@@ -101,6 +101,21 @@ def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
     ]
 
 
+def test_one_strike_of_twelve_is_left_for_logs(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = []
+    for update in range(1, 9):
+        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
+        files = [("open", f"{n}.json") for n in range(9)] + [("save", "a.pt")]
+        changed = [("open", "log.csv"), *(files if update in (3, 8) else [])]
+        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in changed]
+    paths = [str(line["path"]) for line in lines if line["at"] == "file"]
+    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+    for count, logs in ((6, 0), (12, 1), (24, 2)):
+        strikes = [strike for _, strike in reference.strikes(count, Random(0))]
+        struck = [paths[int(strike.split(":")[2]) - 1] for strike in strikes if ":file:" in strike]
+        assert len(strikes) == count and struck.count("log.csv") == logs, count
+
+
 def test_on_ranks_it_says_what_the_drill_of_any_command_leaves_out() -> None:
     exact = KillResult("update", "exact", strikes=1)
     report = DrillReport(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import everstep
 from everstep.errors import ConfigError
+from everstep.index.query import ask
 from everstep.record import Block, Journal, RunDir
+from everstep.views import describe_run
 from tiny_runs import Tiny
 
 HOSTILE = "</td><script>alert(1)</script>\u202e"
@@ -61,6 +64,21 @@ def test_runs_side_by_side_show_where_they_differ(folder: Path) -> None:
     equal = everstep.runs.compare(folder / "a", folder / "twin")
     assert "equal to the bit" in str(equal.verdict())
     assert "equal to the bit" in equal._repr_html_()
+
+
+def test_charts_of_too_many_values_are_not_read_to_their_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+
+    def counted(database: Any, collection: str, where: Any, limit: int) -> list[dict[str, Any]]:
+        limits.append(limit)
+        return ask(database, collection, where, limit=limit)
+
+    monkeypatch.setattr(describe_run, "ask", counted)
+    compared = everstep.runs.compare("a", "b", "twin", index=folder)
+    monkeypatch.setattr(describe_run, "_MOST_DRAWN", 8)
+    assert charts(compared._repr_html_()) == [] and limits == [8, 4]
 
 
 def test_what_a_run_says_is_never_markup_and_moves_no_cursor(folder: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ COMMANDS = {
     "export": ("keeping", "Write the weights of a run for programs without everstep."),
     "accept": ("proving", "Accept a divergence of a run."),
     "audit": ("looking", "Prove that a run used every sample once in each pass."),
-    "du": ("keeping", "Show what runs take on the disk, and what can be freed."),
+    "du": ("keeping", "Show the sizes of the files of runs, and what can be deleted."),
     "prune": ("keeping", "Delete runs."),
     "import": ("keeping", "Make runs of what TensorBoard or MLflow has recorded."),
     "adopt": ("adopting", "Put a plain PyTorch script under a TrainLoop, and show the diff."),

@@ -191,10 +191,10 @@ _PARTS = ("checkpoints", "journal", "best", "exports")
 def du_command(
     folder: Path | None = cli.argument(required=False, type=cli.FOLDER), as_json: bool = cli.JSON
 ) -> None:
-    """Show what the runs in FOLDER take on the disk, the largest first.
+    """Show the sizes of the files of the runs in FOLDER, the largest run first.
 
-    FOLDER is a folder of runs, or a run; default: that of the index.  `everstep checkpoints RUN prune` frees
-    the `prunable_bytes`, `everstep prune RUN` all.
+    FOLDER is a folder of runs, or a run; default: that of the index.  A file with several hard links counts
+    each time.  `everstep checkpoints RUN prune` deletes the `prunable_bytes`, `everstep prune RUN` all.
     """
     from everstep.checkpoint import Retention, Store
     from everstep.index.location import index_from_here, runs_of

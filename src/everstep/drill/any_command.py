@@ -349,8 +349,8 @@ class Reference:
         """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
 
         A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
-        saves, before each change and in the middle of it.  Files that also change where no tensors are saved
-        are logs, which no resume reads: they come last.
+        saves, before each change and in the middle of it.  Files that also change where no tensors are saved,
+        as logs do, come last: they get a twelfth of the strikes, and what the others leave.
         """
         counts, evaluations = Counter[tuple[str, int]](), list[str]()
         files, saves = list[tuple[int, str, str, str]](), set[int]()
@@ -372,6 +372,7 @@ class Reference:
         plan += [("evaluation", draw.choice(evaluations))] if evaluations else []
         files.sort(key=lambda file: abs(file[0] - last / 2))
         logs = {path for update, path, *_ in files if saves and update not in saves}
+        strikes: dict[bool, list[tuple[str, str]]] = {}
         for are_logs in (False, True):
             chosen = [file for file in files if (file[1] in logs) == are_logs]
             by_name: dict[str, list[str]] = {}
@@ -380,9 +381,10 @@ class Reference:
                 if kind.startswith(("open", "save")):
                     by_name.setdefault(f"torn {kind}", []).append(f"tear:{point}")
             # in turns, so that each kind of change is struck before one is struck twice
-            turns = zip_longest(*([(name, each) for each in strikes] for name, strikes in by_name.items()))
-            plan += [strike for turn in turns for strike in turn if strike is not None]
-        return plan[:count]
+            turns = zip_longest(*([(name, each) for each in points] for name, points in by_name.items()))
+            strikes[are_logs] = [strike for turn in turns for strike in turn if strike is not None]
+        room = max(0, count - len(plan) - len(strikes[True][: count // 12]))
+        return [*plan, *strikes[False][:room], *strikes[True]][:count]
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""

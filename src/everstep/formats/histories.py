@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sqlite3
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -26,10 +28,11 @@ import xxhash
 
 from everstep.contracts.metrics import Block
 from everstep.durable import fsync_folder, make_dirs, rename, temporary, write_whole
+from everstep.errors import ConfigError
 from everstep.labels import add_tags
 from everstep.record import RunDir
 from everstep.record import journal_format as journal
-from everstep.redaction import without_credentials
+from everstep.redaction import without_credentials, without_secrets
 from everstep.untrusted_files import open_regular, read_regular
 
 _ROWS = 100
@@ -38,6 +41,9 @@ _EVALUATED = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(
 """Names of metrics that measure a run and no single step, and so have a best value."""
 _SETTINGS_FOLDER = re.compile(r"[0-9]{9,}\.[0-9]+")
 """Folder of `SummaryWriter.add_hparams` in the folder of its run: seconds since 1970."""
+_TABLES = {"runs", "experiments", "metrics", "params", "tags"}
+_INFINITE = {sys.float_info.max: math.inf, -sys.float_info.max: -math.inf}
+"""What MLflow writes into its database in place of an infinity."""
 
 Points: TypeAlias = list[tuple[int, float, float]]
 """(step, value, seconds since 1970) of a metric."""
@@ -68,8 +74,8 @@ def bring(history: History, folder: Path) -> tuple[Path, bool]:
     Returns:
         The directory; False if it had the same records.
     """
-    safe = re.sub(r"[^\w.-]+", "-", history.name).strip("-.")[:80] or "run"
-    name = f"{safe}-{xxhash.xxh3_64_hexdigest(f'{history.format} {history.key}'.encode())[:12]}"
+    safe = re.sub(r"[^\w.-]+", "-", history.name).strip("-.").encode()[:80].decode(errors="ignore")
+    name = f"{safe or 'run'}-{xxhash.xxh3_64_hexdigest(f'{history.format} {history.key}'.encode())[:12]}"
     path = folder.absolute() / name
     if path.exists():
         number = RunDir.open(path, create=False).next_segment()
@@ -78,6 +84,7 @@ def bring(history: History, folder: Path) -> tuple[Path, bool]:
             return path, False
         write_whole(place, _segment(history, name, number), "import", replace=False)
         return path, True
+    data = _segment(history, name, 1)
     make_dirs(folder.absolute(), "import")
     made = temporary(path)  # no reader finds a half of it
     shutil.rmtree(made, ignore_errors=True)  # of a killed process that had the same number
@@ -85,7 +92,7 @@ def bring(history: History, folder: Path) -> tuple[Path, bool]:
     RunDir.open(made, seed=0, about={**about, "seed_given": False})
     add_tags(made, ["imported"])
     make_dirs(made / "journal", "import")
-    write_whole(journal.segment_path(made, 1), _segment(history, name, 1), "import")
+    write_whole(journal.segment_path(made, 1), data, "import")
     rename(made, path, "import")
     fsync_folder(path.parent, "import")
     return path, True
@@ -94,7 +101,7 @@ def bring(history: History, folder: Path) -> tuple[Path, bool]:
 def _segment(history: History, run: str, number: int) -> bytes:
     """Return the bytes of a start's file; equal histories have equal bytes."""
     about = {"format": history.format, "source": history.key, **history.about}
-    facts = {"argv": [], "config": history.config, "lock": False, "imported": about}
+    facts = {"argv": [], "config": without_secrets(history.config), "lock": False, "imported": about}
     start = {"run": run, "parent": None, "facts": without_credentials(facts)}
     step = max((step for points in history.points.values() for step, _, _ in points), default=0)
     end = {"status": history.status, "reason": f"imported from {history.format}", "step": max(0, step)}
@@ -126,7 +133,8 @@ def tensorboard(path: Path) -> Iterator[Source]:
     """Yield the runs in a file or a folder: each folder with event files is one, as in TensorBoard itself."""
     folders: dict[Path, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else path.rglob("*tfevents*"):
-        folders[file.parent].append(file)
+        if os.path.isfile(file):  # no pipe, which would be waited for
+            folders[file.parent].append(file)
     settings: dict[Path, list[Path]] = defaultdict(list)
     for folder in [each for each in folders if each.parent in folders]:
         if _SETTINGS_FOLDER.fullmatch(folder.name):
@@ -156,11 +164,13 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
     from tensorboard.util.tensor_util import make_ndarray
 
     points: dict[str, Points] = defaultdict(list)
+    open_regular(file).close()
     for event in EventFileLoader(str(file)).Load():
         times += [event.wall_time] * bool(event.wall_time)
         for value in event.summary.value:
             plugin = value.metadata.plugin_data
-            if plugin.plugin_name == "scalars":
+            size = math.prod(side.size for side in value.tensor.tensor_shape.dim)
+            if plugin.plugin_name == "scalars" and size == 1:  # a few bytes can stand for many elements
                 points[value.tag].append((event.step, make_ndarray(value.tensor).item(), event.wall_time))
             elif plugin.plugin_name == "hparams":
                 given = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
@@ -175,15 +185,30 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
 def mlflow(path: Path) -> Iterator[Source]:
     """Yield the runs in a database, or in those of a folder that are called mlflow.db."""
     for file in [path] if path.is_file() else sorted(path.rglob("mlflow.db")):
-        open_regular(file).close()
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.row_factory = sqlite3.Row
-            runs = database.execute(
-                "select runs.*, experiments.name as experiment from runs left join experiments "
-                "using (experiment_id) where runs.lifecycle_stage = 'active' order by start_time, run_uuid"
-            )
-            for run in runs.fetchall():
-                yield f"{file}, run {run['run_uuid']}", partial(_read_tables, database, run)
+        try:
+            yield from _runs_in(file)
+        except Exception as error:  # a file may hold anything, and must not stop the others
+            yield str(file), partial(_fail, error)
+
+
+def _fail(error: Exception) -> History:
+    raise error
+
+
+def _runs_in(file: Path) -> Iterator[Source]:
+    open_regular(file).close()
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        database.execute("pragma trusted_schema = off")
+        tables = database.execute("select name from sqlite_master where type = 'table' and rootpage > 0")
+        if missing := _TABLES - {name for (name,) in tables}:  # a view may have no end
+            raise ConfigError(f"no tables {', '.join(sorted(missing))}; give a database that MLflow has made")
+        runs = database.execute(
+            "select runs.*, experiments.name as experiment from runs left join experiments "
+            "using (experiment_id) where runs.lifecycle_stage = 'active' order by start_time, run_uuid"
+        )
+        for run in runs.fetchall():
+            yield f"{file}, run {run['run_uuid']}", partial(_read_tables, database, run)
 
 
 def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
@@ -193,10 +218,11 @@ def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
 
     history = History("mlflow", run["run_uuid"], run["name"] or run["run_uuid"])
     for name, step, value, is_nan, time in rows("key, step, value, is_nan, timestamp", "metrics"):
-        history.points[name].append((int(step), math.nan if is_nan else float(value), int(time) / 1000))
+        number = math.nan if is_nan else _INFINITE.get(float(value), float(value))
+        history.points[name].append((int(step), number, int(time) / 1000))
     history.config = {name: _setting(text) for name, text in rows("key, value", "params")}
     tags = dict(rows("key, value", "tags"))
-    history.about = {"experiment": run["experiment"], "user": run["user_id"], "tags": tags}
+    history.about = {"experiment": run["experiment"], "user": run["user_id"], "tags": without_secrets(tags)}
     history.status = run["status"].lower() if run["status"] in ("FINISHED", "FAILED") else "killed"
     history.began = (run["start_time"] or 0) / 1000
     last = max((time for points in history.points.values() for _, _, time in points), default=0.0)

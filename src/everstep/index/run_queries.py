@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +150,8 @@ def _last(column: ColumnElement[Any]) -> Any:
 
 _FINITE = valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623157e308)
 """Infinities are stored, NaN is NULL."""
-_MEASURES_A_RUN = series.c.phase.not_in(("step", "head"))
+_INSIDE = ("step", "head")
+_MEASURES_A_RUN = series.c.phase.not_in(_INSIDE)
 
 
 def _named(name: str) -> ColumnElement[bool]:
@@ -178,24 +179,28 @@ def last_values_of(
     return found
 
 
+def _better(directions: Mapping[int, Mapping[str, str]]) -> Callable[[int, str], str | None]:
+    """Return the function (run, metric) -> "min" or "max".
+
+    Services of the run say it (`directions`: see `watched`), or the metric's name, or services of other runs.
+    """
+    others = {name: mode for modes in directions.values() for name, mode in modes.items()}
+    return lambda run, name: directions.get(run, {}).get(name) or better_when(name) or others.get(name)
+
+
 def best_of(
     connection: Connection, metric: str, directions: Mapping[int, Mapping[str, str]]
 ) -> dict[int, float]:
-    """Return run -> best finite value of a metric, or "PHASE/NAME".
-
-    Which value is better the services of the run tell (`directions`: see `watched`), or of another run, or
-    the metric's name.
-    """
+    """Return run -> best finite value of a metric, or "PHASE/NAME"; `directions` are those of all runs."""
     extremes = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
     chosen = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
     chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
     chosen = chosen.where(_MEASURES_A_RUN, _named(metric))
-    others = {name: mode for modes in directions.values() for name, mode in modes.items()}
-    best = dict[int, float]()
+    better_of, best = _better(directions), dict[int, float]()
     # the phase that a bare name means comes last, and counts
     for row in sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True):
         run, _, name, smallest, largest = row
-        better = directions.get(run, others).get(name) or others.get(name) or better_when(name)
+        better = better_of(run, name)
         if better is None:
             raise ConfigError(
                 f"nothing tells whether a smaller or a larger {name!r} is better: give {metric!r} for the "
@@ -211,9 +216,8 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
 
     `rows`, `step` and `last` are the number of valid values, and the step and value of the last; `smallest`
     and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better, if
-    a service of the run or the metric's name says it; metrics of single steps have none: they measure no run.
+    services or the metric's name say it; metrics of single steps have none: they measure no run.
     """
-    directions = watched(connection, [run]).get(run, {})
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
     chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
@@ -222,10 +226,12 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     if not steps:
         chosen = chosen.where(_MEASURES_A_RUN)
     found = []
-    for key, phase, name, rows, step, last, smallest, largest in connection.execute(
-        chosen.group_by(series.c.id)
-    ).all():
-        better = None if phase in ("step", "head") else directions.get(name) or better_when(name)
+    measured = connection.execute(chosen.group_by(series.c.id)).all()
+    better_of = _better(watched(connection, [run]))
+    if not all(row.phase in _INSIDE or better_of(run, row.name) for row in measured):
+        better_of = _better(watched(connection))
+    for key, phase, name, rows, step, last, smallest, largest in measured:
+        better = None if phase in _INSIDE else better_of(run, name)
         best = {"min": smallest, "max": largest}.get(str(better))
         first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
         best_step = None if best is None else connection.execute(first.limit(1)).scalar()

@@ -113,11 +113,13 @@ def _charts(found: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
 
     def rows(collection: str) -> list[dict[str, Any]]:
         asked = [parse({"run": run.facts["name"], "wall": False}) for run in found]
-        return [
-            {**row, "run": title}
-            for run, title, where in zip(found, titles, asked, strict=True)
-            for row in ask(run.database, collection, where, limit=_MOST_DRAWN)
-        ]
+        drawn: list[dict[str, Any]] = []
+        for run, title, where in zip(found, titles, asked, strict=True):
+            rest = _MOST_DRAWN - len(drawn)
+            drawn += [{**row, "run": title} for row in ask(run.database, collection, where, limit=rest)]
+            if len(drawn) == _MOST_DRAWN:
+                break
+        return drawn
 
     drawn = rows("evaluations") or rows("metrics")
     return charts_of(drawn) if len(drawn) < _MOST_DRAWN else []

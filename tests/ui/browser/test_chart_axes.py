@@ -57,6 +57,29 @@ def test_every_range_is_drawn(values: list[float], options: dict[str, object], b
     view.close()
 
 
+PRESSED = """async (options) => {
+    const box = document.body.appendChild(document.createElement("div"));
+    const seen = [];
+    const series = [{ label: "run", x: [1, 10, 1000], last: [1, 2, 3] }];
+    const onZoom = (from, to) => seen.push(to / from);
+    lineChart(box, { title: "loss", x: "step", series, marks: [] }, { ...options, onZoom });
+    await new Promise((later) => setTimeout(later, 50));
+    const plot = box.querySelector("[tabindex]");
+    for (const key of ["-", "ArrowLeft", "ArrowRight"]) {
+        plot.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        await new Promise((later) => setTimeout(later, 50));
+    }
+    return seen;
+}"""
+
+
+def test_keys_move_a_log_axis_by_equal_ratios(browser: Browser) -> None:
+    view = with_charts(browser)
+    ratios = view.evaluate(PRESSED, {"logX": True, "from": 1, "to": 1000})
+    assert ratios == pytest.approx([1000**1.6] * 3)
+    view.close()
+
+
 TIMELINE = """([starts, rollbacks]) => {
     const box = document.body.appendChild(document.createElement("div"));
     drawTimeline(box, { name: "run", step: 20, starts, rollbacks });

@@ -266,11 +266,13 @@ const MOVES = { ArrowLeft: [-0.2, -0.2], ArrowRight: [0.2, 0.2], "+": [0.2, -0.2
 /** What a drag does, by keys: the arrows move the visible part of the x axis, + and - change its width, 0 shows all. */
 function pressed(event, state) {
   if (event.ctrlKey || event.altKey || event.metaKey || !(event.key === "0" || event.key in MOVES)) return;
+  if (!state.plot) return;
   event.preventDefault();
   if (event.key === "0") return zoom(state, null, null);
   const { min, max } = state.plot.scales.x;
-  const [from, to] = [min, max].map((end, at) => end + MOVES[event.key][at] * (max - min));
-  zoom(state, from, to);
+  const move = (low, high, at) => [low, high][at] + MOVES[event.key][at] * (high - low);
+  const { logX } = state.options;
+  zoom(state, ...[0, 1].map((at) => (logX ? 10 ** move(Math.log10(min), Math.log10(max), at) : move(min, max, at))));
 }
 
 function selected(u, state) {
