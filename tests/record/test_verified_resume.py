@@ -314,20 +314,28 @@ def test_a_last_batch_that_differs_warns_once_and_is_said_at_each_start(tmp_path
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_object_that_steps_change_and_no_state_has(tmp_path: Path, clean: bool) -> None:
     """An environment in a variable: a kill shows its steps, a clean stop the variable."""
+    lines: list[str] = []
 
-    def train(**end: int) -> list[str]:
+    def train(stop: int = 0) -> None:
+        services = [
+            everstep.Checkpoints(everstep.Every(steps=2)),
+            everstep.services.Console(sink=lines.append),
+        ]
         pole = [0.0]  # a new episode in each process
-
-        def each(loop: Any, batch: Any) -> None:
-            pole[0] += 1.0
-            loop.collect_metrics(reward=pole[0])
-
-        saves, data = everstep.Checkpoints(everstep.Every(steps=2)), [np.full(2, at) for at in range(6)]
-        return stopped(tmp_path, data, each=each, max_epoch=1, services=[saves], **end)
+        with everstep.TrainLoop(tmp_path, max_epoch=1, seed=1, services=services) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps([np.full(2, at) for at in range(6)]):
+                    pole[0] += 1.0
+                    loop.collect_metrics(reward=pole[0])
+                    if step == stop and clean:
+                        loop.call_soon(BREAK)
+                    elif step == stop:
+                        raise Boom
 
     with pytest.raises(Interrupted if clean else Boom):
-        train(**{"stop" if clean else "boom": 4})
-    lines = train()
+        train(stop=4)
+    lines.clear()
+    train()
     assert any("resume differs: step 3 reward was 3.0 and is 1.0 now" in each for each in lines) != clean
     lost = (
         "resume not verified: no step was executed again; 1 last batch digest equal; not in the state: pole"

@@ -184,6 +184,10 @@ class System(BuiltIn):
         return Outcome(metrics, wall=True)
 
 
+def _text(path: str) -> str:
+    return Path(path).read_text()
+
+
 _UNREADABLE = (OSError, ValueError, IndexError, KeyError)
 
 
@@ -192,15 +196,15 @@ def _times() -> tuple[float, float, float, float]:
     ticks = [0.0] * 8
     with suppress(*_UNREADABLE):
         # user nice system idle iowait irq softirq steal; guests are part of user and nice
-        ticks = [float(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        ticks = [float(each) for each in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
     return time.monotonic(), time.process_time(), sum(ticks), ticks[3] + ticks[4]
 
 
 def _memory() -> Iterator[tuple[str, float]]:
     with suppress(*_UNREADABLE):
-        lines = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = (line.split(":") for line in _text("/proc/meminfo").splitlines())
         memory = {name: float(value.split()[0]) for name, value in lines}
         yield "memory_share", 1 - memory["MemAvailable"] / memory["MemTotal"]
     with suppress(*_UNREADABLE):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(_text("/proc/self/statm").split()[1])
         yield "process_memory_gb", pages * os.sysconf("SC_PAGE_SIZE") / 1e9
