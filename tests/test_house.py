@@ -11,7 +11,7 @@ from house import BUDGETS, page, rooms, totals
 HELD = {
     "lines of src": 50_930,
     "lines of tests": 53_570,
-    "modules of at most 60 lines": 40,
+    "modules of at most 60 lines": 38,
     "names in everstep": 25,
 }
 """Reached so far.  The goal is 32,000 lines of src, 25,000 of tests, 25 names; who adds pays by deleting."""
