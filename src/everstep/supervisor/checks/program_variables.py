@@ -140,8 +140,10 @@ class ProgramVariables:
                             if (mark := self._mark(part)) is not None:
                                 marks.setdefault((code.co_qualname, path), (mark, part))
                 value = None
-                if code.co_flags & CO_OPTIMIZED and sys.getrefcount(values) <= _KEPT_ALIVE:
-                    values.clear()  # this copy would keep the function's tensors alive
+                # before Python 3.13 this copy would keep the function's tensors alive
+                copied = code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13)
+                if copied and sys.getrefcount(values) <= _KEPT_ALIVE:
+                    values.clear()
             if code is self._opener:
                 return marks
             frame = frame.f_back
