@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 LONGEST_PAUSE = 0.25
 """Seconds between two requests of a rank that has waited for long."""
+SHORT_PAUSE = 0.02
+"""Seconds between two looks at a variable of this process, which cost nothing."""
 LOOK = 1.0
 """Seconds after which a waiting rank looks for the failure of another one."""
 

@@ -45,8 +45,8 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
-_KEPT_ALIVE = 3
-"""References to a frame's copy of its variables while it is looked at, if nobody else has it."""
+_OWN_LOOK = frozenset(("locals", "vars", "dir", "exec", "eval", "f_locals"))
+"""Names by which a function gets at its variables as a dictionary."""
 Variable = tuple[str, str]
 """Name of a function, and of a variable in it."""
 
@@ -131,18 +131,22 @@ class ProgramVariables:
         while frame is not None:
             code = frame.f_code
             if code is self._opener or not _is_library(code.co_filename):
-                self._lines.setdefault(code.co_qualname, (code.co_filename, frame.f_lineno))
-                values = frame.f_locals
-                for name, value in [*values.items()]:
+                self._lines.setdefault(code.co_qualname, (code.co_filename, frame.f_lineno or 0))
+                # before Python 3.13 a function's `f_locals` is one dictionary: to read it would change what
+                # `locals()` has given to the program, and to leave it filled would keep tensors alive
+                is_copy = sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED)
+                values = {} if is_copy and _OWN_LOOK.intersection(code.co_names) else frame.f_locals
+                items: list[tuple[str, Any]] = []
+                with suppress(Exception):  # another thread may add a variable of a module
+                    items = [*values.items()]
+                for name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
                         for path, part in () if name.startswith("_") else _parts(name, value, in_state):
                             if (mark := self._mark(part)) is not None:
                                 marks.setdefault((code.co_qualname, path), (mark, part))
-                value = None
-                # before Python 3.13 this copy would keep the function's tensors alive
-                copied = code.co_flags & CO_OPTIMIZED and sys.version_info < (3, 13)
-                if copied and sys.getrefcount(values) <= _KEPT_ALIVE:
+                items, value = [], None
+                if is_copy:
                     values.clear()
             if code is self._opener:
                 return marks

@@ -9,7 +9,7 @@ from typing import TypeVar
 from everstep import hazard
 from everstep.durable import remedy
 from everstep.errors import BadStepError, CheckpointError, RolledBack, TriedAgain
-from everstep.polling import wait_until
+from everstep.polling import SHORT_PAUSE, wait_until
 from everstep.record import Batch, Rollback, shared_samples
 from everstep.services.recovery import Recovery, Retry
 from everstep.supervisor.opening.open_run import OpenRun
@@ -147,7 +147,7 @@ class Retries:
         _tries[self._run_dir] = furthest, count + 1
         text = self._decide(retry, error, f"step {step}", count + 1)
         hazard.reach("loop.retry")
-        wait_until(self._ends, retry.seconds(count + 1))
+        wait_until(self._ends, retry.seconds(count + 1), SHORT_PAUSE)
         return TriedAgain(text, self._run_dir, count + 1)
 
     def forget(self) -> None:
@@ -169,7 +169,7 @@ class Retries:
                     error.add_note(f"tried again {retry.times} times (Retry(times={retry.times}))")
                     raise
                 self._decide(retry, error, what, attempt)
-                wait_until(self._ends, retry.seconds(attempt))
+                wait_until(self._ends, retry.seconds(attempt), SHORT_PAUSE)
 
     def _decide(self, retry: Retry, error: BaseException, what: str, attempt: int) -> str:
         seconds = retry.seconds(attempt)

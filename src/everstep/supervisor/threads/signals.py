@@ -14,7 +14,7 @@ from typing import Any
 
 from everstep.errors import Interrupted
 from everstep.group import exit_status, launched
-from everstep.polling import wait_until
+from everstep.polling import SHORT_PAUSE, wait_until
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
@@ -88,7 +88,7 @@ class SignalWatch:
         self.hopeless = reason
 
     def received_within(self, seconds: float) -> bool:
-        return wait_until(lambda: self.received is not None, seconds)
+        return wait_until(lambda: self.received is not None, seconds, SHORT_PAUSE)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
