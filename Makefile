@@ -5,6 +5,8 @@ PYTHON ?=
 ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
+# Where an image sets this, each process of a demo or a test would compile PyTorch anew, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo play test check campaign lock bench proof-gpu conformance docs dist clean
 .DEFAULT_GOAL := demo
