@@ -97,7 +97,13 @@ class Popen(_Forked):
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None, *_: Any) -> int | None:
-        return super()._internal_poll(_deadstate, lambda _, flags: self._try_wait(flags))  # type: ignore[call-arg]
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None and (ended := self._try_wait(os.WNOHANG))[0]:
+                    self._handle_exitstatus(ended[1])  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
 
 
 def run(

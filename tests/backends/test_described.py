@@ -95,5 +95,5 @@ def test_what_cannot_be_compared_says_what_it_is() -> None:
     assert texts([object()] * 101)["f"] == "not compared, 101 objects in a list"
     assert "code of f" in texts(warmup.half) and "code of f" in texts(warmup)
     made: dict[str, Any] = {}
-    exec("def made(step):\n    return step", made)
+    exec(compile("def made(step):\n    return step", "<made>", "exec"), made)
     assert texts(made["made"])["code of f"] == "not compared, the source of made is not known"

@@ -7,6 +7,7 @@ import math
 import os
 import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ MLFLOW = Path(__file__).parent / "data" / "mlflow.sql"
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "mlflow.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript(MLFLOW.read_text())
     return path
 
@@ -127,13 +128,13 @@ def test_settings_of_add_hparams_are_those_of_the_run_above(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_imported(tmp_path: Path, database: Path) -> None:
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(
             "update runs set start_time = 'x', name = '../../etc/<b>\x1b[31m' where name = 'bad'"
         )
     told, said = everstep("import", "mlflow", "mlflow.db", cwd=tmp_path, status=1)
     assert "wide-" in told and "is left out: TypeError" in said and "\x1b" not in told + said
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("update runs set start_time = 1 where name != 'wide'")
     rows = imported("mlflow", "mlflow.db", cwd=tmp_path)
     assert [Path(row["run"]).parent for row in rows] == [tmp_path / "runs"] * 2
@@ -209,7 +210,7 @@ def test_a_database_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path,
 
 
 def test_a_view_is_not_read(tmp_path: Path, database: Path) -> None:
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.executescript(
             "alter table tags rename to others; create view tags as select * from others"
         )
@@ -229,7 +230,7 @@ def test_a_history_that_cannot_be_written_leaves_nothing_and_long_names_are_cut(
 
 def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path) -> None:
     given = {"hf_token": "x", "db.password": "1", "api_key": "", "max_tokens": "9", "tokenizer": "gpt2"}
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("update metrics set value = -1.7976931348623157e308 where step = 1")
         (key,) = connection.execute("select run_uuid from runs where name = 'wide'").fetchone()
         for table in ("params", "tags"):

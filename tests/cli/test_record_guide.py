@@ -6,6 +6,7 @@ import re
 import shlex
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_every_command_of_the_record_runs(
     other = tensorboard.summary.Writer("logs")
     other.add_scalar("loss", 1.0, 1)
     other.close()
-    with sqlite3.connect("mlflow.db") as database:
+    with closing(sqlite3.connect("mlflow.db")) as database, database:
         database.executescript((Path(__file__).parent / "data" / "mlflow.sql").read_text())
     assert len(commands("record.md")) > 15
     for command in commands("record.md"):

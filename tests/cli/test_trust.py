@@ -18,6 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
 import sqlite3
+from contextlib import closing
 
 import psycopg
 from tiny_experiment import write
@@ -427,7 +428,7 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     files = [path for path in tmp_path.rglob("*") if path.is_file() and ".git" not in path.parts]
     assert len(files) > 30 and tmp_path / "all.db" in files
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
-    with sqlite3.connect(tmp_path / "all.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "all.db")) as connection, connection:
         assert SECRET not in "\n".join(connection.iterdump())
     assert "***" in dump(public) and SECRET not in dump(public)
     facts = RunJournal(tmp_path / "runs" / "tiny").facts()

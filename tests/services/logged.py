@@ -15,6 +15,7 @@ import sqlite3
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def mlflow(run_dir: Path, store: str) -> Iterator[Point]:
 
 
 def trackio(run_dir: Path, store: str) -> Iterator[Point]:
-    with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "tests.db") as database:
+    with closing(sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "tests.db")) as database, database:
         rows = database.execute("select step, metrics from metrics where run_id = ?", (run_id(run_dir),))
         for step, metrics in rows.fetchall():
             yield from ((step, tag, value) for tag, value in json.loads(metrics).items())

@@ -120,8 +120,8 @@ def test_arrays_keep_bits_dtype_shape_and_memory_order(array: np.ndarray) -> Non
         OrderedDict([("b", 1), ("a", 2)]), OrderedDict([(3, 1)]), OrderedDict(), Counter({30: 1, 80: 2}),
         deque([1, 2], maxlen=3), deque(), defaultdict(int, {"a": 1}), defaultdict(None),
         np.float32(1.5), np.float64("nan"), np.int64(-1), np.bool_(True), np.complex64(1j), np.float16(2),
-        np.datetime64("2026-11-21"), np.datetime64("NaT"), np.timedelta64(5, "us"), np.str_("ü"), np.str_(""),
-        np.bytes_(b"x\0"), np.uint64(2**64 - 1), {np.int64(3): 1},
+        np.datetime64("2026-11-21"), np.datetime64("NaT", "s"), np.timedelta64(5, "us"),
+        np.str_("ü"), np.str_(""), np.bytes_(b"x\0"), np.uint64(2**64 - 1), {np.int64(3): 1},
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
