@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
+import everstep
+from everstep.data import Cursor
+
 SAVE_EVERY = 1000
 """Steps between two saves of the programs that save; a block begins in the middle between two."""
 
@@ -55,8 +58,10 @@ class Turns:
         self._began = time.process_time_ns()
 
 
-class Batches:
+class Batches(Cursor):
     """An endless stream of ready batches, the same on both sides: an iterator, and a cursor of everstep."""
+
+    done: int
 
     def __init__(self, batches: list[Any], turns: Turns | None = None, done: int = 0) -> None:
         self.batches, self.turns, self.done = batches, turns, done
@@ -80,11 +85,8 @@ class Batches:
     def remaining(self) -> None:
         return None
 
-    def close(self) -> None:
-        pass
 
-
-class Stream:
+class Stream(everstep.data.Stream):
     """The batches as everstep opens them; a position is true, since a start tries it out."""
 
     def __init__(self, batches: list[Any], turns: Turns | None = None) -> None:

@@ -22,7 +22,7 @@ import warm
 from everstep.errors import ConfigError
 from everstep.experiment import as_yaml, open_run
 from everstep.experiment.config_layers import layered
-from everstep.experiment.sweep import Base, trials
+from everstep.experiment.sweep import trials
 from everstep.record import RunDir, RunJournal
 from waiting import until
 
@@ -186,13 +186,13 @@ def test_a_signal_stops_the_trainings_and_saves_them(
 )
 def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        trials(Base([here / "tiny.yaml"]), grid=grid, draws=draws)
+        trials([here / "tiny.yaml"], grid=grid, draws=draws)
 
 
 def test_a_script_is_no_config(here: Path) -> None:
     (here / "train.py").write_text("for x in range(3):\n    print(x)\n")
     with pytest.raises(ConfigError, match=r"train\.py is a Python script, .* takes a config: give"):
-        trials(Base([here / "train.py"]), grid=["seed=[1]"], draws=[])
+        trials([here / "train.py"], grid=["seed=[1]"], draws=[])
 
 
 VALUES: list[Any] = [0.1, 1e-05, 1e22, 3, -2, True, None, {"a": [1.0]}]
@@ -201,7 +201,7 @@ VALUES += ["1", "a b", "adam", "True", "€\U0001f600\n", [1, "1"]]
 
 def test_every_value_arrives_as_it_is_in_a_run_of_its_own(here: Path) -> None:
     grid = [f"profiles.other.x={as_yaml(VALUES)}"]
-    found = trials(Base([here / "tiny.yaml"]), grid=grid)
+    found = trials([here / "tiny.yaml"], grid=grid)
     arrived = [layered((), trial.overrides).tree["profiles"]["other"]["x"] for trial in found]
     assert [(type(value), value) for value in arrived] == [(type(value), value) for value in VALUES]
     assert len({trial.run_dir for trial in found}) == len(VALUES)

@@ -298,6 +298,11 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: as_stream(Lines), DataError, r"type .*give an object: Lines\(\.\.\.\)"),
     (lambda: as_stream(len), DataError, r"builtin_function.*call it"),
     (lambda: as_stream(SimpleNamespace(own=DataLoader(SAMPLES))), DataError, "DataLoader inside it, .*'own'"),
+    (
+        lambda: as_stream(SimpleNamespace(open=open)),
+        DataError,
+        "derive SimpleNamespace from everstep.data.Str",
+    ),
     (lambda: as_stream(None), DataError, r"NoneType None does not give batches.*everstep\.data\.arrays"),
 ]
 

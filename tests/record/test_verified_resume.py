@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 import everstep
 from everstep.cli.group import commands
+from everstep.contracts.data import Cursor, Stream
+from everstep.data.wrappers import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
 from everstep.record import WARNED, RunJournal, accept, trail_path
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
@@ -84,19 +86,13 @@ def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tm
     assert tiny.loop.ending.finished
 
 
-class Reversed:
+class Reversed(StreamWrapper):
     """A stream that gives other batches than it says."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+    source, replayed, draws_again = Stream.source, None, False
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "stream":
-            raise AttributeError(name)
-        return getattr(self.stream, name)
-
-    def open(self, *where: Any, seed: int) -> Any:
-        return self.stream.open(*where, seed=seed + 1)
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return self.stream.open(purpose, pass_index, position, seed=seed + 1)
 
 
 def with_other_batches(tiny: Tiny) -> Tiny:

@@ -16,7 +16,9 @@ import pytest
 
 import everstep
 from everstep import Every, polling
+from everstep.contracts.data import Cursor
 from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -354,25 +356,18 @@ def test_steps_without_data_cannot_be_blamed(tmp_path: Path) -> None:
     assert "read no batch" in stands(train)
 
 
-class Uncounted:
-    """The stream of `Tiny`, or its cursor; the cursor tells no `done`."""
+class Uncounted(StreamWrapper):
+    """The stream of `Tiny`, whose cursor tells no `done`."""
 
-    def __init__(self, of: Any) -> None:
-        self._of = of
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return UncountedCursor(self.stream.open(purpose, pass_index, position, seed=seed))
 
-    def open(self, *place: Any, seed: int) -> Any:
-        return Uncounted(self._of.open(*place, seed=seed))
 
-    def __iter__(self) -> Any:
-        return self
+class UncountedCursor(CursorWrapper):
+    done = None
 
     def __next__(self) -> Any:
-        return next(self._of)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "done" or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._of, name)
+        return next(self.cursor)
 
 
 def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path: Path) -> None:

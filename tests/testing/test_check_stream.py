@@ -169,14 +169,6 @@ class Starving(Splitting):
         return super().open(purpose, pass_index, max(position or 0, self.share.rank), seed=seed)
 
 
-class Unrelated:
-    """The same, derived from no class of ours."""
-
-    def __init__(self, stream: data.Stream) -> None:
-        self.open = stream.open
-        self.split = lambda share: Unrelated(stream.split(share))
-
-
 FAULTS: list[tuple[type[Numbers], str]] = [
     (
         changed(batch=lambda stream, cursor: cursor.at - cursor.opened_at),
@@ -225,7 +217,5 @@ def test_a_correct_stream_passes_and_one_that_cannot_tell_what_is_left_with_a_se
 
 def test_a_stream_of_ones_own_that_splits() -> None:
     check_stream(Splitting)
-    unrelated = data.as_stream(Unrelated(Splitting()))
-    check_stream(lambda: unrelated)
-    cursor = unrelated.split(Share(1, 3, "weight")).open("train", 0, seed=0)
+    cursor = Splitting().split(Share(1, 3, "weight")).open("train", 0, seed=0)
     assert (list(cursor), cursor.weight) == ([[2], [12], [22]], 0.75)

@@ -55,11 +55,10 @@ def sweep_command(
     """
     files, overrides = split(arguments)
     ship_to(index)
-    from everstep.experiment.sweep import Base, trials
+    from everstep.experiment.sweep import trials
 
-    drawn = trials(
-        Base(files, overrides, run_dir, options["profile"]), grid=grid, draws=draws, count=count, seed=seed
-    )
+    varied: dict[str, Any] = {"grid": grid, "draws": draws, "count": count, "seed": seed}
+    drawn = trials(files, overrides, **varied, run_dir=run_dir, profile=options["profile"])
     found = list({trial.run_dir: trial for trial in drawn}.values())
     if len(found) < len(drawn):
         cli.note([f"{len(drawn)} draws gave {len(found)} different settings; each is trained once"])

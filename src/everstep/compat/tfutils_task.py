@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from everstep.compat.tfutils_params import Function, Tree
+from everstep.contracts.data import Stream
 from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
-from everstep.data.adapt import is_stream
 from everstep.data.adapters import SequenceStream
 from everstep.errors import ConfigError, nearest
 
@@ -60,7 +60,7 @@ class Example(UserDict[str, Any]):
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
         stream = as_stream(self._source)
-        if not is_stream(self._source) and not isinstance(stream, SequenceStream):
+        if not isinstance(self._source, Stream) and not isinstance(stream, SequenceStream):
             raise ConfigError(
                 "model_params.func looks at its inputs, and to read one of a "
                 f"{type(self._source).__name__} would take it from the training; give sizes as arguments"

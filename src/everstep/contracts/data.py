@@ -1,7 +1,6 @@
 """Base classes of data: a `Stream` describes data, a `Cursor` is one pass over it.
 
-Members that you do not override have the defaults written here.  An object that has only the methods is
-taken, too (`everstep.data.as_stream`).
+Members that you do not override have the defaults written here.
 """
 
 from __future__ import annotations

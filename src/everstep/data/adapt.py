@@ -6,33 +6,22 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
-from weakref import WeakValueDictionary
 
 from everstep.arguments import checked_keywords, valid_name
 from everstep.contracts.data import Stream
 from everstep.data.adapters import IterableStream, SequenceStream, accessors, is_stateful
 from everstep.data.other_libraries import class_names, refusal
-from everstep.data.wrappers import AdaptedStream
 from everstep.errors import ConfigError, DataError
 
 # By name, so that nothing is imported for data that does not need it.
 _LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.user_dataloader"}
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
-_adapted: WeakValueDictionary[int, AdaptedStream] = WeakValueDictionary()
-"""Streams by the identity of the objects that they hold: an object given twice is the same stream."""
-
-
-def is_stream(data: Any) -> bool:
-    """Whether data is a `Stream`, or has a method `open`; a path does not count, though it can be opened."""
-    has_method = callable(getattr(data, "open", None)) and not isinstance(data, os.PathLike)
-    return isinstance(data, Stream) or has_method
-
 
 def as_stream(data: Any) -> Stream:
     """Make a stream over `data`, by the first of these rules that fits.
 
-    1. A `Stream` is used as it is; an object with a method `open` gets defaults for the members it lacks.
+    1. A `Stream` is used as it is.
     2. A torch `DataLoader` or torchdata's `StatefulDataLoader` is used as the user made it.
     3. A sequence of batches (list, tuple, range) is resumed by index.
     4. Any other iterable is resumed by drawing its batches again; data of libraries whose state is known to
@@ -40,8 +29,6 @@ def as_stream(data: Any) -> Stream:
     """
     if isinstance(data, Stream):
         return data
-    if is_stream(data):
-        return _adapted.setdefault(id(data), AdaptedStream(data))
     # Refused before the adapters, which would use the state_dict of data that cannot tell its position.
     if (told := refusal(data)) is not None:
         raise DataError(told)
@@ -110,6 +97,8 @@ def _refusal(data: Any) -> str | None:
         return None
     if hasattr(data, "__getitem__"):
         return "give everstep.data.loader(data, batch_size=...), which makes batches of its samples"
+    if callable(getattr(data, "open", None)):
+        return f"if it is a stream of your own, derive {type(data).__name__} from everstep.data.Stream"
     if callable(data):
         return "call it: give what it returns, if that can be iterated"
     if inside := [name for name, value in getattr(data, "__dict__", {}).items() if _loader_adapter(value)]:

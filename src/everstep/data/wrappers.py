@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from typing import Any, TypeVar
 
@@ -67,40 +67,5 @@ class CursorWrapper(Cursor):
         return self.cursor.position()
 
     def passed_over(self) -> list[int]:
-        below: list[int] = getattr(self.cursor, "passed_over", list)()  # a user's object may lack it
-        found, self.left_out = sorted([*below, *self.left_out]), []
+        found, self.left_out = sorted([*self.cursor.passed_over(), *self.left_out]), []
         return found
-
-
-class AdaptedStream(StreamWrapper):
-    """Stream over a user's object with a stream's methods; members that it lacks have the defaults."""
-
-    source = Stream.source
-    shareable = Stream.shareable
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        cursor = self.stream.open(purpose, pass_index, position, seed=seed)
-        return cursor if isinstance(cursor, Cursor) else AdaptedCursor(cursor)
-
-    def split(self, share: Share) -> Stream:
-        if not hasattr(self.stream, "split"):
-            return Stream.split(self, share)
-        part = self.stream.split(share)
-        return part if isinstance(part, Stream) else AdaptedStream(part)
-
-    @property
-    def kind(self) -> str:
-        return type(self.stream).__qualname__
-
-    def __repr__(self) -> str:
-        return repr(self.stream)
-
-
-class AdaptedCursor(CursorWrapper):
-    """Cursor over a user's object with a cursor's methods; members that it lacks have the defaults."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.cursor)
-
-    def __next__(self) -> Any:
-        return next(self.cursor)

@@ -32,6 +32,8 @@ class Trial:
     """Training of a sweep with settings of its own: dotted path to JSON value; `tree` is the whole config."""
 
     settings: dict[str, Any]
+    overrides: list[str]
+    """The settings as `resolve` takes them."""
     run_dir: Path
     sweep: str
     tree: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -44,32 +46,6 @@ class Trial:
             return journal.ended() is not None and recorded == without_credentials(as_json(self.tree))
         except (EverstepError, OSError):
             return False
-
-    @property
-    def overrides(self) -> list[str]:
-        """The settings as `resolve` takes them."""
-        return [f"{path}={_json(value)}" for path, value in self.settings.items()]
-
-
-@dataclass(frozen=True)
-class Base:
-    """The part that all trials have in common; `run_dir` is the beginning of the run directories' names."""
-
-    files: Sequence[str | Path]
-    overrides: Sequence[str] = ()
-    run_dir: Path | None = None
-    profile: str | None = None
-
-    def trial(self, settings: dict[str, Any]) -> Trial:
-        """Make the trial of some settings; a ConfigError if the config with them would be wrong."""
-        overrides = [*self.overrides, *Trial(settings, Path(), "").overrides]
-        resolved = resolve(ExperimentConfig, self.files, overrides, profile=self.profile)
-        base = self.run_dir or default_run_dir(resolved.config, self.files)
-        # Sorted: the same settings are the same trial, whatever the order of the options was.
-        name = _name(dict(sorted(settings.items())))
-        if base.name in ("", ".."):  # no name to extend: the run directory lies inside
-            return Trial(settings, base / name, base.resolve().name, resolved.tree)
-        return Trial(settings, base.parent / f"{base.name}-{name}", base.name, resolved.tree)
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -111,7 +87,15 @@ Space: TypeAlias = "Sequence[Any] | Between"
 
 
 def trials(
-    base: Base, *, grid: Iterable[str] = (), draws: Iterable[str] = (), count: int = 10, seed: int = 0
+    files: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    *,
+    grid: Iterable[str] = (),
+    draws: Iterable[str] = (),
+    count: int = 10,
+    seed: int = 0,
+    run_dir: Path | None = None,
+    profile: str | None = None,
 ) -> list[Trial]:
     """List a sweep's trials, one for each draw and combination; every config is checked.
 
@@ -121,6 +105,7 @@ def trials(
     Args:
         grid: "PATH=[VALUE, ...]" each, in YAML; all combinations of the values are trained.
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
+        run_dir: beginning of the run directories' names; None: the config's.
     """
     axes: dict[str, Any] = _spaces(grid, "--grid", ranges=False)
     drawn = _spaces(draws, "--random", ranges=True)
@@ -129,7 +114,7 @@ def trials(
     if not axes and not drawn:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
     # As for `open_config`: the config's modules lie beside its files.
-    findable(Path(file).absolute().parent for file in base.files)
+    findable(Path(file).absolute().parent for file in files)
     source, made = random.Random(seed), []
     for _ in range(count if drawn else 1):
         # Sorted, because each draw takes the next random numbers.
@@ -138,7 +123,17 @@ def trials(
             for path, space in sorted(drawn.items())
         }
         for values in itertools.product(*axes.values()):
-            made.append(base.trial(dict(zip(axes, values, strict=True)) | draw))
+            settings = dict(zip(axes, values, strict=True)) | draw
+            varied = [f"{path}={_json(value)}" for path, value in settings.items()]
+            resolved = resolve(ExperimentConfig, files, [*overrides, *varied], profile=profile)
+            base = run_dir or default_run_dir(resolved.config, files)
+            # Sorted: the same settings are the same trial, whatever the order of the options was.
+            name = _name(dict(sorted(settings.items())))
+            if base.name in ("", ".."):  # no name to extend: the run directory lies inside
+                place, sweep = base / name, base.resolve().name
+            else:
+                place, sweep = base.parent / f"{base.name}-{name}", base.name
+            made.append(Trial(settings, varied, place, sweep, resolved.tree))
     return made
 
 

@@ -63,7 +63,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     WARNED: {"message": str},
     DIVERGED: {"step": Count, **dict.fromkeys(("component?", "old?", "new?", "report?"), str)},
     "head": {"stream": str, "step": Count, "given": list, "touched": bool},
-    "intermediate": {"validation": str, "batch": Count, "file": str},
     "summary": {
         "name": str,
         "step": Count,

@@ -1,5 +1,6 @@
 """Steps of a run, executed again in a copy: looked at, compared with the record or with another run."""
 
-from everstep.replaying.execution import Replay, replay
+from everstep.replaying.execution import replay
+from everstep.services.replayed import Replay
 
 __all__ = ["Replay", "replay"]

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from everstep.record.provenance import git_facts
 from everstep.record.rundir import ROOT
 from everstep.record.trust import TRUST_VARIABLE, distrust
 from everstep.redaction import HIDDEN
-from everstep.services.replayed import VARIABLE, ReplayLeft, ReplayPlan
+from everstep.services.replayed import VARIABLE, Replay, ReplayLeft, ReplayPlan
 from everstep.state import restore
 
 
@@ -260,24 +259,6 @@ def execute(
         where = f"after step {ended['step']} ({ended['reason']})" if ended else f"with status {start.status}"
         raise ReplayError(f"{shown} ended {where}, before step {last + 1}:\n{start.tail}")
     return executed
-
-
-@dataclass
-class Replay:
-    """Step of `replay`; all but `step` is there after the block.
-
-    Attributes:
-        step, epoch: numbers of the step and its epoch.
-        batch: the batch that the step would be handed; None without data.
-        state: the live objects of the state, by name.
-        random: the random state, as `everstep.state.capture` returns it.
-    """
-
-    step: int
-    epoch: int = 0
-    batch: Any = None
-    state: Mapping[str, Any] = field(default_factory=dict)
-    random: Any = None
 
 
 @checked_keywords

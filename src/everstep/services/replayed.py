@@ -59,23 +59,30 @@ def plan_of_process() -> ReplayPlan | None:
     return ReplayPlan(**json.loads(Path(path).read_bytes())) if path else None
 
 
+@dataclass
+class Replay:
+    """Step of `everstep.runs.replay`; all but `step` is there after the block.
+
+    Attributes:
+        step, epoch: numbers of the step and its epoch.
+        batch: the batch that the step would be handed; None without data.
+        state: the live objects of the state, by name.
+        random: the random state, as `everstep.state.capture` returns it.
+    """
+
+    step: int
+    epoch: int = 0
+    batch: Any = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    random: Any = None
+
+
 class ReplayLeft(BaseException):
     """Leaves a program in this process before a step; not an error."""
 
-    def __init__(self, step: ReplayedStep) -> None:
+    def __init__(self, step: Replay) -> None:
         super().__init__(f"left before step {step.step}, as the replay asks")
         self.step = step
-
-
-@dataclass(frozen=True)
-class ReplayedStep:
-    """A step that is about to happen again, with its batch and the live objects of the state by name."""
-
-    step: int
-    epoch: int
-    batch: Any
-    state: Mapping[str, Any]
-    random: Any
 
 
 class Replayed(BuiltIn):
@@ -118,7 +125,7 @@ class Replayed(BuiltIn):
             if step == plan.shown:
                 self._note("batch", batch=repr(payload)[:10_000])
             if step > plan.last and plan.in_process:
-                raise ReplayLeft(ReplayedStep(step, boundary.epoch, payload, self._objects, capture()))
+                raise ReplayLeft(Replay(step, boundary.epoch, payload, self._objects, capture()))
             if step > plan.last:
                 self._leave()
         elif boundary.moment is Moment.EXIT_LOOP:

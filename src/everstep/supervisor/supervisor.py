@@ -81,6 +81,10 @@ class Supervisor(Door):
             parts); or 1: all ranks read the whole batch.
         clock: monotonic seconds; for tests.  A clock of your own is asked after each step, so that due
             services run at the very step, without a thread.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or contradicts another.
+        StateError: a state entry cannot be saved.
     """
 
     @checked_keywords
@@ -142,6 +146,8 @@ class Supervisor(Door):
             metrics: one real number each; a tensor stays on its device until somebody reads it.
 
         Raises:
+            UsageError: before the first `should_stop()`, or after the step at which the loop was to end.
+            MetricError: a value is not one real number.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         engine, draws = self._engine, self._draws
@@ -168,6 +174,9 @@ class Supervisor(Door):
                 the loop reads no data, or keeps its position in the data in `state`.
             name: unique in the run.
             passes: number of passes after which the run stops, 1 or more; None: never.
+
+        Raises:
+            ConfigError: the name is taken, or `passes` is not positive.
         """
         self._engine.require_open("stream")
         if data is None:

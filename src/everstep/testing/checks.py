@@ -32,7 +32,6 @@ from everstep.contracts.data import Share, Stream
 from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
-from everstep.data.adapt import is_stream
 from everstep.data.adapters import IterableStream, is_stateful
 from everstep.errors import ConfigError, DataError, Interrupted, NotResumableError, StateError, nearest
 from everstep.loop import TrainLoop
@@ -373,7 +372,7 @@ def check(obj: Any, change: Change | None = None) -> Checked:
             compared, too.  Without it, an object that is not data is only saved and loaded.
     """
     no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
-    if change is None and not no_batches and (hasattr(obj, "__iter__") or is_stream(obj)):
+    if change is None and not no_batches and (hasattr(obj, "__iter__") or hasattr(obj, "open")):
         return _check_data(obj)
     word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
     return Checked("state", word, _try_state(obj, change, partial(make_entry, "state")))

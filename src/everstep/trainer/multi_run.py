@@ -68,11 +68,11 @@ class MultiRun:
         """
         refuse_several("a MultiRun", "train each model by a Trainer of its own")
         with isolated(), closing(SharedStream(self._stream)) as reading:
-            runs = [_Training(trainer, Tap(reading)) for trainer in self.trainers]
+            runs = [_Training(trainer, reading) for trainer in self.trainers]
             try:
                 while going := [run for run in runs if not run.over]:
                     # the run that is farthest behind in the data: only the last batch has to be kept
-                    behind = min(going, key=lambda run: run.tap.place)
+                    behind = min(going, key=lambda run: run.place)
                     behind.step()
                     if isinstance(behind.error, Interrupted):
                         for run in going:
@@ -88,19 +88,21 @@ class MultiRun:
 class _Training:
     """The training of one Trainer, a step at a time, with a random state of its own."""
 
-    def __init__(self, trainer: Trainer, tap: Tap) -> None:
-        self.trainer, self.tap = trainer, tap
+    def __init__(self, trainer: Trainer, reading: SharedStream) -> None:
+        self.trainer, self._reading = trainer, reading
+        self.place = (0, 0)
+        """Pass, and number of its batches that the run has read."""
         self.over = False
         self.ending: Ending | None = None
         self.error: BaseException | None = None
         self._loop: TrainerLoop | None = None
-        self._steps = trainer.in_turns(tap)
+        self._steps = trainer.in_turns(reading)
         self._random = capture()
 
     def step(self) -> None:
         restore(self._random)
         try:
-            self._loop = next(self._steps)
+            self._loop, self.place = next(self._steps), self._reading.place
         except StopIteration as ended:
             self.over, self.ending = True, ended.value
         except KeyboardInterrupt:
@@ -136,14 +138,16 @@ class _Place(NamedTuple):
     passed_over: Sequence[int] = ()
 
 
-class SharedStream:
+class SharedStream(StreamWrapper):
     """A stream that several runs read by one cursor; the batch read last is kept for all.
 
     A run that stands elsewhere, as after a resume from another step, takes the cursor to its own place.
     """
 
     def __init__(self, stream: Stream) -> None:
-        self.stream = stream
+        super().__init__(stream)
+        self.place = (0, 0)
+        """Pass, and number of its batches, at which the run stands that has read last."""
         self.cursor: Cursor | None = None
         self._batch: Any = None
         self._before: _Place | None = None
@@ -152,6 +156,16 @@ class SharedStream:
         """Place of the cursor."""
         self._end: tuple[str, int, Any] | None = None
         """Place at which a pass was found to end."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _SharedCursor(self, (purpose, pass_index, position), seed)
+
+    def split(self, share: Share) -> Stream:
+        return self  # a MultiRun refuses several ranks
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        """Describe the stream inside, which the run would read itself if it were alone."""
+        return describe(self.stream, seed)
 
     def go_to(self, at: tuple[str, int, Any], seed: int) -> _Place:
         """Return a place; the cursor goes there unless the place is known."""
@@ -188,30 +202,11 @@ class SharedStream:
         self.cursor = self._before = self._here = None
 
 
-class Tap(StreamWrapper):
-    """The shared stream, as one run reads it."""
-
-    def __init__(self, reading: SharedStream) -> None:
-        super().__init__(reading.stream)
-        self._reading = reading
-        self.place = (0, 0)
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return _TapCursor(self, self._reading, (purpose, pass_index, position), seed)
-
-    def split(self, share: Share) -> Stream:
-        return self  # a MultiRun refuses several ranks
-
-    def describe(self, seed: int) -> dict[str, Any]:
-        """Describe the shared stream, which the run would read itself if it were alone."""
-        return describe(self.stream, seed)
-
-
-class _TapCursor(Cursor):
+class _SharedCursor(Cursor):
     ended = False
 
-    def __init__(self, tap: Tap, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
-        self._tap, self._reading, self._seed = tap, reading, seed
+    def __init__(self, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
+        self._reading, self._seed = reading, seed
         self._passed_over: list[int] = []
         self._move(reading.go_to(at, seed), 0)
         assert reading.cursor is not None
@@ -219,7 +214,8 @@ class _TapCursor(Cursor):
 
     def _move(self, place: _Place, count: int) -> None:
         self._place, self.done = place, place.done
-        self._tap.place = place.at[1], count if place.done is None else place.done
+        self._count = count if place.done is None else place.done
+        self._reading.place = place.at[1], self._count
 
     def __next__(self) -> Any:
         following = None if self.ended else self._reading.after(self._place, self._seed)
@@ -228,7 +224,7 @@ class _TapCursor(Cursor):
             raise StopIteration
         batch, place = following
         self._passed_over += place.passed_over
-        self._move(place, self._tap.place[1] + 1)
+        self._move(place, self._count + 1)
         return copied(batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:

@@ -54,6 +54,9 @@ class Trainer:
             Without any `Evaluate` among the services, a stream "valid" is evaluated each epoch.  `resume`
             counts for the first loop of this Trainer; later loops continue where the run is.
         seed: as for `TrainLoop`; what the task builds follows from it, too.
+
+    Raises:
+        ConfigError: the task is not a `Task`, or an argument is unknown or out of range.
     """
 
     @checked_keywords
@@ -133,6 +136,7 @@ class Trainer:
             evaluate_end: whether each also evaluates at the end by a limit, if it was not due there.
 
         Raises:
+            ConfigError: `evaluate` is neither True, False nor a schedule.
             Interrupted: a signal, or the time budget; the state is saved.
         """
         for attempt in self._attempts(max_step, self._evaluating(evaluate, evaluate_end)):
@@ -259,6 +263,10 @@ class Trainer:
             train_streams: names, data, or name to data; data without a name is "train", "train2" ...
             eval_streams: the same; data without a name is "valid", "valid2" ...  A Trainer's
                 default `Evaluate` leaves out what is evaluated here.
+
+        Raises:
+            ConfigError: no stream has that name.
+            MetricError: a service evaluates the same stream at the same step.
         """
         if self._loop is not None:
             for _ in self._epoch(self._loop, train_streams, eval_streams):
@@ -361,6 +369,8 @@ class Trainer:
 
         Raises:
             NoCheckpointError: nothing was trained: random weights are not evaluated.
+            ConfigError: no stream has that name; the run has no best weights, or those of several metrics.
+            UsageError: `weights` in a loop that is open.
         """
         return self._evaluations.evaluate(stream, num_steps, weights)
 
@@ -368,6 +378,10 @@ class Trainer:
         """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
 
         On several ranks each rank predicts the whole stream.
+
+        Raises:
+            ConfigError: no stream has that name.
+            DataError: the data hands each of several ranks a part.
         """
         ((name, data),) = self._streams.chosen([stream], "test")
         if self._loop is not None:
@@ -405,6 +419,10 @@ class Trainer:
             timeout: seconds after which the watch ends if the run does not exist, or nobody trains it (it was
                 killed); None: never.
             max_step: the watch also ends with a checkpoint of that step or a later one.
+
+        Raises:
+            UsageError: this Trainer's own loop is open, or several processes call this together.
+            ConfigError: no stream has that name, or an argument is out of its range.
         """
         if self._loop is not None:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")

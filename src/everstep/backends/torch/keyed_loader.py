@@ -59,6 +59,11 @@ def loader(
             state is keyed by the batch and, on several ranks, by the rank.
         prefetch_factor, pin_memory, timeout, multiprocessing_context, worker_init_fn: as for torch's
             DataLoader.  `timeout` is in seconds, 0 for none.
+
+    Raises:
+        DataError: the dataset is iterable-style, has no length or no `__getitem__`, or is empty.
+        ConfigError: `batch_size` or `seed` is not an integer, or `batch_size` is less than 1.
+        ValueError: torch refuses a combination of its options.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(

@@ -61,6 +61,11 @@ class VirtualShards:
         model: the model without a wrapper of several ranks, on its device.
         count: number of shards, a power of two.  It must be a multiple of the number of ranks, and a divisor
             of the size of each batch.
+
+    Raises:
+        ConfigError: `count` does not fit the number of ranks, nothing in the model is trained, or the model
+            is in a wrapper that averages gradients itself.
+        StateError: a parameter is sharded.
     """
 
     @checked_keywords
@@ -106,7 +111,11 @@ class VirtualShards:
         return {"count": self.count, "seed": self._seed, "passes": self._passes}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue the random numbers of a saved state; StateError where it had another number of shards."""
+        """Continue the random numbers of a saved state.
+
+        Raises:
+            StateError: the saved number of shards is another, which gives other bits.
+        """
         if state["count"] != self.count:
             raise StateError(
                 f"the run was trained with VirtualShards(model, {state['count']}), and this program has "
@@ -133,6 +142,11 @@ class VirtualShards:
 
         Returns:
             The mean over all shards of what `forward` returned, equal on all ranks, without a graph.
+
+        Raises:
+            DataError: the batch cannot be divided into shards of equal size.
+            ConfigError: `forward` returned something else; a gradient is sparse; or a buffer of integers was
+                changed in another way for each shard.
         """
         own = self.count // self.ranks
         parameters, buffers = self.parameters(), _Buffers(self._model)

@@ -51,6 +51,12 @@ class InitFrom:
             which takes a checkpoint: best weights have none.
         entry: entry for another program's weights that have names alone, as a `state_dict` has; default:
             the only entry that is a flat set of arrays.
+
+    Raises:
+        ConfigError: an argument is unknown; in use, if nothing of the checkpoint was chosen, or if two of its
+            names become one.
+        RestoreError: in use: names do not fit and are not allowed to; has the three lists of them.
+        NoCheckpointError, CheckpointError: in use: `path` has no checkpoint, or it is damaged.
     """
 
     path: str | Path
