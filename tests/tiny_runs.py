@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,8 @@ from everstep import Every
 from everstep.errors import GuardStop
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
+from everstep.schedule import Schedule
+from everstep.services import Stage
 
 LoopHook = Callable[[Any, int], object]
 T = TypeVar("T")
@@ -80,6 +82,29 @@ class Tiny:
     def result(self) -> tuple[bytes, str | None, list[tuple[Any, ...]]]:
         """What equal runs have in common: weights, digest of the last state, every row."""
         return self.w.tobytes(), self.loop.ending.digest, rows(self.run_dir)
+
+
+class Told(everstep.Service):
+    """Calls a function at its boundaries."""
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[[everstep.Boundary], everstep.Outcome | None],
+        stage: Stage = Stage.REPORT,
+        every: Schedule | None = None,
+    ) -> None:
+        super().__init__(name, Every(steps=1) if every is None else every)
+        self.stage, self.fn = stage, fn
+
+    def run(self, boundary: everstep.Boundary) -> everstep.Outcome | None:
+        return self.fn(boundary)
+
+
+class Acts(Told):
+    """A controller."""
+
+    controller: ClassVar[bool] = True
 
 
 def quiet(run_dir: Path, state: Any = None, **arguments: Any) -> everstep.Supervisor:

@@ -83,6 +83,16 @@ class StatefulLines(IterableDataset):
         self.done, self.passes = state["done"], state["passes"]
 
 
+def place_after(batches: int, stream: Any, pass_index: int = 0) -> Any:
+    """The position of a pass of which these batches were drawn."""
+    cursor = stream.open("train", pass_index, seed=0)
+    for _ in range(batches):
+        next(cursor)
+    position = cursor.position()
+    cursor.close()
+    return position
+
+
 def generator():
     return torch.Generator().manual_seed(5)
 
@@ -388,10 +398,7 @@ def test_an_undisturbed_pass_is_the_bare_loop(loader):
 def test_the_state_before_the_end_resumes_into_no_batch_and_a_full_next_pass():
     """The trap of StatefulDataLoader: after the last batch, before StopIteration."""
     make = lambda: as_stream(StatefulDataLoader(StatefulLines(), batch_size=1))  # noqa: E731
-    cursor = make().open("train", 0, seed=0)
-    for _ in range(5):
-        next(cursor)
-    position = cursor.position()
+    position = place_after(5, make())
     assert not position["ended"]
     stream = make()
     assert list(stream.open("train", 0, position, seed=0)) == []
@@ -399,34 +406,24 @@ def test_the_state_before_the_end_resumes_into_no_batch_and_a_full_next_pass():
 
 
 def test_without_workers_no_sample_is_fetched_to_resume():
-    cursor = as_stream(DataLoader(Augmented(), batch_size=2, shuffle=True)).open("train", 0, seed=0)
-    next(cursor), next(cursor)
+    position = place_after(2, as_stream(DataLoader(Augmented(), batch_size=2, shuffle=True)))
     dataset = Augmented()
-    again = as_stream(DataLoader(dataset, batch_size=2, shuffle=True)).open(
-        "train", 0, cursor.position(), seed=0
-    )
+    again = as_stream(DataLoader(dataset, batch_size=2, shuffle=True)).open("train", 0, position, seed=0)
     assert dataset.fetched == 0 and again.note is None
     assert again.remaining() == 2
 
 
 def test_replay_with_workers_says_how_many():
     make = lambda: as_stream(DataLoader(Augmented(), batch_size=2, num_workers=1))  # noqa: E731
-    cursor = make().open("train", 0, seed=0)
-    next(cursor), next(cursor)
-    position = cursor.position()
-    cursor.close()
-    again = make().open("train", 0, position, seed=0)
+    again = make().open("train", 0, place_after(2, make()), seed=0)
     again.close()
     assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
 
 
 def test_a_loader_that_holds_another_number_of_generators_is_refused():
-    cursor = as_stream(DataLoader(Augmented(), 2)).open("train", 0, seed=0)
-    next(cursor)
+    position = place_after(1, as_stream(DataLoader(Augmented(), 2)))
     with pytest.raises(DataError, match=r"held 0 generators .* hold 1 now"):
-        as_stream(DataLoader(Augmented(), 2, generator=generator())).open(
-            "train", 0, cursor.position(), seed=0
-        )
+        as_stream(DataLoader(Augmented(), 2, generator=generator())).open("train", 0, position, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -605,10 +602,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_each_pass_has_its_order_and_a_place_opens_with_another_number_of_ranks(options: Any) -> None:
     stream = as_stream(loader(23, 0, 2, 3, **options)).split(Share(0, 2, "pad"))
-    cursor = stream.open("train", 1, seed=0)
-    next(cursor), next(cursor)
-    position = cursor.position()
-    cursor.close()
+    position = place_after(2, stream, pass_index=1)
     assert whole(23, 6, at=0) != whole(23, 6, at=1) != whole(23, 6, at=2)
     for size, batch in ((2, 3), (3, 2)):
         together = parts(23, size, batch, "pad", position, **options)
@@ -660,24 +654,6 @@ def test_the_description_is_that_of_one_process() -> None:
     one = describe(as_stream(loader(23, 0, 1, 12)), 0)
     assert one == described(0, 1, 12) == described(0, 2, 6) == described(1, 2, 6) == described(2, 4, 3)
     assert one != described(0, 2, 12)
-
-
-class Halves(IterableDataset[int]):
-    """Samples of one rank, which say so."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.num_replicas = rank, size
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, 8, self.num_replicas))
-
-
-def test_an_iterable_dataset_that_says_that_it_splits_itself() -> None:
-    stream = as_stream(DataLoader(Halves(1, 2), batch_size=2)).split(Share(1, 2))
-    assert [batch.tolist() for batch in stream.open("train", 0, seed=0)] == [[1, 3], [5, 7]]
-    assert describe(stream, 0)["inside"] == {"num_workers": 0, "ranks": 2}
-    with pytest.raises(DataError, match="part of rank 1 of 2, and this is rank 0 of 2; make it with"):
-        as_stream(DataLoader(Halves(1, 2))).split(Share(0, 2))
 
 
 class RanksOwn(Sampler[int]):

@@ -23,6 +23,7 @@ from tqdm import tqdm
 import everstep
 from everstep.contracts.data import Share
 from everstep.data import as_stream, replay, stateful
+from everstep.data.adapt import describe
 from everstep.errors import DataError, DivergenceError, NotResumableError
 from everstep.proof.compare import compare_runs
 from everstep.testing.checks import check_stream
@@ -183,13 +184,13 @@ def test_laws(make: Any) -> None:
 def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> list[tuple[int, Any]]:
     saves = everstep.Checkpoints(everstep.Every(steps=1))
     seen = []
-    with everstep.TrainLoop(run_dir, services=[saves], max_epoch=2, seed=1, **options) as loop:
+    with everstep.TrainLoop(run_dir, services=[saves], seed=1, **{"max_epoch": 2, **options}) as loop:
         for _ in loop.iter_epochs():
             for step, batch in loop.iter_steps(data):
                 if step == stop_at:
                     raise InterruptedError
                 random.random()  # as a step draws
-                seen.append((step, np.asarray(batch).tolist()))
+                seen.append((step, batch if isinstance(batch, dict) else np.asarray(batch).tolist()))
     return seen
 
 
@@ -368,17 +369,9 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def trained_on(run_dir: Path, data: Any, *, stop_at: int = 0, **limits: int) -> list[list[int]]:
-    seen: list[list[int]] = []
-    saves = everstep.Checkpoints(everstep.Every(steps=1))
-    options: dict[str, Any] = {"max_epoch": 2, **limits}
-    with everstep.TrainLoop(run_dir, services=[saves], seed=1, default_services=False, **options) as loop:
-        for _ in loop.iter_epochs():
-            for step, batch in loop.iter_steps(data):
-                if step == stop_at:
-                    raise InterruptedError
-                seen.append(list(map(int, batch["x"])))
-    return seen
+def trained_on(run_dir: Path, data: Any, **options: Any) -> list[list[int]]:
+    seen = program(run_dir, data, default_services=False, **options)
+    return [list(map(int, batch["x"])) for _, batch in seen]
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -435,6 +428,7 @@ def test_what_is_split_by_node_is_a_ranks_part_and_anything_else_is_refused() ->
     for data in (half, DataLoader(half, batch_size=None)):
         stream = as_stream(data).split(Share(1, 2))
         assert [sample["a"] for sample in stream.open("train", 0, seed=0)] == [1, 3, 5, 7, 9, 11]
+        assert describe(stream, 0)["inside"]["ranks"] == 2  # its places are those of one rank
         with pytest.raises(DataError, match="part of rank 1 of 2, and this is rank 0 of 2"):
             as_stream(data).split(Share(0, 2))
     for data in (whole, DataLoader(whole)):

@@ -241,11 +241,15 @@ def wait_until_gone(pid):
     until(is_gone)
 
 
+@pytest.mark.parametrize("locked", [False, True])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_killed_worker_is_an_error_of_the_next_fetch(kind):
+def test_a_killed_worker_is_an_error_of_the_next_fetch(kind, locked):
+    """Also where it holds the lock of torch's event, which it takes to see whether it is to end."""
     cursor = open_pass(kind)
     assert cursor.fetch_error_may_be_signal
     pid = int(next(cursor))
+    if locked:  # in the worker's place; a test from inside, a kill seldom meets it
+        cursor._batches._batches._workers_done_event._cond.acquire()
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     total = sum(range(1000))  # the user's step: undisturbed
@@ -255,20 +259,6 @@ def test_a_killed_worker_is_an_error_of_the_next_fetch(kind):
     ):
         next(cursor)
     assert cursor.position()["batches"] == 1
-    cursor.close()
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_worker_that_is_killed_with_the_lock_of_torchs_event_ends_no_less(kind):
-    """Each worker takes it to see whether it is to end; a test from inside, a kill seldom meets it."""
-    cursor = open_pass(kind)
-    pid = int(next(cursor))
-    cursor._batches._batches._workers_done_event._cond.acquire()  # in the worker's place
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(DataError, match=f"pid {pid} was killed by signal 9"):
-        next(cursor)
     cursor.close()
     assert not multiprocessing.active_children()
 

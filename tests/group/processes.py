@@ -17,14 +17,16 @@ from pathlib import Path
 
 import warm
 
-HEAD = """
+HERE = Path(__file__).parent
+HEAD = f"""
 import os, signal, sys, threading, time
+sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
 from everstep.group import find_group
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def say(*words):  # one write: lines of several processes do not mix
-    os.write(1, (" ".join(map(str, (f"{rank}:", *words))) + "\\n").encode())
+    os.write(1, (" ".join(map(str, (f"{{rank}}:", *words))) + "\\n").encode())
 """
-"""What each program has: its rank, and `say`, which prints a line that begins with the rank."""
+"""What each program has: its rank, the modules of these tests, and `say`, whose lines begin with the rank."""
 
 
 POLL = 0.02

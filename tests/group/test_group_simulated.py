@@ -207,11 +207,6 @@ def test_a_broken_collective_is_a_consequence_of_the_first_failure() -> None:
         assert found == [cause, cause, None], f"seed {seed}"
 
 
-def test_one_process_has_nobody_to_tell() -> None:
-    assert Single().failure() is None
-    assert report(Single(), RuntimeError("Connection closed by peer")) is None
-
-
 def test_of_failures_at_once_one_is_the_first() -> None:
     def program(rank: int) -> Any:
         group = simulation.group()
@@ -248,7 +243,8 @@ def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> 
 def test_one_process_is_a_group() -> None:
     group = Single()
     assert group.gather("a", "it") == ["a"] and group.share(3, "it") == group.agree(3, "it") == 3
-    assert group.writer and group.store is None
+    assert group.writer and group.store is None and group.failure() is None
+    assert report(group, RuntimeError("Connection closed by peer")) is None  # there is nobody to tell
     group.close()
 
 

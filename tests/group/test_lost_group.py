@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import HEAD, free_port, outputs, started, under_torchrun
+from rank_loops import HEAD as LOOPS
 from test_other_ranks import PROGRAM as DDP
 from test_other_ranks import losses, samples
 
@@ -142,23 +143,13 @@ def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- a whole run
 
 PROGRAM = """
-import torch, everstep
-from everstep.torch import parallel
-torch.manual_seed(0)
-model = parallel(torch.nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = everstep.data.arrays(torch.arange(16.0)[:, None], batch_size=4)
-with everstep.TrainLoop("{run}", {{"model": model, "optimizer": optimizer}}, max_epoch=1) as loop:
-    for epoch in loop.iter_epochs():
-        for step, (x,) in loop.iter_steps(data):
-            loss = model(x).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if step == 3:
-                if rank == 0:
-                    time.sleep(600)
-                {ends}
+def inside(loop, step):
+    if step == 3:
+        if rank == 0:
+            time.sleep(600)
+        {ends}
+
+trained("run", inside, epochs=1)
 """
 
 ENDS = {
@@ -168,8 +159,11 @@ ENDS = {
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_the_other_rank_leaves_with_the_first_cause(tmp_path: Path, ends: str) -> None:
-    with started(PROGRAM.format(run=tmp_path / "run", ends=ends), 2) as processes:
+def test_the_other_rank_leaves_with_the_first_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    with started(LOOPS + PROGRAM.format(ends=ends), 2) as processes:
         said = [process.communicate(timeout=60)[0] for process in processes]
     assert processes[0].returncode == 1, said
     pages = {page.rank: page for page in failures(tmp_path / "run")}

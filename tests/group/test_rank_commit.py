@@ -26,8 +26,6 @@ from everstep.state import encode
 from gate import share
 from tiny_runs import Tiny
 
-HERE = Path(__file__).parent
-
 
 def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
@@ -153,20 +151,16 @@ LATE = {
 """How a save fails in which a rank stands still before a message, longer than the limit; "": it does not."""
 
 
-def three_saves(mine: Rank) -> list[str]:
+def three_saves(mine: Rank, after: Callable[[Rank], object] = Rank.retain) -> list[str]:
     said = []
     for step in STEPS:
         said.append(mine.attempt(step))
-        mine.retain()
+        after(mine)
     return said
 
 
 def three_saves_together(mine: Rank) -> list[str]:
-    said = []
-    for step in STEPS:
-        said.append(mine.attempt(step))
-        mine.group.barrier("all have left the save")
-    return said
+    return three_saves(mine, lambda mine: mine.group.barrier("all have left the save"))
 
 
 def places(
@@ -297,7 +291,6 @@ def test_a_real_rank_killed_in_a_save_leaves_the_newest_or_the_previous_whole(
     tmp_path: Path, rank: int, spec: str
 ) -> None:
     program = f"""
-sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
 from pathlib import Path
 from rank_saves import STEPS, Rank
 from everstep import hazard

@@ -515,11 +515,6 @@ def test_ranks_compute_what_one_process_computes(size: int) -> None:
     assert said[0][-1] == "all-reduces [0, 0, 2, 0]"
 
 
-def test_parallel_is_true_or_options() -> None:
-    with pytest.raises(ConfigError, match=r"parallel=2: give True, or options"):
-        everstep.torch.Task(parallel=2)  # type: ignore[arg-type]
-
-
 def test_on_one_process_parallel_changes_nothing() -> None:
     class Line(everstep.torch.Task):
         def build_model(self) -> torch.nn.Module:

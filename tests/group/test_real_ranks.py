@@ -14,8 +14,6 @@ from simulation import Simulation, Store
 
 from everstep.contracts.group import KeyValueStore
 
-HERE = str(Path(__file__).parent)
-
 
 def require_contract(store: KeyValueStore, thread: type[Thread] = Thread) -> None:
     """Require of a store what a group relies upon; torch's and the simulation's do the same."""
@@ -58,14 +56,13 @@ def test_the_store_of_the_simulation_keeps_the_contract() -> None:
 
 
 def test_two_processes_are_a_group_over_torchs_store() -> None:
-    program = f"""
-sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
+    program = """
 from everstep.errors import DisagreementError
 from test_real_ranks import require_contract
 for number in range(2):
     group = find_group()
-    require_contract(group.store.below(f"{{rank}}/"))
-    value = {{"é": [None, 0.1, 2**40, "x" * 100_000]}}
+    require_contract(group.store.below(f"{rank}/"))
+    value = {"é": [None, 0.1, 2**40, "x" * 100_000]}
     assert group.gather([rank, value], "values") == [[0, value], [1, value]]
     assert group.share(rank, "a choice") == 0
     try:
@@ -91,7 +88,6 @@ def test_a_rank_that_is_killed_is_named_to_those_that_wait_and_those_that_train(
     os.mkfifo(tmp_path / "fifo")
     held = os.open(tmp_path / "fifo", os.O_RDWR)  # the forked process ends when it is closed
     program = f"""
-sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
 from everstep.errors import GroupError
 from everstep.group import Agreement, Peers, store_group
 from processes import POLL
@@ -166,8 +162,7 @@ def test_a_barrier_of_one_rank_alone_is_a_hang_that_says_where_each_rank_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
-    program = f"""
-sys.path[:0] = [{HERE!r}, {str(Path(HERE).parent)!r}]
+    program = """
 from everstep.record import failures
 from processes import POLL
 

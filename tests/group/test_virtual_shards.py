@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -200,26 +201,33 @@ def test_a_window_of_gradients_continues_on_another_number_of_ranks(tmp_path: Pa
     assert _digests(said) == expected
 
 
+MODEL, TABLE = torch.nn.Linear(2, 1), torch.nn.Embedding(3, 2, sparse=True)
+SHARDS, ZEROS = VirtualShards(MODEL, 4), torch.zeros(4, 2)
+REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: VirtualShards(MODEL, 3), ConfigError, "power of two"),
+    (lambda: VirtualShards(torch.nn.ReLU(), 2), ConfigError, "leave out VirtualShards"),
+    (lambda: VirtualShards(torch.nn.DataParallel(MODEL), 2), ConfigError, "without parallel"),
+    (lambda: SHARDS.backward(torch.zeros(6, 2), MODEL), DataError, r"shape \(6, 2\).*drop_last"),
+    (lambda: SHARDS.backward((ZEROS, "abcd"), lambda part: MODEL(part[0]).mean()), DataError, "holds a str"),
+    (lambda: SHARDS.backward(ZEROS, lambda part: {"loss": MODEL(part).mean(), "size": part}), ConfigError,
+     "'size' of shape"),
+    (lambda: SHARDS.backward(ZEROS, lambda part: 1.0), ConfigError, "or a mapping with the tensor"),
+    (lambda: VirtualShards(TABLE, 2).backward(torch.tensor([0, 1]), lambda part: TABLE(part).sum()),
+     ConfigError, "sparse=False"),
+    (lambda: SHARDS.load_state_dict({"count": 2, "seed": 0, "passes": 0}), StateError,
+     "has 4, which gives other bits"),
+    (lambda: everstep.torch.Task(shards=4, parallel=True), ConfigError, "cannot be used with parallel"),
+    (lambda: everstep.torch.Task(shards=4, accumulate=2), ConfigError, "cannot be used with accumulate"),
+]  # fmt: skip
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
-    model = torch.nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="power of two"):
-        VirtualShards(model, 3)
-    with pytest.raises(ConfigError, match="leave out VirtualShards"):
-        VirtualShards(torch.nn.ReLU(), 2)
-    with pytest.raises(ConfigError, match=r"without parallel"):
-        VirtualShards(torch.nn.DataParallel(model), 2)
-    shards = VirtualShards(model, 4)
-    with pytest.raises(DataError, match=r"shape \(6, 2\).*drop_last"):
-        shards.backward(torch.zeros(6, 2), lambda part: model(part).mean())
-    with pytest.raises(DataError, match="holds a str"):
-        shards.backward((torch.zeros(4, 2), "abcd"), lambda part: model(part[0]).mean())
-    with pytest.raises(ConfigError, match="'size' of shape"):
-        shards.backward(torch.zeros(4, 2), lambda part: {"loss": model(part).mean(), "size": part})
-    with pytest.raises(ConfigError, match="or a mapping with the tensor"):
-        shards.backward(torch.zeros(4, 2), lambda part: 1.0)
-    table = torch.nn.Embedding(3, 2, sparse=True)
-    with pytest.raises(ConfigError, match="sparse=False"):
-        VirtualShards(table, 2).backward(torch.tensor([0, 1]), lambda part: table(part).sum())
+    for call, error, words in REFUSED:
+        with pytest.raises(error, match=words):
+            call()
+
+
+def test_a_buffer_that_shards_change_otherwise_is_refused() -> None:
     counts = torch.nn.Linear(2, 1)
     counts.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
 
@@ -232,11 +240,6 @@ def test_what_cannot_be_divided_is_refused() -> None:
     assert counts.seen.tolist() == [2, 2]
     with pytest.raises(ConfigError, match=r"the buffer 'seen'.*float64"):
         split.backward(torch.tensor([[1, -1], [-1, 1]]).float(), counted)
-    with pytest.raises(StateError, match="has 4, which gives other bits"):
-        shards.load_state_dict({"count": 2, "seed": 0, "passes": 0})
-    for how in ({"parallel": True}, {"accumulate": 2}):
-        with pytest.raises(ConfigError, match=f"cannot be used with {next(iter(how))}"):
-            everstep.torch.Task(shards=4, **how)
 
 
 def test_hooks_run_once_for_each_gradient_that_is_handed_out() -> None:

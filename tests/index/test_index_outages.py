@@ -95,17 +95,6 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
 
 
-def test_a_server_that_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its password is not shown."""
-    straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
-    monkeypatch.setenv("EVERSTEP_INDEX", f"postgresql://me:secret@/db?host={tmp_path}&sslpassword=secret")
-    run = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
-    assert run.result() == straight
-    (line,) = [line for line in run.lines if "index" in line]
-    assert line.startswith(f"warning: the index postgresql://{tmp_path}/db cannot be used")
-    assert "everstep sync" in line and "secret" not in line
-
-
 @pytest.mark.campaign("machine")
 def test_a_statement_that_never_ends_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

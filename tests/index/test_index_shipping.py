@@ -381,11 +381,6 @@ def walk(run_dir: Path, limit: int, inside: Any = lambda step: None) -> None:
             sv.advance(**({"loss": 1.0} if (sv.step + 1) % 10 == 0 else {}))
 
 
-def test_a_run_stands_at_its_last_step_not_at_that_of_its_last_row(tmp_path: Path) -> None:
-    walk(tmp_path / "run", 37)
-    assert stands_at(tmp_path / "run") == 37
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("killed_at", [21, 25, 39])
 def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Path, killed_at: int) -> None:
@@ -403,8 +398,9 @@ def test_a_killed_start_stands_at_least_where_a_resume_would_go_on(tmp_path: Pat
     assert stands_at(tmp_path / "killed") == 45
 
 
-def test_what_a_resume_takes_back_does_not_count(tmp_path: Path) -> None:
+def test_a_run_stands_at_its_last_step_and_what_a_resume_takes_back_does_not_count(tmp_path: Path) -> None:
     walk(tmp_path / "run", 33)
+    assert stands_at(tmp_path / "run") == 33, "its last row is of step 30"
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000033")
     walk(tmp_path / "run", 25)
     assert len(RunJournal(tmp_path / "run").segments()) == 2

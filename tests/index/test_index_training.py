@@ -75,16 +75,28 @@ def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tm
     assert statuses(database) == {"run": "finished"}
 
 
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{}/broken.db", "the index {}"),
+        (
+            "postgresql://me:secret@/db?host={}&sslpassword=secret",
+            "the index postgresql://{}/db cannot",
+        ),
+    ],
+)
 def test_a_broken_index_costs_one_line_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, said: str
 ) -> None:
+    """A file that is none, and a server that was never there, whose password is not shown."""
     straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
-    monkeypatch.setenv("EVERSTEP_INDEX", str(tmp_path / "broken.db"))
     (tmp_path / "broken.db").write_text("no database" * 1000)
+    monkeypatch.setenv("EVERSTEP_INDEX", index.format(tmp_path))
     broken = Tiny(tmp_path / "b" / "run", max_epoch=2).train()
     assert broken.result() == straight
     (line,) = [line for line in broken.lines if "index" in line]
-    assert line.startswith(f"warning: the index {tmp_path}") and "nothing is lost" in line
+    assert line.startswith(f"warning: {said.format(tmp_path)}") and "nothing is lost" in line
+    assert "everstep sync" in line and "secret" not in line
     assert broken.loop.ending.finished
 
 

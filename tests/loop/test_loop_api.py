@@ -32,16 +32,6 @@ def make(tmp_path: Path, lines: list[str]) -> Make:
     return made
 
 
-def test_two_epochs_of_four_batches_are_steps_one_to_eight(make: Make) -> None:
-    seen = []
-    with make(max_epoch=2) as loop:
-        for epoch in loop.iter_epochs():
-            for step, batch in loop.iter_steps(list("abcd")):
-                seen.append((epoch, step, batch))
-    assert seen == [(1 + i // 4, 1 + i, "abcd"[i % 4]) for i in range(8)]
-    assert loop.ending.finished
-
-
 def test_the_log_lines(make: Make, lines: list[str]) -> None:
     clock = ManualClock()
     with make(max_epoch=2, clock=clock) as loop:
@@ -141,8 +131,12 @@ def test_counting_without_data(make: Make, limits: dict[str, int], epochs: list[
         assert [list(loop.iter_steps()) for _ in loop.iter_epochs()] == epochs
 
 
-def test_limits_may_be_set_while_running(make: Make) -> None:
+def test_limits_may_be_set_while_running_and_are_checked(make: Make) -> None:
     with make(max_epoch=9, max_step=99) as loop:
+        for name in ("max_step", "max_epoch"):
+            for value in (0, -3, 2.5):
+                with pytest.raises(ConfigError, match=name):
+                    setattr(loop, name, value)
         for epoch in loop.iter_epochs():
             if epoch == 2:
                 loop.max_epoch = 3
@@ -193,17 +187,6 @@ def test_timeit_records_nothing_if_the_block_raises(make: Make, lines: list[str]
             loop.print_logs()
     assert any("load timer" in line for line in lines)
     assert not any("bad time" in line for line in lines)
-
-
-def test_summaries_reach_who_asked_for_them(make: Make) -> None:
-    seen: list[tuple[int, Any]] = []
-    with make(max_epoch=1) as loop:
-        loop.on("SUMMARY_ADDED", lambda b: seen.append((b.step, b.payload)))
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps([1]):
-                loop.add_summary("in a step")
-            loop.add_summary({"an": "image"})
-    assert [payload for _, payload in seen] == ["in a step", {"an": "image"}]
 
 
 def test_checkpoints_asked_for_inside_a_step_and_in_the_tail(make: Make, tmp_path: Path) -> None:
@@ -320,16 +303,6 @@ def test_eta_is_within_five_percent_after_ten(make: Make) -> None:
 # ------------------------------------------------------------------------- wrong values, wrong order
 
 
-def test_limits_set_while_running_are_checked(make: Make) -> None:
-    with make(max_epoch=1, max_step=5) as loop:
-        for value in (0, -3, 2.5):
-            with pytest.raises(ConfigError, match="max_step"):
-                loop.max_step = value
-            with pytest.raises(ConfigError, match="max_epoch"):
-                loop.max_epoch = value
-    assert (loop.max_epoch, loop.max_step) == (1, 5)
-
-
 OUTSIDE = {
     "iter_steps": lambda loop: loop.iter_steps([1]),
     "collect_metrics": lambda loop: loop.collect_metrics(loss=1.0),
@@ -402,16 +375,3 @@ def test_what_is_asked_or_registered_at_the_wrong_time(tmp_path: Path) -> None:
         loop.call_soon(everstep.Stop("late"))
     with pytest.raises(UsageError, match="entered before; make a new one"):
         loop.__enter__()
-
-
-def test_an_early_stop_keeps_the_best_weights(tmp_path: Path) -> None:
-    weights = np.zeros(1)
-    stop = everstep.EarlyStop("valid_loss", patience=1)
-    with everstep.TrainLoop(tmp_path / "run", {"weights": weights}, services=[stop], max_epoch=9) as loop:
-        for epoch in loop.iter_epochs():
-            for _ in loop.iter_steps([0]):
-                weights += 1
-            loop.collect_metrics(valid_loss=abs(epoch - 2))
-    assert loop.epoch == 3 and loop.best is not None and loop.best.value == 0
-    everstep.load(tmp_path / "run" / "best" / "valid_loss", {"weights": weights})
-    assert weights[0] == 2

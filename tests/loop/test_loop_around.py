@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import everstep
-from everstep import Boundary, Every, Outcome, Service, Stop
-from everstep.errors import Interrupted, ProgressError, StateError, UsageError
+from everstep import Boundary, Every, Service
+from everstep.errors import Interrupted, ProgressError, StateError
 from everstep.record import RunJournal
-from everstep.services import Moment, Stage
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events
 
@@ -270,34 +269,3 @@ def test_an_optimizer_that_the_state_lacks_is_an_error(tmp_path: Path, names: st
 
 
 # ------------------------------------------------------------------------------- services that report
-
-
-class Fails(Service):
-    stage = Stage.REPORT
-
-    def __init__(self) -> None:
-        super().__init__("fails", Every(steps=1))
-
-    def run(self, boundary: Boundary) -> None:
-        raise OSError("no route to host")
-
-
-def test_a_report_that_fails_at_each_step_is_named_now_and_then(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, max_epoch=26, services=[Fails()]).train()
-    assert tiny.loop.ending.finished and tiny.loop.step == 104
-    assert tiny.loop.ending.warnings == (
-        *["service 'fails' failed and is skipped: OSError: no route to host"] * 10,
-        "service 'fails' failed 100 times and is skipped: OSError: no route to host",
-    )
-
-
-class StopsLate(Service):
-    moments = frozenset({Moment.AFTER_CHECKPOINT})
-
-    def run(self, boundary: Boundary) -> Outcome:
-        return Outcome(actions=(Stop("saved"),))
-
-
-def test_a_stop_at_a_moment_for_observers_is_answered_by_advice_that_helps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"AFTER_CHECKPOINT is for observers.* such as AFTER_STEP"):
-        Tiny(tmp_path, max_epoch=1, services=[StopsLate()]).train()

@@ -191,13 +191,6 @@ def test_data_without_any_batch(tmp_path: Path) -> None:
             run_over(loop_in(tmp_path / str(number), max_epoch=2), data)
 
 
-def test_steps_per_epoch_continues_the_pass(tmp_path: Path) -> None:
-    data = [0, 1, 2, 3, 4]
-    with loop_in(tmp_path / "run", steps_per_epoch=3, max_epoch=4) as loop:
-        epochs = ["".join(str(batch) for _, batch in loop.iter_steps(data)) for _ in loop.iter_epochs()]
-    assert epochs == ["012", "340", "123", "401"]
-
-
 # ------------------------------------------------------------------------ what a resumed epoch does again
 
 

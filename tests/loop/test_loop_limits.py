@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep import Boundary, Every, Outcome, Service, Stop
+from everstep import Every, Outcome, Service, Stop
 from everstep.errors import ConfigError, Interrupted
 from everstep.services import Stage
 from everstep.testing import ManualClock
-from tiny_runs import Boom, Tiny, boom_at, events, rows
+from tiny_runs import Acts, Boom, Tiny, Told, boom_at, events, rows
 
 
 @pytest.mark.campaign("long", gate=3)
@@ -47,8 +47,11 @@ def test_each_limit_alone_and_together_stops_at_the_exact_count(
     assert f"ended: {reason} (step {steps}, finished)" in tiny.lines
     assert [e["reason"] for e in events(tmp_path / "run", "stop")] == [reason]
     assert [e["reason"] for e in events(tmp_path / "run", "ended")] == [reason]
-    again = Tiny(tmp_path / "run", **limits).train()
-    assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
+    for _ in range(2):
+        again = Tiny(tmp_path / "run", **limits).train()
+        assert again.seen == [] and again.result() == tiny.result()
+        assert any(f"finished at epoch {epochs}, step {steps} ({reason}); no step" in x for x in again.lines)
+        assert again.loop.ending.finished and again.loop.epoch == epochs
 
 
 def test_request_stop_ends_after_the_step_and_says_why(tmp_path: Path) -> None:
@@ -61,9 +64,7 @@ def test_request_stop_ends_after_the_step_and_says_why(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=5).train(inside=inside, tail=lambda loop, e: tails.append(e))
     assert (tiny.loop.step, tiny.loop.ending.reason, tiny.loop.ending.finished) == (6, "looks good", True)
     assert tails == [1, 2]
-    again = Tiny(tmp_path / "run", max_epoch=5).train()
-    assert again.seen == []
-    assert any("finished at epoch 2, step 6 (looks good)" in line for line in again.lines)
+    assert Tiny(tmp_path / "run", max_epoch=5).train().seen == []
 
 
 # ---------------------------------------------------------------------------------- the time budget
@@ -71,19 +72,16 @@ def test_request_stop_ends_after_the_step_and_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["max_time", "StopAfter"])
 def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path: Path, way: str) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=3, services=[Looks()]).train()
+    looks = Told("looks", lambda boundary: None)  # due at each step: the budget is noticed there
+    straight = Tiny(tmp_path / "straight", max_epoch=3, services=[looks]).train()
     clock = ManualClock()
 
     def start() -> Tiny:
-        services: list[Service] = [Looks()]  # due at each step: the budget is noticed there
+        services: list[Service] = [looks]
         if way == "StopAfter":
-            return Tiny(
-                tmp_path / "run",
-                max_epoch=3,
-                clock=clock,
-                services=[*services, everstep.services.StopAfter(seconds=50)],
-            )
-        return Tiny(tmp_path / "run", max_epoch=3, clock=clock, max_time=50, services=services)
+            services.append(everstep.services.StopAfter(seconds=50))
+        limit: dict[str, Any] = {} if way == "StopAfter" else {"max_time": 50}
+        return Tiny(tmp_path / "run", max_epoch=3, clock=clock, services=services, **limit)
 
     ran = []
     for _ in range(2):
@@ -98,16 +96,6 @@ def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path:
     tiny = start().train(inside=lambda loop, step: clock.advance(10))
     assert ran == [5, 10]
     assert tiny.result() == straight.result()
-
-
-class Looks(Service):
-    """An observer that is due at each step."""
-
-    def __init__(self) -> None:
-        super().__init__("looks", Every(steps=1))
-
-    def run(self, boundary: Boundary) -> None:
-        return None
 
 
 # ------------------------------------------------------------------------------------------- early stop
@@ -129,6 +117,7 @@ def test_early_stop_really_stops_at_the_exact_epoch(tmp_path: Path) -> None:
     assert (tiny.loop.epoch, tiny.loop.step) == (7, 28)
     assert tiny.loop.ending.reason == "early stop: valid_loss has not improved on 3.0 for 3 evaluations"
     assert tiny.loop.best_valid_metric == 3.0
+    assert everstep.load(tmp_path / "run" / "best" / "valid_loss", {"w": np.zeros(3)}).epoch == 4
     assert [e["by"] for e in events(tmp_path / "run", "stop")] == ["early stop valid_loss"]
 
 
@@ -146,16 +135,6 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
 
 
 # --------------------------------------------------------------------------- finished runs, and reopened ones
-
-
-def test_a_finished_run_run_again_executes_no_step_and_says_so(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path / "run", max_epoch=2).train()
-    for _ in range(2):
-        again = Tiny(tmp_path / "run", max_epoch=2).train()
-        assert again.seen == []
-        assert again.result() == tiny.result()
-        assert any("finished at epoch 2, step 8 (max_epoch 2 is reached); no step" in x for x in again.lines)
-        assert again.loop.ending.finished and again.loop.epoch == 2
 
 
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:
@@ -176,17 +155,10 @@ def test_a_limit_that_is_lower_than_where_the_resume_stands(tmp_path: Path) -> N
     assert tiny.loop.ending.finished
 
 
-class Stopper(Service):
+def stops_at_6() -> Service:
     """A stopper of the user's own, without a configuration."""
-
-    stage, controller = Stage.DECIDE, True
-
-    def __init__(self, at: int) -> None:
-        super().__init__("mine", Every(steps=1))
-        self.at = at
-
-    def run(self, boundary: Boundary) -> Outcome | None:
-        return Outcome(actions=(Stop("mine"),)) if boundary.step == self.at else None
+    stop = Outcome(actions=(Stop("mine"),))
+    return Acts("mine", lambda boundary: stop if boundary.step == 6 else None, Stage.DECIDE)
 
 
 def test_a_changed_controller_in_the_middle_of_a_run_must_be_chosen(tmp_path: Path) -> None:
@@ -207,7 +179,7 @@ REOPENED: dict[str, tuple[Any, Any, tuple[int, int]]] = {
         lambda: everstep.services.StopAfter(steps=99),
         (2, 7),
     ),
-    "without a stopper of its own": (lambda: Stopper(6), None, (2, 7)),
+    "without a stopper of its own": (stops_at_6, None, (2, 7)),
     "without the early stop": (lambda: everstep.EarlyStop("valid_loss", patience=3), None, (8, 29)),
 }
 

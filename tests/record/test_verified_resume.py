@@ -47,25 +47,17 @@ def differing(tiny: Tiny) -> Tiny:
     return tiny
 
 
-def test_steps_executed_again_are_verified(tmp_path: Path) -> None:
-    crashed(tmp_path)
-    tiny = start(tmp_path).train()
-    said = "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal"
-    assert said in tiny.lines
-    assert events(tmp_path, "verified") == [{"report": said, "steps": 1}]
-    assert tiny.loop.ending.warnings == ()
-
-
-def test_the_verification_is_on_disk_when_its_line_comes(tmp_path: Path) -> None:
+def test_steps_executed_again_are_verified_and_that_is_on_disk_when_its_line_comes(tmp_path: Path) -> None:
     crashed(tmp_path)
     on_disk = {}
 
     def say(line: str) -> None:
-        on_disk[line] = [event["report"] for event in events(tmp_path, "verified")]
+        on_disk[line] = events(tmp_path, "verified")
 
-    start(tmp_path, say=say).train()
-    (line,) = [line for line in on_disk if line.startswith("resume verified")]
-    assert on_disk[line] == [line], "a start that is killed now would be called not verified"
+    tiny = start(tmp_path, say=say).train()
+    said = "resume verified: 1 step executed again: 1 batch digest and 1 value of loss equal"
+    assert on_disk[said] == [{"report": said, "steps": 1}], "killed now, it would be called not verified"
+    assert events(tmp_path, "verified") == on_disk[said] and tiny.loop.ending.warnings == ()
 
 
 def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tmp_path: Path) -> None:

@@ -13,31 +13,10 @@ import everstep
 import tiny_task
 from everstep import Boundary, Every, Outcome, Service, Stop
 from everstep.errors import ConfigError, MetricError, ServiceError, UsageError
-from everstep.schedule import Schedule
 from everstep.services import Moment, Stage
 from everstep.testing import ManualClock
-from tiny_runs import Boom, Tiny, boom_at, events, quiet, rows, supervised
+from tiny_runs import Acts, Boom, Tiny, Told, boom_at, events, quiet, rows, supervised
 from tiny_task import numbers
-
-Run = Callable[[Boundary], Outcome | None]
-
-
-class Told(Service):
-    """Calls a function at its boundaries."""
-
-    def __init__(
-        self, name: str, fn: Run, stage: Stage = Stage.REPORT, every: Schedule | None = None
-    ) -> None:
-        super().__init__(name, Every(steps=1) if every is None else every)
-        self.stage, self.fn = stage, fn
-
-    def run(self, boundary: Boundary) -> Outcome | None:
-        return self.fn(boundary)
-
-
-class Acts(Told):
-    controller: ClassVar[bool] = True
-
 
 EVALUATED = [
     *("metrics_collected", "after_evaluation", "summary_added", "metric_stats_printed"),
@@ -79,6 +58,7 @@ def test_the_trace_of_two_epochs_of_two_steps_and_what_the_moments_carry(tmp_pat
     assert tuple(carried["before_step"][0]) == tuple(carried["after_step"][0]) == tiny.seen[-1][2]
     assert carried["metrics_collected"] == {"valid_loss": 0.5}
     assert carried["after_evaluation"] == {"valid_loss": 0.5}
+    assert carried["summary_added"] == "a picture"
     assert carried["metric_stats_printed"].keys() == {"loss", "valid_loss"}
     assert carried["metric_stats_printed"]["valid_loss"].mean == 0.5
     assert carried["time_metric_stats_printed"].keys() == {"epoch_time", "step_time"}
@@ -169,6 +149,13 @@ def test_a_failing_report_is_warned_of_each_time_and_stops_nothing(tmp_path: Pat
     assert tiny.loop.ending.finished
 
 
+def test_a_report_that_fails_at_each_step_is_named_now_and_then(tmp_path: Path) -> None:
+    fragile = Told("fragile", failing, every=Every(steps=1))
+    warned = Tiny(tmp_path, max_epoch=26, services=[fragile]).train().loop.ending.warnings
+    told = [f"service 'fragile' failed and is skipped: Boom: at step {step}" for step in range(1, 11)]
+    assert warned == (*told, "service 'fragile' failed 100 times and is skipped: Boom: at step 100")
+
+
 def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path) -> None:
     for stage in set(Stage) - {Stage.REPORT}:
         important = Told("important", failing, stage, Every(steps=3))
@@ -185,7 +172,7 @@ UNNAMED: Any = Stop("now")
 REFUSED: list[tuple[Callable[[], Service], str]] = [
     (lambda: at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
     (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
-    (lambda: at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers"),
+    (lambda: at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers.* such as AFTER_STEP"),
     (lambda: at(Moment.EXIT_LOOP), "EXIT_LOOP is for observers"),
     (
         lambda: Told("looks", lambda b: STOP),
@@ -351,7 +338,7 @@ def test_windows_and_schedules_are_each_services_own(tmp_path: Path) -> None:
     clock, shared = ManualClock(), Every(seconds=10)
     counts: dict[str, list[int]] = {"keeps": [], "clears": [], "a": [], "b": []}
 
-    def reads(name: str) -> Run:
+    def reads(name: str) -> Callable[[Boundary], None]:
         def read(boundary: Boundary) -> None:
             stats = boundary.readings.stats("loss")
             assert stats is not None

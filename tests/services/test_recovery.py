@@ -17,7 +17,7 @@ import pytest
 import everstep
 from everstep import Every, polling
 from everstep.contracts.data import Cursor
-from everstep.contracts.services import Boundary, Outcome, Service, Stage, Stop
+from everstep.contracts.services import Outcome, Service, Stage, Stop
 from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import (
     CheckpointError,
@@ -34,7 +34,7 @@ from everstep.record import RunJournal
 from everstep.services import LossBound, Recovery, Retry
 from everstep.supervisor.leaving import undoing
 from everstep.testing import armed
-from tiny_runs import Boom, Tiny, boom_at, rows
+from tiny_runs import Acts, Boom, Tiny, boom_at, rows
 from tiny_task import TinyTask, numbers, trainer
 
 Place = tuple[int, int]
@@ -65,12 +65,12 @@ class Spoilt(Tiny):
                     self.loop.collect_metrics(other_loss=math.nan)
 
 
-def finish(run_dir: Path, bad: set[Place], **arguments: Any) -> Spoilt:
-    """Start it, and again after each rollback."""
+def finish(run_dir: Path, bad: set[Place], crash: int = 0, **arguments: Any) -> Spoilt:
+    """Start it, and again after each rollback; it may crash in a step."""
 
     def main() -> Spoilt:
         program = Spoilt(run_dir, bad, **arguments)
-        program.train()
+        program.train(inside=boom_at(crash))
         return program
 
     return everstep.recovering(main)
@@ -253,20 +253,10 @@ def test_after_enough_good_steps_the_tries_count_anew(tmp_path: Path) -> None:
     assert len(quarantined(tmp_path / "other")) == 1
 
 
-class Judge(Service):
+def judge(at: int, step: int | None = None) -> Service:
     """A service of the user's own that gives up at a step."""
-
-    stage = Stage.DECIDE
-    controller = True
-
-    def __init__(self, at: int, step: int | None = None) -> None:
-        super().__init__("judge", Every(steps=1))
-        self.at, self.step = at, step
-
-    def run(self, boundary: Boundary) -> Outcome | None:
-        if boundary.step != self.at:
-            return None
-        return Outcome(actions=(Stop("too bad", failed=True, step=self.step),))
+    stop = Outcome(actions=(Stop("too bad", failed=True, step=step),))
+    return Acts("judge", lambda boundary: stop if boundary.step == at else None, Stage.DECIDE)
 
 
 @pytest.mark.campaign("long")
@@ -292,10 +282,10 @@ def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
     everstep.recovering(lambda: Spoilt(tmp_path / "raised", set()).train(inside))
     assert quarantined(tmp_path / "raised") == [[(0, 8)]]
     with pytest.raises(GuardStop):  # a stop for good: as if there were no Recovery
-        finish(tmp_path / "own", set(), services=[Recovery(), Judge(at=9)])
+        finish(tmp_path / "own", set(), services=[Recovery(), judge(at=9)])
     assert quarantined(tmp_path / "own") == [[(0, 8)], [(0, 7), (0, 9)], [(0, 6), (0, 10), (0, 11)]]
     with pytest.raises(GuardStop):
-        finish(tmp_path / "early", set(), services=[Recovery(1), Judge(at=9, step=6)])
+        finish(tmp_path / "early", set(), services=[Recovery(1), judge(at=9, step=6)])
     assert quarantined(tmp_path / "early") == [[(0, 5)]]
 
 
@@ -388,23 +378,14 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
             program(*services).train()
 
 
-def struck(run_dir: Path, bad: set[Place], at: int, **arguments: Any) -> None:
-    """Start it, and again after each rollback, until it is struck at a step."""
-
-    def main() -> None:
-        Spoilt(run_dir, bad, **arguments).train(inside=boom_at(at))
-
-    with pytest.raises(Boom):
-        everstep.recovering(main)
-
-
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
 def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
     tmp_path: Path, how: str
 ) -> None:
     run_dir, bad = tmp_path / "run", {(0, 7), (1, 3)}
-    struck(run_dir, {(0, 7)}, 14)
+    with pytest.raises(Boom):
+        finish(run_dir, {(0, 7)}, crash=14)
     files = sorted((run_dir / "journal").glob("segment-*.evj"))
     for path in files[-2:] if how.startswith("the newest") else files:
         path.unlink() if "deleted" in how else path.write_bytes(bytes(path.stat().st_size))

@@ -751,18 +751,8 @@ def test_an_outage_of_mlflow_is_caught_up(python: str, tmp_path: Path) -> None:
     place = Place(python, "mlflow", tmp_path)
     store, place.store = place.store, f"http://127.0.0.1:{port}"
     assert "start the run again to send them" in place.run("train")
-    command = [
-        python,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        store,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    command = [python, "-m", "mlflow", "server", "--backend-store-uri", store]
+    command += ["--port", str(port), "--workers", "1"]
     with (tmp_path / "server.log").open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
     try:

@@ -40,7 +40,8 @@ class Walk:
         services = [*arguments.pop("services", ()), everstep.services.Console(sink=self.lines.append)]
         self.sv = Supervisor(run_dir, services=services, **arguments)
 
-    def run(self, inside: Hook = lambda sv, step: None) -> Walk:
+    def run(self, inside: Hook = lambda sv, step: None, leave: int = 0) -> Walk:
+        """`inside` is called in each step before its end; the loop is left by `break` after step `leave`."""
         with self.sv as sv:
             batches = sv.stream(self.data, passes=self.passes)
             while not sv.should_stop():
@@ -51,6 +52,8 @@ class Walk:
                 inside(sv, sv.step + 1)
                 sv.advance(loss=float(gradient @ gradient))
                 self.seen.append(tuple(int(i) for i in ids))
+                if sv.step == leave:
+                    break
         return self
 
     def result(self) -> Any:
@@ -133,22 +136,13 @@ def test_steps_without_batches_and_values_are_compared_by_their_updates(tmp_path
 
 
 def test_a_loop_left_by_break_saves_its_last_step(tmp_path: Path) -> None:
-    def train(run_dir: Path, leave: int | None) -> Walk:
-        walk = Walk(run_dir, max_step=9, services=[everstep.Checkpoints(everstep.Never())])
-        with walk.sv as sv:
-            batches = sv.stream(walk.data)
-            while not sv.should_stop():
-                (ids,) = next(batches)
-                walk.w += ids.mean() + np.random.standard_normal(3)
-                sv.advance(loss=1.0)
-                if sv.step == leave:
-                    break
-        return walk
+    def start(name: str, leave: int = 0) -> Walk:
+        never = [everstep.Checkpoints(everstep.Never())]
+        return Walk(tmp_path / name, max_step=9, services=never).run(leave=leave)
 
-    straight = train(tmp_path / "straight", None)
-    left = train(tmp_path / "run", 5)
-    assert not left.sv.ending.finished
-    again = train(tmp_path / "run", None)
+    straight = start("straight")
+    assert not start("run", leave=5).sv.ending.finished
+    again = start("run")
     assert again.sv.ending.resumed_from == "step-00000005"
     assert again.result() == straight.result()
 

@@ -62,6 +62,8 @@ def train_and_evaluate(
         ({"evaluate": False}, [], [8]),
         ({"evaluate": everstep.Every(steps=2)}, [2, 4, 6, 8], []),
         ({"evaluate": everstep.Every(steps=3)}, [3, 6, 8], []),
+        ({"evaluate": everstep.Every(epochs=2)}, [8], []),
+        ({"evaluate": everstep.Every(epochs=1) | everstep.Every(steps=5)}, [4, 5, 8], []),
     ],
     ids=str,
 )

@@ -75,16 +75,6 @@ def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ou
     assert trainer(tmp_path, both).task is both
 
 
-def test_services_where_they_are_not() -> None:
-    for owner, name, message in (
-        (everstep, "LogVariables", r"'LogVariables'; it is everstep\.services\.LogVariables$"),
-        (everstep.services, "Evaluate", r"'Evaluate'; it is everstep\.Evaluate$"),
-        (everstep.services, "Plateu", r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "),
-    ):
-        with pytest.raises(AttributeError, match=message):
-            getattr(owner, name)
-
-
 # ------------------------------------------------------------------------------ what steps return
 
 
@@ -308,6 +298,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda: Fit(autocast=torch.float64), "give torch"),
     (lambda: Fit(autocast="half"), "autocast='half': give torch"),  # type: ignore[arg-type]
     (lambda: Fit(compile="inductor"), "compile='inductor': give True, or options in a mapping"),  # type: ignore[arg-type]
+    (lambda: Fit(parallel=2), "parallel=2: give True, or options"),  # type: ignore[arg-type]
     (lambda: Fit(trainable="("), r"trainable='\(' is not a regular expression \(missing \)"),
     (lambda: Fit(device="bogus"), "device='bogus' is not a device of torch; give"),
     (lambda: trainer(Path("run"), services=[everstep.Evaluate("vald")]), "did you mean 'valid'"),

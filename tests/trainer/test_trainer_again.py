@@ -63,12 +63,13 @@ KINDS = ("generator", "dataset's", "own", "prefetched", "workers")
 class Scheduled(everstep.torch.Task):
     """A learning rate that falls, dropout, and a sample that spoils each batch it is in, from a step on."""
 
-    def __init__(self, bad: int, since: int) -> None:
+    def __init__(self, bad: int = -1, since: int = 0, width: int = 4) -> None:
         super().__init__()
-        self.bad, self.since, self.count = bad, since, {"steps": 0}
+        self.bad, self.since, self.width, self.count = bad, since, width, {"steps": 0}
 
     def build_model(self) -> Any:
-        return torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
+        layers = torch.nn.Linear(1, self.width), torch.nn.Dropout(0.3), torch.nn.Linear(self.width, 1)
+        return torch.nn.Sequential(*layers)
 
     def build_optimizer(self, model: Any) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -461,32 +462,14 @@ def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
 
 @pytest.mark.campaign("long")
 def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: Path) -> None:
-    class Noisy(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, index: int) -> Any:
-            return torch.randn(4) + index, index % 3
-
-    class Net(everstep.torch.Task):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.width = width
-
-        def build_model(self) -> Any:
-            layers = torch.nn.Linear(4, self.width), torch.nn.Dropout(0.5), torch.nn.Linear(self.width, 3)
-            return torch.nn.Sequential(*layers)
-
-        def build_optimizer(self, model: Any) -> Any:
-            return torch.optim.Adam(model.parameters())
-
-        def forward(self, batch: Any) -> Mapping[str, Any]:
-            return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
+    class Augmented(Noisy):
+        def __getitem__(self, index: int) -> tuple[float]:
+            return (float(torch.randn(())) + index,)
 
     def together(folder: Path) -> list[everstep.Trainer]:
-        data = everstep.data.loader(Noisy(), batch_size=4, shuffle=True, num_workers=0)
+        data = everstep.data.loader(Augmented(), batch_size=4, shuffle=True, num_workers=0)
         return [
-            everstep.Trainer(Net(width), {"train": data}, folder / name, seed=5, max_epoch=2)
+            everstep.Trainer(Scheduled(width=width), {"train": data}, folder / name, seed=5, max_epoch=2)
             for name, width in (("a", 4), ("b", 6), ("c", 4))
         ]
 
