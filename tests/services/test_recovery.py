@@ -602,9 +602,10 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
         waits.append(seconds)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def wait(ready: Callable[[], bool], limit: float) -> bool:
+    def wait(ready: Callable[[], bool], limit: float, longest_pause: float) -> bool:
+        assert longest_pause <= 0.02, "seconds until a signal is noticed"
         monkeypatch.setattr(polling, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
-        return wait_until(ready, limit)
+        return wait_until(ready, limit, longest_pause)
 
     # in the retries' own wait: a thread of another test that sleeps would send a second signal
     monkeypatch.setattr(undoing, "wait_until", wait)
