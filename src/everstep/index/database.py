@@ -202,10 +202,13 @@ def _sqlite(path: Path, patience: float) -> Engine:
         connection = sqlite3.connect(
             address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
         )
-        # Other software may have left another mode, which needs the file that `_require_own_files` refuses.
-        with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
-            connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
+        with contextlib.ExitStack() as if_it_fails:
+            if_it_fails.callback(connection.close)
+            # other software may have left another mode, which needs a file that `_require_own_files` refuses
+            with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
+            if_it_fails.pop_all()
         return connection
 
     def begin(connection: Connection) -> None:
