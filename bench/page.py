@@ -1,13 +1,13 @@
 """How long the page takes to answer: a list of 10,000 runs, and an overlay of 200 runs of 10,000 points.
 
     python bench/page.py [--runs 10000] [--overlay 200] [--points 10000] [--folder FOLDER] [--index-alone]
-                         [--postgres URL] [--rivals tensorboard mlflow aim] [--rival-runs 1000]
+                         [--postgres URL] [--rivals tensorboard mlflow trackio aim] [--rival-runs 1000]
 
 Runs are made as a training makes them: a run directory with a journal each; the index is made from these.
 The server is the command `everstep ui` in a process of its own, asked over HTTP as a browser asks, by one
 client; a value is the time from the request to the last byte.  `--index-alone` and `--postgres` ask again
 where no journal can be read, as of runs on other machines.  `--rivals` writes the losses for TensorBoard,
-MLflow and Aim, too, where they are installed, and asks these as their own pages ask.
+MLflow, Trackio and Aim, too, where they are installed, and asks these as their own pages ask.
 """
 
 from __future__ import annotations
@@ -308,6 +308,54 @@ def mlflow(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figur
         server.end()
 
 
+def trackio(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figure]:
+    """The same runs in Trackio's SQLite store; its page gets all runs and filters their names itself."""
+    os.environ["TRACKIO_DIR"] = str(folder / "trackio")  # read when it is imported
+
+    def write(place: Path) -> None:
+        os.environ["TRACKIO_DIR"] = str(place)
+        from trackio.sqlite_storage import SQLiteStorage
+
+        for number in range(runs):
+            for _, name, values in islice(rows(number, points if number < overlay else 1), 1):
+                logged = [{name: value} for value in values.tolist()]
+                config = {"lr": random.Random(number).choice((0.1, 0.01, 0.001))}
+                run = f"trial-{number:05d}"
+                SQLiteStorage.bulk_log("bench", run, logged, [*range(1, len(logged) + 1)], config=config)
+
+    place = written(folder / "trackio", write)
+    program = "import trackio; trackio.show(open_browser=False, server_port=6126, block_thread=True)"
+    server = Server([sys.executable, "-c", program], 6126, TRACKIO_DIR=str(place))
+    project = {"project": "bench"}
+    try:
+        while True:
+            with contextlib.suppress(OSError, AssertionError):
+                server.get("/api/get_all_projects", {"kwargs": {}})
+                break
+            time.sleep(1)
+        listed = [
+            server.get("/api/get_runs_for_project", project)[0]
+            + server.get("/api/get_run_configs", project)[0]
+            for _ in range(50)
+        ]
+        yield told(
+            f"Trackio: names and settings of {runs:,} runs (it filters names, and sorts nothing)", listed
+        )
+        known = json.loads(server.get("/api/get_runs_for_project", project)[1])["data"]
+        first = sorted(known, key=lambda run: str(run["name"]))[:overlay]
+        asked = [{"run": run["name"], "run_id": run["id"]} for run in first]
+        whole = []
+        for _ in range(3):  # its page asks for 64 runs at once
+            begun = time.perf_counter()
+            for at in range(0, overlay, 64):
+                logs = {**project, "runs": asked[at : at + 64], "max_points": 1000, "scalar_only": True}
+                server.get("/api/get_logs_batch", logs)
+            whole.append(time.perf_counter() - begun)
+        yield told(f"Trackio: overlay of {overlay} runs (1,000 points)", whole)
+    finally:
+        server.end()
+
+
 def aim(folder: Path, runs: int, overlay: int, points: int) -> Iterator[Figure]:
     """The same runs in a repository of Aim, whose page asks one question for all curves."""
     from aim import Repo, Run  # type: ignore[import-not-found]
@@ -372,6 +420,8 @@ def measure(given: argparse.Namespace) -> Iterator[Table]:
             figures += tensorboard(folder, given.overlay, given.points)
         if "mlflow" in given.rivals:
             figures += mlflow(folder, given.rival_runs, given.overlay, given.points)
+        if "trackio" in given.rivals:
+            figures += trackio(folder, given.rival_runs, given.overlay, given.points)
         if "aim" in given.rivals:
             figures += aim(folder, given.rival_runs, given.aim_overlay or given.overlay, given.points)
     how = (
@@ -386,7 +436,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overlay", type=int, default=200)
     parser.add_argument("--points", type=int, default=10_000)
     parser.add_argument("--folder", type=Path, help="a folder to keep; what is there is used again")
-    parser.add_argument("--rivals", nargs="*", choices=("tensorboard", "mlflow", "aim"), default=())
+    parser.add_argument(
+        "--rivals", nargs="*", choices=("tensorboard", "mlflow", "trackio", "aim"), default=()
+    )
     parser.add_argument("--rival-runs", type=int, default=1000)
     parser.add_argument("--aim-overlay", type=int, help="runs of Aim's overlay: a value takes it 1 ms")
     parser.add_argument("--index-alone", action="store_true", help="ask again with the journals away")

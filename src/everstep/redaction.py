@@ -70,7 +70,10 @@ def without_credentials(value: Any) -> Any:
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Remove the values whose names are those of secrets: `hf_token`, but no `tokenizer` or `max_tokens`."""
-    return {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
+    whole = {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
+    return {
+        name: without_secrets(value) if isinstance(value, dict) else value for name, value in whole.items()
+    }
 
 
 def _is_secret(name: str) -> bool:

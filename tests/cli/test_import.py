@@ -1,12 +1,16 @@
-"""`everstep import`: histories of TensorBoard and MLflow, as these have written them, become runs."""
+"""`everstep import`: histories of TensorBoard, MLflow and W&B, as these have written them, become runs."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import sqlite3
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from cli_runs import as_json, everstep
 
 import everstep as library
 from everstep.errors import ConfigError, JournalError, RunDirError
-from everstep.formats.histories import History, bring, mlflow
+from everstep.formats.histories import History, bring, mlflow, wandb_offline
 from everstep.formats.histories import tensorboard as tensorboard_runs
 from everstep.index.shipping import run_dirs
 from everstep.record import RunJournal
@@ -243,3 +247,212 @@ def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path)
     shown = {"hf_token": "***", "db.password": "***", "api_key": "", "max_tokens": 9, "tokenizer": "gpt2"}
     assert shown.items() <= facts["config"].items()
     assert (shown | {"max_tokens": "9"}).items() <= facts["imported"]["tags"].items()
+
+
+META = """artifact_uri: file:///home/somebody/mlruns/1/{id}/artifacts
+end_time: 1795918355217
+entry_point_name: ''
+experiment_id: '304994089346212349'
+lifecycle_stage: {stage}
+run_id: {id}
+run_name: {name}
+source_type: 4
+start_time: 1795918355149
+status: {status}
+tags: []
+user_id: somebody
+"""
+"""`meta.yaml` of a run, as mlflow 3.17 writes it."""
+
+
+def write_files(runs: Path, name: str, status: int = 3, stage: str = "active", **more: str) -> Path:
+    """Write a run as MLflow does into a folder of files: of each metric, parameter and tag its text."""
+    files = {
+        "meta.yaml": META.format(id=f"{name}0123", name=name, status=status, stage=stage),
+        "metrics/train/loss": "".join(
+            f"{1795918355165 + step} {1 / (step + 1)} {step}\n" for step in range(5)
+        ),
+        "metrics/gap": "1795918355209 nan 1\n1795918355216 -inf 2\n",
+        "metrics/old": "1795918355209 2.5\n",  # its step was not written in the beginning
+        "params/lr": "0.1",
+        "params/opt/layers": "[1, 2]",
+        "params/text": "a\nb",
+        "tags/who": "x",
+        "tags/hf_token": "secret",
+    }
+    for place, text in (files | more).items():
+        file = runs / "304994089346212349" / f"{name}0123" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (runs / "304994089346212349" / "meta.yaml").write_text("name: digits\nlifecycle_stage: active\n")
+    return runs / "304994089346212349" / f"{name}0123"
+
+
+def test_a_folder_of_files_of_mlflow_is_read_without_mlflow(tmp_path: Path) -> None:
+    for name, status, stage in (("wide", 3, "active"), ("bad", 4, "active"), ("cut", 1, "active")):
+        write_files(tmp_path / "mlruns", name, status, stage)
+    write_files(tmp_path / "mlruns", "gone", stage="deleted")
+    rows = imported("mlflow", "mlruns", cwd=tmp_path)
+    assert names(rows) == ["bad", "cut", "wide"]
+    journals = [RunJournal(row["run"]) for row in rows]
+    ends = [event.data["status"] for journal in journals for event in journal.events("closed")]
+    assert ends == ["failed", "killed", "finished"]
+    wide, facts = journals[2], journals[2].facts()
+    assert wide.series("train/loss") == ([0, 1, 2, 3, 4], [1.0, 0.5, 1 / 3, 0.25, 0.2])
+    assert wide.series("gap")[0] == [1, 2] and wide.series("gap")[1][1] == -math.inf
+    assert wide.series("old") == ([0], [2.5])
+    assert facts["config"] == {"lr": 0.1, "opt/layers": [1, 2], "text": "a\nb"}
+    assert facts["imported"]["experiment"] == "digits"
+    assert facts["imported"]["tags"] == {"who": "x", "hf_token": "***"}
+    assert [row["new"] for row in imported("mlflow", ".", cwd=tmp_path)] == [False] * 3
+
+
+LOOP = "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{c}: &{c} [{', '.join(['*' + b] * 9)}]\n" for b, c in
+       zip("abcdefgh", "bcdefghi", strict=True))  # fmt: skip
+"""A text of a few hundred bytes for 9 ** 9 values."""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("meta.yaml", "[" * 5000, "RecursionError"),
+        ("meta.yaml", "!!python/object/apply:os.system ['touch here']", "ConstructorError"),
+        ("meta.yaml", META.format(id="a", name="a", status="x", stage="active"), ""),
+        ("meta.yaml", f"{META}\n{LOOP}".format(id="a", name="a", status=3, stage="active"), ""),
+        ("metrics/train/loss", "1795918355165 much 0\n", "ValueError"),
+        ("metrics/train/loss", "1795918355165\n", "ValueError"),
+        ("params/lr", "\udcff", "UnicodeDecodeError"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_files_of_mlflow_that_say_anything_are_left_out_and_named(
+    tmp_path: Path, file: str, text: str, reason: str
+) -> None:
+    folder = write_files(tmp_path / "mlruns", "bad")
+    (folder / file).write_bytes(text.encode(errors="surrogateescape"))
+    write_files(tmp_path / "mlruns", "wide")
+    told, said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=bool(reason))
+    assert "wide-" in told and not (tmp_path / "here").exists()
+    place = str(folder.relative_to(tmp_path))
+    assert (place in said and f"left out: {reason}" in said) if reason else "a-" in told
+
+
+def test_no_link_out_of_a_folder_of_mlflow_is_followed_and_no_hole_is_read(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("private")
+    run = write_files(tmp_path / "mlruns", "bad")
+    (run / "params" / "seen").symlink_to(tmp_path / "key")
+    other = write_files(tmp_path / "mlruns", "sparse")
+    with (other / "params" / "lr").open("wb") as file:
+        file.truncate(1 << 40)
+    last = write_files(tmp_path / "mlruns", "folder")
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "seen").write_text("private")
+    (last / "params" / "more").symlink_to(tmp_path / "away")
+    said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=1)[1]
+    assert "not a regular file" in said and "has holes" in said
+    (run_dir,) = run_dirs(tmp_path / "runs")
+    assert run_dir.name.startswith("folder-") and "private" not in str(RunJournal(run_dir).facts())
+    (run / "params" / "seen").unlink()
+    os.mkfifo(run / "params" / "pipe")
+    assert "not a regular file" in everstep("import", "mlflow", str(run), cwd=tmp_path, status=1)[1]
+
+
+def test_secrets_in_a_tree_of_settings_are_hidden(tmp_path: Path) -> None:
+    config = {"net": {"lr": 0.1, "api_key": "x", "db": {"password": "y"}}}
+    path, _ = bring(History("wandb", "1", "a", config=config), tmp_path / "runs")
+    hidden = {"lr": 0.1, "api_key": "***", "db": {"password": "***"}}
+    assert RunJournal(path).facts()["config"] == {"net": hidden}
+
+
+WANDB = """
+import os, sys, math, numpy, wandb
+folder, name, first, last, end = sys.argv[1:]
+config = {"lr": 0.1, "net": {"layers": [1, 2], "api_key": "x"}}
+run = wandb.init(
+    project="digits", id=name, name=name, tags=["a"], config=config, mode="offline", dir=folder,
+    resume="allow",
+)
+for step in range(int(first), int(last)):
+    run.log({"train/loss": 1 / (step + 1), "nested": {"a": step}}, step=step)
+run.log({"gap": -math.inf, "text": "x", "image": wandb.Image(numpy.zeros((2, 2, 3), "uint8"))})
+run.config.update({"late": 3})
+run.finish(exit_code=int(end))
+"""
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of W&B's with two runs, one of which was resumed; its package can be imported meanwhile."""
+    folder = tmp_path_factory.mktemp("wandb")
+    install = [sys.executable, "-m", "pip", "-q", "install", "--target", str(folder / "package"), "wandb"]
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder / "package")])
+    quiet = {**os.environ, "PYTHONPATH": paths, "WANDB_SILENT": "true"}
+    for row in (
+        ("wide", 0, 9, 1),
+        ("narrow", 0, 3, 0),
+        ("wide", 6, 12, 0),
+        ("anew", 0, 4, 0),
+        ("anew", 0, 3, 0),
+    ):
+        command = [sys.executable, "-c", WANDB, str(folder), *map(str, row)]
+        subprocess.run(command, check=True, env=quiet, cwd=folder)
+    sys.path.append(str(folder / "package"))
+    yield folder / "wandb"
+    sys.path.remove(str(folder / "package"))
+
+
+@pytest.mark.campaign("machine")
+def test_offline_runs_of_wandb_are_imported_and_a_resume_goes_on(tmp_path: Path, offline: Path) -> None:
+    rows = imported("wandb-offline", str(offline), cwd=tmp_path)
+    assert sorted(names(rows)) == ["anew", "narrow", "wide"]
+    (anew,) = (RunJournal(row["run"]) for row in rows if "/anew-" in row["run"])
+    assert anew.series("train/loss") == ([0, 1, 2, 3, 4, 5, 6], [1, 1 / 2, 1 / 3, 1 / 4, 1, 1 / 2, 1 / 3])
+    (wide,) = (RunJournal(row["run"]) for row in rows if "/wide-" in row["run"])
+    facts = wide.facts()
+    assert wide.series("train/loss") == (list(range(12)), [1 / (step + 1) for step in range(12)])
+    assert wide.series("nested.a")[1] == list(range(12)) and wide.series("gap") == ([8, 11], [-math.inf] * 2)
+    assert facts["config"] == {"lr": 0.1, "net": {"layers": [1, 2], "api_key": "***"}, "late": 3}
+    assert facts["imported"]["source"] == "/digits/wide" and facts["imported"]["tags"] == ["a"]
+    assert facts["imported"]["left_out"] == {"image-file": 2, "text": 2}
+    assert [event.data["status"] for event in wide.events("closed")] == ["finished"]
+    assert [row["new"] for row in imported("wandb-offline", str(offline), cwd=tmp_path)] == [False] * 3
+
+
+@pytest.mark.campaign("machine")
+def test_a_file_of_wandb_counts_up_to_its_end_and_damage_is_named(tmp_path: Path, offline: Path) -> None:
+    (file,) = offline.rglob("run-narrow.wandb")
+    data, copy = file.read_bytes(), tmp_path / "run-narrow.wandb"
+
+    def read(content: bytes) -> History | str:
+        copy.write_bytes(content)
+        ((_, found),) = wandb_offline(copy)
+        try:
+            return found()
+        except ConfigError as error:
+            return str(error)
+
+    whole = read(data)
+    assert isinstance(whole, History) and whole.status == "finished"
+    cut = [read(data[:size]) for size in range(7, len(data))]  # a kill cuts it anywhere
+    texts = [each for each in cut if isinstance(each, str)]
+    assert {text.partition(";")[0] for text in texts} == {"it has no record of a run"}
+    counts = [len(each.points["train/loss"]) for each in cut[len(texts) :] if isinstance(each, History)]
+    assert len(texts) + len(counts) == len(cut) and counts == sorted(counts) and {0, 3} <= {*counts}
+    for at in range(0, len(data), 41):
+        found = read(data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :])
+        # a length that leads beyond the end is as a cut
+        assert (
+            found.status == "killed"
+            if isinstance(found, History)
+            else re.search("damaged at|begin|no rec", found)
+        )
+
+
+def test_without_its_package_an_import_names_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "run-a.wandb").touch()
+    (tmp_path / "stubs" / "wandb").mkdir(parents=True)  # stands before one that may be installed here
+    (tmp_path / "stubs" / "wandb" / "__init__.py").write_text("raise ModuleNotFoundError('x', name='wandb')")
+    path = os.pathsep.join([str(tmp_path / "stubs"), os.environ.get("PYTHONPATH", "")])
+    said = everstep("import", "wandb-offline", ".", cwd=tmp_path, status=1, PYTHONPATH=path)[1]
+    assert "needs wandb, which is not installed: pip install wandb" in said

@@ -153,8 +153,11 @@ def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
     assert not (made / "good" / "everstep.db").exists()
 
 
-def test_a_point_of_a_young_run_is_on_the_page_within_two_seconds(tmp_path: Path) -> None:
-    """By a clock that the steps move; an old run hands its rows over after 10 s, in blocks of many."""
+@pytest.mark.parametrize(("seconds", "young", "old"), [(0.5, 2, 19), (0.125, 11, 11)])
+def test_a_point_of_a_young_or_fast_run_is_on_the_page_within_two_seconds(
+    tmp_path: Path, seconds: float, young: int, old: int
+) -> None:
+    """By a clock that the steps move; an old run of slow steps hands its rows over after 10 s, in blocks."""
     clock, folder, late = ManualClock(), tmp_path / "runs", list[int]()
     followed: list[FollowedIndex] = []
     pause = re.search(r"const PAUSE = (\d+);", (STATIC / "api.js").read_text())
@@ -166,10 +169,10 @@ def test_a_point_of_a_young_run_is_on_the_page_within_two_seconds(tmp_path: Path
         followed[0].sizes([run_id(run)])  # what the page asks for
         (line,) = curves(followed[0].database, [run], CurveOptions("step", "loss"))["series"]
         late.append(step - 1 - max([0, *line["x"]]))
-        clock.advance(3600.0 if step == 20 else 0.5)
+        clock.advance(3600.0 if step == 20 else seconds)
 
-    Tiny(folder / "a", samples=90, max_epoch=1, clock=clock).train(inside)
-    assert max(late[:20]) == 1 and max(late[21:]) == 19, "steps of half a second"
+    Tiny(folder / "a", samples=400, max_epoch=1, clock=clock).train(inside)
+    assert max(late[:20]) == young and max(late[130:]) == old, "steps"
 
 
 @pytest.mark.campaign("timed")

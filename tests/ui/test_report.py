@@ -97,6 +97,11 @@ def test_its_policy_allows_its_own_scripts_and_no_connection(written: Parsed) ->
         assert rules[name].split() == [f"'sha256-{digest}'" for digest in digests]
 
 
+def test_it_shows_the_hash_of_its_data(written: Parsed) -> None:
+    """A browser verifies it (browser/test_report_file.py)."""
+    assert written.within("code")[0] == hashlib.sha256(written.within("script")[0].encode()).hexdigest()
+
+
 def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
     runs = {one["name"].rpartition("-")[0]: one for one in written.data["runs"]}
     assert list(runs) == ["long", "failed", "good"]

@@ -21,6 +21,7 @@ EXTRAS = {
     "uvicorn": "ui",
     "orjson": "ui",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 """Package -> the extra of everstep that brings it."""
 

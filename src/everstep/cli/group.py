@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import sys
 from typing import Any
 
 import click
@@ -37,7 +39,7 @@ COMMANDS = {
     "audit": ("looking", "Prove that a run used every sample once in each pass."),
     "du": ("keeping", "Show the sizes of the files of runs, and what can be deleted."),
     "prune": ("keeping", "Delete runs."),
-    "import": ("keeping", "Make runs of what TensorBoard or MLflow has recorded."),
+    "import": ("keeping", "Make runs of what TensorBoard, MLflow or W&B has recorded."),
     "adopt": ("adopting", "Put a plain PyTorch script under a TrainLoop, and show the diff."),
     "drill": ("proving", "Test whether a script resumes exactly: kill it at every hazard."),
     "replay": ("proving", "Execute steps of a run again: look at a step, or verify a stretch."),
@@ -87,8 +89,12 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (EverstepError, ImportError, BrokenPipeError):
+        except (EverstepError, ImportError):
             raise
+        except BrokenPipeError:  # the reader, such as head, has seen enough; click's status would be 1
+            if not _only_looks(ctx.invoked_subcommand):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:

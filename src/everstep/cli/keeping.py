@@ -311,12 +311,12 @@ def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str
 
 @cli.command()
 def import_command(
-    format: str = cli.argument(type=click.Choice(["tensorboard", "mlflow"])),
+    format: str = cli.argument(type=click.Choice(["tensorboard", "mlflow", "wandb-offline"])),
     path: Path = cli.argument(type=click.Path(exists=True, path_type=Path)),
     into: Path = cli.option(cli.PATH, "Folder for the run directories.", default="runs"),
     as_json: bool = cli.JSON,
 ) -> None:
-    """Make runs of what TensorBoard or MLflow has recorded in PATH, to find and compare them with others.
+    """Make runs of what TensorBoard, MLflow or W&B has recorded in PATH, to compare them with others.
 
     PATH is a file, or a folder that is searched with all folders below; nothing there is changed.  An import
     can be repeated: only what is new is added.  Exit status 1 if a run is left out.

@@ -1,4 +1,4 @@
-"""Histories that TensorBoard or MLflow has recorded, made into run directories: metrics, settings, the end.
+"""Histories that TensorBoard, MLflow or W&B has recorded, made into runs: metrics, settings, the end.
 
 Such a directory has `run.json` and a journal, and nothing to resume from.  An import that is repeated leaves
 a run alone whose records are the same; where there are more by now, they become a further start of the run,
@@ -13,12 +13,15 @@ import os
 import re
 import shutil
 import sqlite3
+import struct
 import sys
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from io import BufferedReader
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -27,13 +30,14 @@ from typing import Any, TypeAlias
 import xxhash
 
 from everstep.contracts.metrics import Block
+from everstep.display.cells import flat
 from everstep.durable import fsync_folder, make_dirs, rename, temporary, write_whole
 from everstep.errors import ConfigError
 from everstep.labels import add_tags
 from everstep.record import RunDir
 from everstep.record import journal_format as journal
 from everstep.redaction import without_credentials, without_secrets
-from everstep.untrusted_files import open_regular, read_regular
+from everstep.untrusted_files import open_below, open_regular, read_regular, require_no_hole
 
 _ROWS = 100
 """Most rows of a block: all of its rows have one time."""
@@ -42,6 +46,8 @@ _EVALUATED = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(
 _SETTINGS_FOLDER = re.compile(r"[0-9]{9,}\.[0-9]+")
 """Folder of `SummaryWriter.add_hparams` in the folder of its run: seconds since 1970."""
 _TABLES = {"runs", "experiments", "metrics", "params", "tags"}
+WANDB_BLOCK, WANDB_HEAD, WANDB_BEGINNING = 32768, 7, struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
+"""Bytes of a block of W&B's files, and of the head of a record in it; and what such a file begins with."""
 _INFINITE = {sys.float_info.max: math.inf, -sys.float_info.max: -math.inf}
 """What MLflow writes into its database in place of an infinity."""
 
@@ -147,14 +153,19 @@ def tensorboard(path: Path) -> Iterator[Source]:
 
 def _read_events(history: History, files: Iterable[Path], settings: Iterable[Path]) -> History:
     times: list[float] = []
-    for file in files:  # a program that was killed, and started again, has drawn some steps in two of them
-        for tag, later in _events_in(file, history, times).items():
-            history.points[tag] = [row for row in history.points[tag] if row[0] < later[0][0]] + later
+    for file in files:
+        _supersede(history.points, _events_in(file, history, times))
     for file in settings:
         for tag, points in _events_in(file, history, times).items():
             history.points.setdefault(tag, points)  # the run's own values have their steps
     history.began, history.ended = min(times, default=0.0), max(times, default=0.0)
     return history
+
+
+def _supersede(points: dict[str, Points], by: dict[str, Points]) -> None:
+    """Add a later file's points: a program that was killed, and started again, has drawn some steps twice."""
+    for tag, later in by.items():
+        points[tag] = [row for row in points[tag] if row[0] < later[0][0]] + later
 
 
 def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Points]:
@@ -183,10 +194,11 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
 
 
 def mlflow(path: Path) -> Iterator[Source]:
-    """Yield the runs in a database, or in those of a folder that are called mlflow.db."""
-    for file in [path] if path.is_file() else sorted(path.rglob("mlflow.db")):
+    """Yield the runs in a database; or in a folder's files mlflow.db, and in its `mlruns` of files."""
+    found = [path] if path.is_file() else sorted([*path.rglob("mlflow.db"), *path.rglob("meta.yaml")])
+    for file in found:
         try:
-            yield from _runs_in(file)
+            yield from _run_of_files(file.parent) if file.name == "meta.yaml" else _runs_in(file)
         except Exception as error:  # a file may hold anything, and must not stop the others
             yield str(file), partial(_fail, error)
 
@@ -224,10 +236,54 @@ def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
     tags = dict(rows("key, value", "tags"))
     history.about = {"experiment": run["experiment"], "user": run["user_id"], "tags": without_secrets(tags)}
     history.status = run["status"].lower() if run["status"] in ("FINISHED", "FAILED") else "killed"
-    history.began = (run["start_time"] or 0) / 1000
+    return _timed(history, run["start_time"], run["end_time"])
+
+
+def _timed(history: History, began: int | None, ended: int | None) -> History:
+    """Set the times of a run, given in milliseconds; without an end, it is that of the last value."""
+    history.began = (began or 0) / 1000
     last = max((time for points in history.points.values() for _, _, time in points), default=0.0)
-    history.ended = (run["end_time"] or 0) / 1000 or max(last, history.began)
+    history.ended = (ended or 0) / 1000 or max(last, history.began)
     return history
+
+
+def _run_of_files(folder: Path) -> Iterator[Source]:
+    run = _meta(folder)
+    if "run_id" in run and run.get("lifecycle_stage") == "active":  # an experiment has no run_id
+        yield str(folder), partial(_read_files, folder, run)
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+
+    return dict(YAML(typ="safe", pure=True).load(_text(folder, "meta.yaml")[: 1 << 16]))
+
+
+def _text(folder: Path, *parts: str) -> str:
+    with open_below(folder, parts) as file:
+        require_no_hole(file)
+        return file.read().decode()
+
+
+def _read_files(folder: Path, run: dict[str, Any]) -> History:
+    history, tags = History("mlflow", str(run["run_id"]), str(run.get("run_name") or run["run_id"])), {}
+    for file in sorted(folder.rglob("*")):  # it goes through no link
+        kind, *parts = file.relative_to(folder).parts
+        if kind not in ("metrics", "params", "tags") or file.is_dir():
+            continue
+        name, text = "/".join(parts), _text(folder, kind, *parts)
+        if kind == "metrics":
+            for line in filter(None, text.splitlines()):
+                time, value, step = [*line.split(), "0"][:3]  # old ones have no step
+                history.points[name].append((int(step), float(value), int(time) / 1000))
+        elif kind == "params":
+            history.config[name] = _setting(text)
+        else:
+            tags[name] = text
+    experiment = _meta(folder.parent).get("name") if (folder.parent / "meta.yaml").exists() else None
+    history.about = {"experiment": experiment, "user": run.get("user_id"), "tags": without_secrets(tags)}
+    history.status = {3: "finished", 4: "failed"}.get(run.get("status", 0), "killed")
+    return _timed(history, run.get("start_time"), run.get("end_time"))
 
 
 def _setting(text: str) -> Any:
@@ -238,5 +294,86 @@ def _setting(text: str) -> Any:
         return text
 
 
-FORMATS = {"tensorboard": tensorboard, "mlflow": mlflow}
+def wandb_offline(path: Path) -> Iterator[Source]:
+    """Yield the runs in a file, or in the files `run-ID.wandb` of a folder; a resume has its own file."""
+    files = [path] if path.is_file() else filter(os.path.isfile, path.rglob("run-*.wandb"))  # no pipe
+    by_time = sorted(files, key=lambda file: (file.name, file.parent.name.removeprefix("offline-")))
+    for _, same in groupby(by_time, lambda file: file.name):
+        listed = list(same)
+        yield str(listed[-1]), partial(_read_records, listed)
+
+
+def _read_records(files: Iterable[Path]) -> History:
+    history, left_out = History("wandb", "", ""), Counter[str]()
+    for file in files:
+        points: dict[str, Points] = defaultdict(list)
+        history.status = "killed"
+        for record in wandb_records(file):
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                run = record.run
+                history.key = f"{run.entity}/{run.project}/{run.run_id}"
+                history.name = run.display_name or run.run_id
+                history.began = history.began or run.start_time.ToMicroseconds() / 1e6
+                history.about = {"project": run.project, "group": run.run_group, "tags": list(run.tags)}
+            if kind in ("run", "config"):
+                history.config |= _values((run.config if kind == "run" else record.config).update)
+            elif kind == "history":
+                row = dict(flat(_values(record.history.item)))
+                step, time = int(row.get("_step", record.history.step.num)), float(row.get("_timestamp", 0))
+                media = {name[:-5]: value for name, value in row.items() if name.endswith("._type")}
+                plain = {name: value for name, value in row.items() if not name.startswith(("_", *media))}
+                for name, value in plain.items():
+                    if isinstance(value, int | float):
+                        points[name].append((step, float(value), time))
+                left_out.update([*media.values(), *("text" for v in plain.values() if isinstance(v, str))])
+                history.ended = max(history.ended, time)
+            elif kind == "exit":
+                history.status = "failed" if record.exit.exit_code else "finished"
+        before, now = ([row[0] for rows in of.values() for row in rows] for of in (history.points, points))
+        shift = max(before) + 1 if before and now and min(now) <= min(before) else 0  # they begin again
+        later = {name: [(n + shift, value, time) for n, value, time in rows] for name, rows in points.items()}
+        _supersede(history.points, later)
+    if not history.key:
+        raise ConfigError("it has no record of a run; give a file that W&B has written")
+    history.config.pop("_wandb", None)
+    history.about["left_out"] = left_out
+    return history
+
+
+def _values(items: Iterable[Any]) -> dict[str, Any]:
+    return {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a file of W&B, a log as LevelDB has them, up to where a kill has cut it off.
+
+    Raises:
+        ConfigError: W&B has not written it, or it was damaged since.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    form: Any = wandb_internal_pb2
+    with BufferedReader(open_regular(file)) as log:
+        if log.read(WANDB_HEAD) != WANDB_BEGINNING:
+            raise ConfigError("it does not begin as a file of W&B; give one that W&B has written")
+        record, at = bytearray(), WANDB_HEAD
+        while True:
+            if (left := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
+                at += len(log.read(left))
+            if len(head := log.read(WANDB_HEAD)) < WANDB_HEAD:
+                return
+            checksum, size, kind = struct.unpack("<IHB", head)
+            if len(part := log.read(size)) < size:
+                return
+            if zlib.crc32(part, zlib.crc32(head[6:])) != checksum:
+                raise ConfigError(f"it is damaged at byte {at:,}; give the file as W&B has written it")
+            record += part
+            at += WANDB_HEAD + size
+            if kind in (1, 4):  # whole, or the last piece
+                yield form.Record.FromString(bytes(record))
+                record.clear()
+
+
+FORMATS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb-offline": wandb_offline}
 """Name of a format -> function that finds its runs in a file, or in a folder and all folders below."""

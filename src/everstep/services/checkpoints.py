@@ -68,22 +68,27 @@ class Checkpoints(BuiltIn):
 class JournalFlush(BuiltIn):
     """Hand the rows that were read at boundaries to the operating system, in blocks of many rows.
 
-    Each second in the first minutes of a start, when somebody may look at its curves; later after a 360th of
-    its age, at most 10 seconds: blocks of many rows take less space and are read faster.
+    Every 1.5 s while somebody may look at the curves of a young start, and where that makes blocks of a dozen
+    rows; else every 10 s, as slow steps would fill the journal with heads of blocks (docs/guide/ui.md).
+    Several ranks have to meet for it: after the first time, they have 10 s.
     """
 
     def __init__(self) -> None:
         super().__init__("journal flush", Every(steps=1000) | Every(epochs=1))
-        self._pause = Every(seconds=1)
+        self._pause = Every(seconds=1.5)
         self.schedule |= self._pause
 
     def open(self, run: RunView) -> None:
         super().open(run)
-        self._opened = run.clock()
+        self._opened = self._flushed = run.clock()
+        self._step = run.step
 
     def run(self, boundary: Boundary) -> None:
         self._run.flush()
-        self._pause.seconds = min(max(1.0, (self._run.clock() - self._opened) / 360), 10.0)
+        now, steps = self._run.clock(), boundary.step - self._step
+        is_soon = now - self._opened < 360 or steps >= 8 * (now - self._flushed)
+        self._pause.seconds = 1.5 if is_soon and self._run.ranks == 1 else 10.0
+        self._flushed, self._step = now, boundary.step
 
 
 class Index(BuiltIn):

@@ -20,6 +20,7 @@ from typing import IO, Any, Literal
 from everstep.arguments import number
 from everstep.display.cells import flat
 from everstep.errors import ConfigError
+from everstep.formats.histories import WANDB_BEGINNING, WANDB_BLOCK, WANDB_HEAD, wandb_records
 from everstep.record import Item, RunJournal
 from everstep.schedule import Schedule
 from everstep.services.sink import (
@@ -33,8 +34,6 @@ from everstep.services.sink import (
     require_package,
 )
 
-_BLOCK, _HEAD = 32768, 7
-"""Bytes of a block of W&B's file, and of the head of a record in it."""
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
 _REFUSED = re.compile(r"[^/\w.\- :]")  # by MLflow, in names
@@ -116,7 +115,8 @@ class WandB(Sink):
         environment = {**os.environ, "WANDB_DIR": str(logs)}  # for the logs of its commands
         synced = [*logs.glob(f"wandb/offline-*/run-{self._id}.wandb.synced")]
         counted = self._count(environment) if is_online else None
-        self._uploaded = counted or sum(_count_rows(path.with_suffix("")) for path in synced)
+        rows = (each.HasField("history") for path in synced for each in wandb_records(path.with_suffix("")))
+        self._uploaded = counted or sum(rows)
         # W&B's command uploads the files of a run in the order of these times
         self._file_began = int(self._began) + len(synced)
         began = datetime.fromtimestamp(self._file_began, UTC).strftime("%Y%m%d_%H%M%S")
@@ -160,7 +160,7 @@ class WandB(Sink):
 
         self._step, self._row, self._summary = -1, dict[str, Any](), dict[str, Any]()
         self._steps_uploaded = set[int]()
-        file.write(struct.pack("<4sHB", b":W&B", 0xBEE1, 0))
+        file.write(WANDB_BEGINNING)
         self._put(file, header={"version_info": {"producer": wandb.__version__, "min_consumer": "0.70.0"}})
         self._put(
             file,
@@ -238,11 +238,11 @@ class WandB(Sink):
         """Add a record of W&B's transaction log, which has the form of a log of LevelDB."""
         data, before = self._format.Record(**record).SerializeToString(), False
         while data or not before:
-            left = _BLOCK - file.tell() % _BLOCK
-            if left < _HEAD:
+            left = WANDB_BLOCK - file.tell() % WANDB_BLOCK
+            if left < WANDB_HEAD:
                 file.write(bytes(left))
-                left = _BLOCK
-            part, data = data[: left - _HEAD], data[left - _HEAD :]
+                left = WANDB_BLOCK
+            part, data = data[: left - WANDB_HEAD], data[left - WANDB_HEAD :]
             kind = (3 if before else 2) if data else (4 if before else 1)  # middle, first, last, or whole
             file.write(struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part)
             before = True
@@ -250,25 +250,6 @@ class WandB(Sink):
 
 def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"nested_key": [name], "value_json": json.dumps(value)} for name, value in values.items()]
-
-
-def _count_rows(file: Path) -> int:
-    from wandb.proto import wandb_internal_pb2
-
-    content, at, record, rows = file.read_bytes(), _HEAD, b"", 0
-    while at + _HEAD <= len(content):
-        if (left := _BLOCK - at % _BLOCK) < _HEAD:
-            at += left
-            continue
-        _, size, kind = struct.unpack("<IHB", content[at : at + _HEAD])
-        if at + _HEAD + size > len(content):
-            break  # a kill has cut it off
-        record += content[at + _HEAD : at + _HEAD + size]
-        at += _HEAD + size
-        if kind in (1, 4):
-            rows += wandb_internal_pb2.Record.FromString(record).HasField("history")
-            record = b""
-    return rows
 
 
 class MLflow(RemoteSink):

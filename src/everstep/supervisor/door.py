@@ -75,6 +75,11 @@ class RunView:
         return self._engine.ranks.group.rank
 
     @property
+    def ranks(self) -> int:
+        """Number of processes that train together, 1 or more; known once the loop is entered."""
+        return self._engine.ranks.group.size
+
+    @property
     def interrupted(self) -> bool:
         """Whether a signal asks the run to end at the next boundary; who waits and asks does not hang."""
         self._engine.polls += 1
@@ -208,11 +213,6 @@ class Door(RunView):
         """Whether this start continues from a checkpoint; known once the loop is entered."""
         self._engine.require_entered("resumed")
         return self._engine.recovered.checkpoint is not None
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes that train together, 1 or more; known once the loop is entered."""
-        return self._engine.ranks.group.size
 
     @property
     def data_rank(self) -> int:

@@ -106,7 +106,7 @@ def report_page(data: Mapping[str, Any], title: str, version: str, made: float) 
     scripts = [(STATIC / "vendor" / name).read_text() for name in _LIBRARIES]
     program = bundle(MODULES)
     time = datetime.fromtimestamp(made, UTC).isoformat(timespec="seconds")
-    named = html.escape(in_line(title))
+    named, embedded = html.escape(in_line(title)), _embedded(data)
     libraries = "\n".join(f"<script>{_inline(script, 'script')}</script>" for script in scripts)
     page = f"""<html lang="en">
 <head>
@@ -122,9 +122,10 @@ def report_page(data: Mapping[str, Any], title: str, version: str, made: float) 
 <div id="app"></div>
 <noscript>This report draws with JavaScript. Its data are the JSON in this file.</noscript>
 <footer class="soft"><bdi>{named}</bdi>, made by everstep {html.escape(version)} at
-<time datetime="{time}">{time}</time>
+<time datetime="{time}">{time}</time>; SHA-256 of its data:
+<code class="path" id="hash">{hashlib.sha256(embedded.encode()).hexdigest()}</code>
 </footer>
-<script type="application/json" id="data">{_embedded(data)}</script>
+<script type="application/json" id="data">{embedded}</script>
 {libraries}
 <script type="module">{_inline(program, "script")}</script>
 </body>

@@ -79,6 +79,7 @@ def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
         assert chart.evaluate(INK) > 500
     view.get_by_text("Time", exact=True).click()
     expect(view.locator("footer")).to_contain_text("made by everstep")
+    expect(view.locator("footer")).to_contain_text("✓ verified in this browser")
     view.locator("aside li a").first.click()
     expect(view.locator(".badge")).to_have_text(["verified"])
     expect(view.locator("main.run")).to_contain_text("killed at")
@@ -86,6 +87,13 @@ def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
     expect(view.get_by_role("tabpanel")).to_contain_text("epoch-")
     view.get_by_role("link", name="Runs", exact=True).click()
     expect(view.locator("tbody tr")).to_have_count(2)
+
+
+def test_data_that_were_changed_are_named(report: Path, tmp_path: Path, from_disk: FromDisk) -> None:
+    changed = tmp_path / "changed.html"
+    before, begin, data = report.read_text().partition('id="data">')
+    changed.write_text(before + begin + data.replace('"step":', '"steq":', 1))
+    expect(from_disk(changed).locator("footer")).to_contain_text("≠ the data were changed: they have ")
 
 
 def test_it_shows_pictures_texts_histograms_and_the_log(tmp_path: Path, from_disk: FromDisk) -> None:

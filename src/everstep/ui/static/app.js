@@ -47,6 +47,15 @@ addEventListener("keydown", (event) => {
   field.focus();
 });
 
+/** Tell beside the hash in a report's footer whether the data that it carries have it. */
+async function verify(stated) {
+  const text = document.getElementById("data").textContent;
+  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text)));
+  const found = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  stated.after(found === stated.textContent ? " ✓ verified in this browser" : ` ≠ the data were changed: they have ${found}`);
+}
+
+if (report && globalThis.crypto?.subtle) verify(document.getElementById("hash"));
 if (report && !location.hash) {
   const ids = report.runs.map((run) => run.id);
   location.replace(ids.length === 1 ? link("run", ids[0]) : link("compare", "", { runs: ids.join(",") }));
