@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import warm
-from everstep.cli.adopting import Patch
+from everstep.cli.adopting import Patch, compare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = ["functions", "lines", "one_loop"]
@@ -172,6 +173,17 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             '"g": g',
         ),
         (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
+        (
+            around("h, n = [], 0\n", step=STEP + "h.append(n)\n" + STEP + "n += 1\n"),
+            "kept.h, kept.n = [], 0",
+        ),
+        (around("a, (n, h) = 0, (0, [])\n", step=STEP + "h.append(n)\n"), "a, (n, kept.h) = 0, (0, [])"),
+        (around("h = []\n", step=STEP + "a, n = h, 0\n" + STEP + "a.append(n)\n"), "a, n = kept.h, 0"),
+        (
+            BEGIN.replace("net =", "net, more =").replace("1)\n", "1), torch.nn.Linear(4, 1)\n", 1)
+            + LOOP.replace("net(row)", "(net(row) + more(row))"),
+            '"more": more',
+        ),
     ],
 )
 def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> None:
@@ -185,6 +197,9 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("stop = Early()\n", tail=TAIL + "stop(loss)\n"),
         around("args = parse()\n", tail=TAIL + "args.lr = args.lr / 2\n"),
         around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
+        around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
+        around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
+        around("h, n = both()\n", step=STEP + "h.append(1)\n"),
         around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
         around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
         around("import lib\n", step=STEP + "lib.n += 1\n"),
@@ -207,14 +222,41 @@ def test_a_refused_script_is_not_written(tmp_path: Path) -> None:
     assert "line 1: no loop here calls backward()" in done.stderr and "train.py is not patched" in done.stderr
 
 
-@pytest.mark.campaign("long")
-def test_a_patch_that_trains_otherwise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from everstep.cli.adopting import compare
+def compared(folder: Path, now: str) -> str | None:
+    """Compare `lines` with another form of it, in a folder; None if their updates are equal."""
+    (folder / "plain.py").write_text(text_of("lines"))
+    (folder / "now.py").write_text(now)
+    with contextlib.chdir(folder):
+        return compare(Path("plain.py"), Path("now.py"), [])
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.py").write_text(text_of("lines"))
-    (tmp_path / "other.py").write_text(Patch(text_of("lines"), "x").text.replace("0.99", "0.98"))
-    (tmp_path / "same.py").write_text(Patch(text_of("lines"), "x").text)
-    assert compare(Path("plain.py"), Path("same.py"), []) is None
-    problem = compare(Path("plain.py"), Path("other.py"), [])
-    assert problem is not None and "other.py trains otherwise: 17 updates, not 17" in problem
+
+def test_a_script_that_trains_differently_is_named(tmp_path: Path) -> None:
+    now = text_of("lines").replace("0.99", "0.98").replace("range(1, 4)", "range(1, 3)")
+    problem = "now.py trains differently: first in weights (weights) step 2"
+    assert compared(tmp_path, now) == f"{problem}, and it makes 11 updates, and the script 17"
+
+
+@pytest.mark.campaign("long")
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("", "", None),
+        ("0.99", "0.98", "now.py trains differently: first in weights (weights) step 2"),
+        ("max_epoch=", "max_epoch=1 or ", "now.py trains differently: it makes 6 updates, and the script 17"),
+        ("import torch\n", "import torch\nexit(3)\n", "now.py cannot be compared, as it ended with status 3"),
+    ],
+)
+def test_a_patch_is_compared_with_its_script(old: str, new: str, problem: str | None, tmp_path: Path) -> None:
+    text = Patch(text_of("lines"), "x").text
+    assert old in text
+    found = compared(tmp_path, text.replace(old, new) if old else text)
+    assert found == problem or (problem and found and found.startswith(problem)), found
+
+
+@pytest.mark.campaign("long")
+def test_a_script_that_seeds_nothing_cannot_be_compared(tmp_path: Path) -> None:
+    unseeded = text_of("lines").replace("torch.manual_seed(0)\n", "")
+    (tmp_path / "plain.py").write_text(unseeded)
+    with contextlib.chdir(tmp_path):
+        problem = compare(Path("plain.py"), Path("plain.py"), [])
+    assert problem is not None and problem.startswith("two runs of plain.py differ; seed all that it draws")

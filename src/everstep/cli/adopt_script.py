@@ -53,6 +53,17 @@ def called(node: ast.AST | None) -> str:
     return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
+def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the targets of an assignment with their values: `a, b = [], 0` has three."""
+    found = [(target, node.value) for target in node.targets]
+    for target, value in found:  # which grows
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            is_starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
+            if len(target.elts) == len(value.elts) and not is_starred:
+                found += zip(target.elts, value.elts, strict=True)
+    return found
+
+
 class Script:
     """A parsed script."""
 
@@ -60,6 +71,7 @@ class Script:
         self.tree = ast.parse(source)
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
         self.loaded = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
@@ -148,9 +160,14 @@ class Script:
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
-        nodes: list[Any] = [self._parents[each] for each in self.stores if self.variable(each) == variable]
-        stored = [getattr(node, "value", getattr(node, "context_expr", None)) for node in nodes]
+        stored = [self._stored(each) for each in self.stores if self.variable(each) == variable]
         return [value for parameter, value in self.given if parameter == variable] + stored
+
+    def _stored(self, name: ast.Name) -> ast.expr | None:
+        node: Any = self._parents[name]
+        if name in self._assigned or isinstance(node, ast.Starred):
+            return self._assigned.get(name)
+        return getattr(node, "value", getattr(node, "context_expr", None))
 
     def _methods(self, variable: Variable) -> set[str]:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
@@ -242,7 +259,7 @@ class Flow:
         if isinstance(node, ast.For | ast.While):
             self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
             if isinstance(node, ast.For):
-                self._share([node.target], node.iter)
+                self._share(node.target, node.iter)
             return self.run(node.orelse, sure | (self.round(node, sure) - self._before))
         if isinstance(node, ast.With):
             return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
@@ -251,8 +268,9 @@ class Flow:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.read |= {self._script.variable(node.target)} - sure
         stored = self._store(node, sure)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute | ast.Subscript):
-            self._share(node.targets, node.value)
+        for target, value in assignments(node) if isinstance(node, ast.Assign) else ():
+            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+                self._share(target, value)
         sure = sure if isinstance(node, ast.Match) else sure | stored
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
@@ -283,11 +301,11 @@ class Flow:
         self.assigned |= stored
         return stored
 
-    def _share(self, targets: list[ast.expr], value: ast.expr) -> None:
-        """Note that a change of the targets is one of what is read in a value."""
-        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (*targets, value)]
-        inner = {self._script.variable(each) for part in names[:-1] for each in part}
-        outer = {self._script.variable(each) for each in names[-1] if each.id not in self._script.others}
+    def _share(self, target: ast.expr, value: ast.expr) -> None:
+        """Note that a change of the target is one of what is read in a value."""
+        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (target, value)]
+        inner = {self._script.variable(each) for each in names[0]}
+        outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.others}
         self._parts |= {(one, other) for one in inner for other in outer}
 
     @property

@@ -107,10 +107,10 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     if (difference := reference.first_difference(again, {0: 0})) is not None:
         return f"two runs of {script} differ; seed all that it draws, to compare it: {difference}"
     difference = reference.first_difference(now, {0: 0})
-    if difference is None and now.updates == first.updates:
-        return None
-    counts = f"{now.updates} updates, not {first.updates}"
-    return f"{patched} trains differently: {counts} ({difference or 'those of both are equal'})"
+    found = [] if difference is None else [f"first in {difference}"]
+    if now.updates != first.updates:
+        found.append(f"it makes {now.updates} updates, and the script {first.updates}")
+    return f"{patched} trains differently: {', and '.join(found)}" if found else None
 
 
 _PAGES = {
