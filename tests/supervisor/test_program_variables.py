@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import everstep
-from everstep.errors import Interrupted
+from everstep.errors import Interrupted, UsageError
 from everstep.services import Console, Interrupt
 
 BATCHES = [1.0, 2.0, 3.0, 4.0]
@@ -227,3 +228,220 @@ def test_a_number_of_the_size_of_seconds_is_no_time(tmp_path: Path) -> None:
     train(None)
     (lost,) = [line for line in lines if "is not as it was" in line]
     assert "best (" in lost and "began" not in lost
+
+
+global_step, best, shown = 0, math.inf, 0.0
+"""Changed by `global`: as a training script of one module does."""
+
+
+def train_epoch(loop: everstep.TrainLoop, stop_at: int | None) -> None:
+    global global_step, shown
+    for step, batch in loop.iter_steps(BATCHES):
+        shown = batch / 2
+        global_step += 1
+        loop.collect_metrics(loss=shown)
+        if step == stop_at:
+            loop.call_soon(Interrupt("a pause"))
+
+
+def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
+    """Train; a negative number stops at the end of the epoch with this step."""
+    global best
+    with opened(run_dir, {}, _lines) as loop:
+        for epoch in loop.iter_epochs():
+            train_epoch(loop, stop_at)
+            best = min(best, 5.0 - epoch)
+            if -loop.step == stop_at:
+                loop.call_soon(Interrupt("a pause"))
+
+
+@pytest.mark.parametrize(("stop_at", "was"), [(6, 4.0), (8, 3.0)])
+def test_a_global_that_functions_of_the_module_change_is_named(
+    tmp_path: Path, stop_at: int, was: float
+) -> None:
+    """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
+    global global_step, best, shown
+    global_step, best, shown = 0, math.inf, 0.0
+    lines: list[str] = []
+    with pytest.raises(Interrupted):
+        main(tmp_path, stop_at if stop_at == 6 else -stop_at, lines)
+    hints = "".join(line for line in lines if "your loop changes" in line)
+    assert "global_step" in hints and "best" in hints and "shown" not in hints
+    global_step, best, shown, lines = 0, math.inf, 0.0, []  # as in a new process
+    main(tmp_path, None, lines)
+    (lost,) = [line for line in lines if "is not as it was" in line]
+    assert f"global_step (0, was {stop_at})" in lost and f"best (inf, was {was})" in lost
+    assert "shown" not in lost
+
+
+class CachedLoader:
+    """Data of a public CIFAR trainer: what its first pass has drawn, it flips in every other one."""
+
+    def __init__(self) -> None:
+        self.epoch, self.cached, self.number = 0, np.zeros(4), 0
+        self.rng = random.Random(5)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.number = 0
+        if self.epoch == 0:
+            self.cached = np.random.random(4)
+        images = self.cached[::-1] if self.epoch % 2 else self.cached
+        self.epoch += 1
+        for each in images:
+            self.number += 1
+            yield each + self.rng.random()
+
+
+class StatefulLoader(CachedLoader):
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "cached": self.cached, "rng": self.rng.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.cached = state["epoch"], state["cached"]
+        self.rng.setstate(state["rng"])
+
+
+@pytest.mark.parametrize("kind", [CachedLoader, StatefulLoader])
+def test_what_data_of_ones_own_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
+    tmp_path: Path, kind: type[CachedLoader]
+) -> None:
+    def train(stop_at: int | None, _lines: list[str]) -> float:
+        total, loader = everstep.Slot(0.0), kind()
+        with opened(tmp_path / str(stop_at), {"total": total}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps(loader):
+                    total.value += float(batch)
+                if loop.step == stop_at:
+                    loop.call_soon(Interrupt("a pause"))
+        return float(total.value)
+
+    lines: list[str] = []
+    undisturbed = train(None, [])
+    with pytest.raises(Interrupted):
+        train(4, lines)
+    (tmp_path / "None").rename(tmp_path / "undisturbed")
+    (tmp_path / "4").rename(tmp_path / "None")
+    lines = [line for line in lines if "your loop changes" in line]
+    again: list[str] = []
+    resumed = train(None, again)
+    lost = [line for line in again if "is not as it was" in line]
+    if kind is StatefulLoader:
+        assert resumed == undisturbed and not lost and not lines
+        return
+    (hint,), (line,) = lines, lost
+    assert "loader.epoch" in hint and "state_dict() of your data" in hint and "number" not in hint
+    assert "loader.epoch (0, was 1)" in line and "loader.cached (another value)" in line
+    assert "loader.rng (another value)" in line and "state_dict() of your data" in line
+    assert "number" not in line
+    assert any(line.startswith("resume not verified") for line in again)
+
+
+def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compared(tmp_path: Path) -> None:
+    """As the recipe for environments saves them: `Environments(envs)` names a part of what they keep."""
+
+    class Saved:
+        def __init__(self, stopper: Stopper) -> None:
+            self.stopper = stopper
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": self.stopper.best}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.stopper.best = state["best"]
+
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        stopper = Stopper()
+        with opened(tmp_path, {"stopper": Saved(stopper)}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(BATCHES):
+                    stopper.see(batch)
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+
+    lines: list[str] = []
+    with pytest.raises(Interrupted):
+        train(lines, 6)
+    assert not any("your loop changes" in line for line in lines), lines
+    lines.clear()
+    train(lines, None)
+    (lost,) = [line for line in lines if "is not as it was" in line]
+    assert "stopper.patience (0, was 6)" in lost and "best" not in lost
+
+
+def test_numbers_of_numpy_and_generators_of_torch_are_compared(tmp_path: Path) -> None:
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        highest, noise, same = np.float32(0.0), torch.Generator().manual_seed(1), 2.0
+        with opened(tmp_path, {}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(BATCHES):
+                    highest = np.float32(max(highest, batch))
+                    same = np.float32(2.0) if same else same
+                    loop.collect_metrics(noise=torch.rand((), generator=noise))
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+
+    lines: list[str] = []
+    with pytest.raises(Interrupted):
+        train(lines, 6)
+    assert any("highest: your loop changes" in line for line in lines), lines
+    lines.clear()
+    train(lines, None)
+    (lost,) = [line for line in lines if "is not as it was" in line]
+    assert "highest (0.0, was 4.0)" in lost and "noise (another value)" in lost and "same" not in lost
+
+
+def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
+    """A sampler of one's own, and the generator of a loader that is read after the resume point."""
+
+    class InPlace:
+        def __init__(self) -> None:
+            self.batches, self.passes = [[0, 1], [2, 3]], 0
+
+        def __iter__(self) -> Iterator[list[int]]:
+            self.passes += 1
+            for batch in self.batches:
+                random.shuffle(batch)
+                yield batch
+
+        def __len__(self) -> int:
+            return 2
+
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        noise, sampler, dataset = torch.Generator().manual_seed(4), InPlace(), torch.arange(4.0)
+        first = torch.utils.data.DataLoader(dataset, batch_sampler=sampler)  # type: ignore[arg-type]
+        second = torch.utils.data.DataLoader(dataset, batch_size=2, shuffle=True, generator=noise)  # type: ignore[arg-type]
+        with opened(tmp_path, {}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(first):
+                    loop.collect_metrics(loss=batch.sum())
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+                for _, batch in loop.iter_steps(second, name="second"):
+                    loop.collect_metrics(loss=batch.sum())
+                if -loop.step == (stop_at or 0):
+                    loop.call_soon(Interrupt("a pause"))
+
+    lines: list[str] = []
+    for stop_at in (5, -8):
+        with pytest.raises(Interrupted):
+            train(lines, stop_at)
+    train(lines, None)
+    assert not any("this variable" in line for line in lines), lines
+
+
+def test_another_stream_than_the_checkpoints_names_the_variable_that_chose_it(tmp_path: Path) -> None:
+    """Tasks one after another, as in continual learning: `task` begins anew, and so does its data."""
+
+    def train(stop_at: int | None) -> None:
+        task = 0
+        with opened(tmp_path, {}, []) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps(BATCHES, name=f"task{task}"):
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+                task += 1
+
+    with pytest.raises(Interrupted):
+        train(6)
+    with pytest.raises(UsageError, match=r"stream 'task1', this one reads 'task0'; task \(0, was 1\)"):
+        train(None)

@@ -97,14 +97,11 @@ def shuffle_buffers(data: Any) -> dict[str, str]:
     """
     parts = _parts(getattr(data, "_ex_iterable", None))
     buffers = [part for part in parts if _BUFFERED in class_names(part)]
+    states = [hashlib.sha256(repr(each.generator.bit_generator.state).encode()) for each in buffers]
     return {
-        f"shuffle.{number}": f"{buffer.buffer_size} samples, generator {_digest(buffer.generator)}"
-        for number, buffer in enumerate(buffers)
+        f"shuffle.{number}": f"{buffer.buffer_size} samples, generator {state.hexdigest()[:8]}"
+        for number, (buffer, state) in enumerate(zip(buffers, states, strict=True))
     }
-
-
-def _digest(generator: Any) -> str:
-    return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:8]
 
 
 def _parts(iterable: Any) -> Iterator[Any]:

@@ -63,7 +63,7 @@ class PassOrder:
             with self._kept.noting_changes():
                 source = iter(self._sampler)
                 for entry in source:
-                    drawn.append(self._plain(entry))
+                    drawn.append(plain_index([*entry] if self._in_batches else entry))
                     count += len(drawn[-1]) if self._in_batches and length is None else 1
                     if count > most:
                         break
@@ -83,9 +83,6 @@ class PassOrder:
         if name.startswith("_") or name in ("state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self._sampler, name)
-
-    def _plain(self, entry: Any) -> Any:
-        return plain_index([*entry] if self._in_batches else entry)
 
     def packed(self) -> Any:
         """Return the order as a tree that a checkpoint can hold; None if there is none, or it cannot."""

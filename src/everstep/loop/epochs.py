@@ -199,7 +199,7 @@ class Epochs(LoopDriver):
         elif current.stream != reads:
             raise UsageError(
                 f"the checkpoint is inside iter_steps() over stream {current.stream!r}, this one reads "
-                f"{reads!r}; run the program that made the checkpoint"
+                f"{reads!r}; {engine.lost_variables() or 'run the program that made the checkpoint'}"
             )
         self._run_stream, self.batch = run_stream, None
         return self._steps(run_stream)

@@ -303,14 +303,8 @@ class Engine:
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)
-        lost = self.variables.lost(self.recovered.wall.get("variables"), at_epoch_end=at_epoch_end)
-        if lost:
-            self.comparison.lost = [*lost]
-            words = some([f"{name} ({how})" for name, how in lost.items()], 8)
-            self.voice.warn(
-                f"{words}: this variable of your program is not as it was at the checkpoint, as the state "
-                "does not save it; put what is read later into the state (docs/guide/exactness.md)"
-            )
+        if lost := self.lost_variables(at_epoch_end):
+            self.voice.warn(lost)
         if self._verifies_nothing:  # no step, and of the data what was drawn again just now
             self.verifier.say()
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
@@ -319,6 +313,18 @@ class Engine:
         if rest := self.recovered.meta.get("open"):
             # first of all: an interruption left this boundary before these services had run
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
+
+    def lost_variables(self, at_epoch_end: bool = False) -> str:
+        """Name the program's variables that are not as at the checkpoint, with a remedy; "" without any."""
+        lost = self.variables.lost(self.recovered.wall.get("variables"), at_epoch_end=at_epoch_end)
+        self.comparison.lost = [*lost]
+        if not lost:
+            return ""
+        return (
+            f"{some([f'{name} ({how})' for name, how in lost.items()], 8)}: this variable of your program is "
+            "not as it was at the checkpoint, as the state does not save it; put what is read later into the "
+            "state, or into a state_dict() of your data (docs/guide/exactness.md)"
+        )
 
     def collect(self, step: int, given: Mapping[str, Any]) -> None:
         """Take the values of a step, for the record and for observers."""

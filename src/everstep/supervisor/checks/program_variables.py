@@ -6,14 +6,17 @@ After a resume they begin anew, and where no step reads them a comparison of ste
 from __future__ import annotations
 
 import ast
+import dis
+import inspect
 import linecache
 import os
 import random
 import sys
 import sysconfig
+import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
@@ -45,10 +48,11 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
+Use = Literal["set", "read"] | None
 _OWN_LOOK = frozenset(("locals", "vars", "dir", "exec", "eval", "f_locals"))
 """Names by which a function gets at its variables as a dictionary."""
 Variable = tuple[str, str]
-"""Name of a function, and of a variable in it."""
+"""Name of a function, or of a module in brackets, and of a variable in it."""
 
 
 class ProgramVariables:
@@ -70,7 +74,7 @@ class ProgramVariables:
         """Marks of the variables when the steps of this epoch began."""
         self._changed: set[Variable] = set()
         self._lines: dict[str, tuple[str, int]] = {}
-        """File and line of each function on the stack at the last look, by its name."""
+        """File and line of each function on the stack at its last look, by its name, inner ones first."""
 
     def entered(self) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -90,13 +94,15 @@ class ProgramVariables:
         for name in self._before.keys() & now.keys() & set(self._first or ()):
             if name not in self._changed and now[name][0] != self._before[name]:
                 self._changed.add(name)
-                if isinstance(now[name][1], bool | int | float | str | None) and not self._is_set_first(name):
+                is_plain = isinstance(now[name][1], bool | int | float | str | numpy.generic | None)
+                if is_plain and not self._is_set_first(name):
                     unsaved.append(name[1])
         if unsaved:
             self._warn(
                 f"{some(sorted(set(unsaved)), 8)}: your loop changes this variable, which is not in the "
                 "state: unless your program sets it again, a resume begins with its first value; put it into "
-                "the state, as in state={..., 'best': everstep.Slot(0.0)} (docs/guide/exactness.md)"
+                "the state, as in state={..., 'best': everstep.Slot(0.0)}, or into a state_dict() of your "
+                "data (docs/guide/exactness.md)"
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
         return {
@@ -106,7 +112,10 @@ class ProgramVariables:
         }
 
     def _is_set_first(self, name: Variable) -> bool:
-        return _is_set_first(*self._lines[name[0]], name[1])
+        """Whether the loops around a line set a variable before they read it: its old value is of no use."""
+        function, variable = name
+        lines = [self._lines[function]] if function in self._lines else [*self._lines.values()]
+        return _first(_first_use(loop, variable) for line in lines for loop in _loops(*line)) == "set"
 
     def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
@@ -125,26 +134,29 @@ class ProgramVariables:
         marks: dict[Variable, tuple[str, Any]] = {}
         if self._opener is None:
             return marks
-        self._lines, self._now = {}, [clock() for clock in _CLOCKS]
+        self._now = [clock() for clock in _CLOCKS]
         in_state = set(map(id, self._objects.values()))
+        # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
+        held = {id(each) for entry in self._objects.values() for each in (_own(entry) or {}).values()}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code is self._opener or not _is_library(code.co_filename):
-                self._lines.setdefault(code.co_qualname, (code.co_filename, frame.f_lineno or 0))
+                self._lines[code.co_qualname] = (code.co_filename, frame.f_lineno or 0)
                 # before Python 3.13 a function's `f_locals` is one dictionary: to read it would change what
                 # `locals()` has given to the program, and to leave it filled would keep tensors alive
                 is_copy = sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED)
                 values = {} if is_copy and _OWN_LOOK.intersection(code.co_names) else frame.f_locals
-                items: list[tuple[str, Any]] = []
+                items: list[tuple[str, str, Any]] = []
                 with suppress(Exception):  # another thread may add a variable of a module
-                    items = [*values.items()]
-                for name, value in items:
+                    items = [(code.co_qualname, *each) for each in values.items()] + _changed_globals(frame)
+                    skip = in_state | _brought_back(values)
+                for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
-                        for path, part in () if name.startswith("_") else _parts(name, value, in_state):
+                        for path, part in () if name.startswith("_") else _parts(name, value, skip):
                             if (mark := self._mark(part)) is not None:
-                                marks.setdefault((code.co_qualname, path), (mark, part))
+                                marks.setdefault((home, path), (mark, () if id(value) in held else part))
                 items, value = [], None
                 if is_copy:
                     values.clear()
@@ -155,11 +167,15 @@ class ProgramVariables:
 
     def _mark(self, value: Any) -> str | None:
         """Mark a value: a number as it is, a generator by "~", others by "#"; None: of no known kind."""
-        if isinstance(value, bool | int | float | None):
-            number = float(value) if isinstance(value, float) else value
-            return None if isinstance(number, float) and self._is_time(number) else repr(number)
+        if isinstance(value, numpy.generic):
+            value = value.item()
+        if isinstance(value, float):
+            clocks = zip(self._began, self._now, strict=True)
+            return None if any(began <= value <= now for began, now in clocks) else repr(float(value))
+        if isinstance(value, bool | int | None):
+            return repr(value)
         content: Any
-        if isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState):
+        if _is_generator(value):
             return f"~{batch_digest(make_entry('generator', value).save(), 0)}"
         if isinstance(value, str):
             content = [len(value), value[:_TEXT], value[-_TEXT:]]
@@ -174,21 +190,75 @@ class ProgramVariables:
         mark = batch_digest(content, 0, depth=_DEPTH)
         return None if mark is None else f"#{mark:x}"
 
-    def _is_time(self, number: float) -> bool:
-        return any(began <= number <= now for began, now in zip(self._began, self._now, strict=True))
-
 
 def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield a value by its name, and the attributes of an object of the program's own by theirs."""
+    """Yield a value by its name, and the attributes of an object of the program's own by theirs.
+
+    Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state; a
+    generator that it holds is there as its state: nobody brings it back.
+    """
     if id(value) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
-    kind: Any = type(value)
-    if not (_is_own(kind) and hasattr(value, "__dict__")):
+    if (own := _own(value)) is None:
         if not path.endswith(_TIMERS):
             yield path, value
     elif depth:
-        for name, each in [*vars(value).items()]:
-            yield from _parts(f"{path}.{name}", each, skip, depth - 1)
+        kind: Any = type(value)
+        is_data = hasattr(kind, "__iter__")
+        anew = own if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
+        skip = skip | _brought_back(own)
+        for name, each in [*own.items()]:
+            if is_data and _is_generator(each):
+                each = [make_entry("generator", each).save()]
+            if name not in anew:
+                yield from _parts(f"{path}.{name}", each, skip, depth - 1)
+
+
+def _brought_back(values: Mapping[str, Any]) -> set[int]:
+    """Return the identities of generators and samplers that a library's data among the values holds."""
+    data = [each for each in values.values() if hasattr(type(each), "__iter__") and _own(each) is None]
+    held = [part for each in data if getattr(type(each), "__dictoffset__", 0) for part in vars(each).values()]
+    return {
+        id(each) for each in held if _is_generator(each) or hasattr(_own(each) and type(each), "__iter__")
+    }
+
+
+def _is_generator(value: Any) -> bool:
+    of_torch = (type(value).__module__, type(value).__name__) == ("torch._C", "Generator")
+    return of_torch or isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState)
+
+
+def _own(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object of the program's own; None for others."""
+    kind: Any = type(value)
+    return vars(value) if _is_own(kind) else None
+
+
+@lru_cache(maxsize=1024)
+def _set_by_iter(kind: type) -> set[str]:
+    """Return the attributes that a class's `__iter__` sets before it reads them."""
+    try:
+        method: Any = ast.parse(textwrap.dedent(inspect.getsource(vars(kind)["__iter__"]))).body[0]
+    except (OSError, TypeError, ValueError, KeyError, SyntaxError):  # without a source, or inherited
+        return set()
+    names = {each.attr for each in ast.walk(method) if isinstance(each, ast.Attribute)}
+    return {
+        name for name in names if _first(_first_use(each, f"self.{name}") for each in method.body) == "set"
+    }
+
+
+def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
+    """List module, name and value of what functions of a function's module change by `global`."""
+    variables = frame.f_globals
+    codes = [each.__code__ for each in [*variables.values()] if isinstance(each, FunctionType)]
+    names = {name for code in (frame.f_code, *codes) for name in _stores_global(code)}
+    home = f"<{variables.get('__name__')}>"
+    return [(home, name, variables[name]) for name in sorted(names) if name in variables]
+
+
+@lru_cache(maxsize=1024)
+def _stores_global(code: CodeType) -> Collection[str]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
 
 
 @lru_cache(maxsize=1024)
@@ -196,7 +266,7 @@ def _is_own(kind: type) -> bool:
     """Whether a class and its bases are all the program's: others have their own ways to be saved."""
     modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
-    return not hasattr(kind, "__iter__") and all(
+    return kind.__dictoffset__ != 0 and all(
         name == "__main__" or (file is not None and not _is_library(file))
         for name, file in zip(modules, files, strict=True)
     )
@@ -218,14 +288,11 @@ def _loops(path: str, line: int) -> list[ast.For | ast.While]:
     return sorted(around, key=lambda each: -each.lineno)
 
 
-@lru_cache(maxsize=1024)
-def _is_set_first(path: str, line: int, name: str) -> bool:
-    """Whether the loops around a line set a variable before they read it: its old value is of no use."""
-    first = (_first_use(loop, name) for loop in _loops(path, line))
-    return next((use for use in first if use is not None), "read") == "set"
+def _first(uses: Iterable[Use]) -> Use:
+    return next((use for use in uses if use is not None), None)
 
 
-def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
+def _first_use(node: ast.AST, name: str) -> Use:
     """Return how a statement first uses a variable; what it does only in some cases counts as read."""
     if not any(isinstance(each, ast.Name) and each.id == name.partition(".")[0] for each in ast.walk(node)):
         return None
@@ -237,13 +304,12 @@ def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
             return None  # another attribute of the same object
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
             return "set" if owner == name.partition(".")[0] else "read"
+        case ast.Call(ast.Name(id=function)) if function != name:
+            parts = [*node.args, *(each.value for each in node.keywords)]
         case ast.Assign() | ast.AnnAssign(value=ast.expr()):
             parts = [node.value, *(node.targets if isinstance(node, ast.Assign) else [node.target])]
         case ast.If(test, body, orelse):
-            branches = [
-                next((use for each in part if (use := _first_use(each, name)) is not None), None)
-                for part in ([test], body, orelse)
-            ]
+            branches = [_first(_first_use(each, name) for each in part) for part in ([test], body, orelse)]
             return "set" if branches == [None, "set", "set"] else "read"
         case ast.For() | ast.With():
             opening = [node.iter, node.target] if isinstance(node, ast.For) else node.items
@@ -256,4 +322,4 @@ def _first_use(node: ast.AST, name: str) -> Literal["set", "read"] | None:
             parts = [node.context_expr, *([node.optional_vars] if node.optional_vars else [])]
         case _:
             return "read"
-    return next((use for part in parts if (use := _first_use(part, name)) is not None), None)
+    return _first(_first_use(part, name) for part in parts)
