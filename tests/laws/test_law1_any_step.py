@@ -156,6 +156,16 @@ choices = {
     crashes=[Crash("start", 5)],
     limit=0,
 )
+@example(  # a raised limit, between two loops
+    data="arrays",
+    shape="two loops in an epoch",
+    accumulate=1,
+    evaluate="none",
+    services="none",
+    cadence="each epoch",
+    crashes=[],
+    limit=4,
+)
 @example(  # the end of a pass draws from its generator, after a resume inside it too
     data="plain, own generator",
     shape="epochs across passes",

@@ -1,9 +1,7 @@
-"""What a TrainLoop does around the steps: signals, clocks, evaluations, saves, and what must train."""
+"""What a TrainLoop does around the steps: clocks, evaluations, saves, and what must train."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,40 +17,6 @@ from everstep.errors import Interrupted, ProgressError, StateError
 from everstep.record import RunJournal
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events
-
-# ------------------------------------------------------------------------------------------ signals
-
-
-def ctrl_c_at(at: int) -> Any:
-    return lambda loop, step: os.kill(os.getpid(), signal.SIGINT) if step == at else None
-
-
-@pytest.mark.parametrize(("at", "again_from"), [(6, 7), (8, 8)], ids=["inside", "its last step"])
-def test_ctrl_c_in_the_middle_of_an_epoch_loses_no_step(tmp_path: Path, at: int, again_from: int) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=3).train()
-    run = Tiny(tmp_path / "run", max_epoch=3)
-    with nothing_left(), pytest.raises(Interrupted) as raised:
-        run.train(inside=ctrl_c_at(at))
-    assert (raised.value.code, run.loop.ending.step) == (130, at)
-    again = Tiny(tmp_path / "run", max_epoch=3).train()
-    assert again.seen == straight.seen[again_from - 1 :]  # an epoch's last step runs again, for its tail
-    assert again.result() == straight.result()
-
-
-def test_a_signal_in_the_tail_runs_the_tail_again(tmp_path: Path) -> None:
-    tails: list[int] = []
-
-    def tail(loop: Any, epoch: int) -> None:
-        tails.append(epoch)
-        if tails == [1, 2]:
-            os.kill(os.getpid(), signal.SIGTERM)
-        loop.collect_metrics(valid_loss=1.0 / epoch)
-        loop.print_logs()
-
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        Tiny(tmp_path / "run", max_epoch=3).train(tail=tail)
-    again = Tiny(tmp_path / "run", max_epoch=3).train(tail=tail)
-    assert tails == [1, 2, 2, 3] and again.seen[0][1] == 8
 
 
 def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,45 +247,6 @@ def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: 
 
 
 # ------------------------------------------------------------------- epochs that a limit cut short
-
-
-def one_loop(run: Path, max_step: int) -> Tiny:
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=1.0 / loop.step)
-        loop.print_logs()
-
-    judge = everstep.EarlyStop("valid_loss", patience=99)  # its memory is state
-    saves = everstep.Checkpoints(Every(steps=2), keep_last=1)
-    return Tiny(run, max_step=max_step, services=[judge, saves]).train(tail=tail)
-
-
-def two_loops(run: Path, max_step: int, steps_per_epoch: int | None = None) -> Tiny:
-    tiny = Tiny(run, samples=6, max_step=max_step, steps_per_epoch=steps_per_epoch)
-    other = everstep.data.arrays(np.arange(10, 14), batch_size=2, shuffle=True)
-    with tiny.loop as loop:
-        for _ in loop.iter_epochs():
-            for data, stream in ((tiny.data, "train"), (other, "extra")):
-                for step, (ids,) in loop.iter_steps(data, stream):
-                    tiny.update(ids)
-                    tiny.seen.append((loop.epoch, step, tuple(ids)))
-                loop.collect_metrics(gap=float(tiny.w.sum()))
-            loop.print_logs()
-    return tiny
-
-
-@pytest.mark.campaign("long", gate=6)
-@pytest.mark.parametrize("program", [one_loop, two_loops, partial(two_loops, steps_per_epoch=3)])
-@pytest.mark.parametrize("first", range(1, 10))
-def test_a_raised_max_step_is_a_straight_run_wherever_the_first_one_fell(
-    tmp_path: Path, first: int, program: Any
-) -> None:
-    """Also between two loops, or at the end of an epoch of fixed size."""
-    straight, stopped = program(tmp_path / "straight", 12), program(tmp_path / "run", first)
-    again = program(tmp_path / "run", first)  # the same configuration reopens it and runs nothing
-    assert again.seen == [] and again.result() == stopped.result()
-    tiny = program(tmp_path / "run", 12)
-    assert first - 1 <= tiny.seen[0][1] <= first + 1
-    assert tiny.result() == straight.result()
 
 
 def test_a_cut_epoch_without_a_checkpoint_inside_says_so_and_the_next_begins(tmp_path: Path) -> None:

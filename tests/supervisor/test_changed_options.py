@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 import everstep
 from everstep.data import arrays
-from everstep.errors import ConfigError, DataError, StateError
+from everstep.errors import ConfigError, DataError
 
 Make = Callable[[Any], Any]
 EPOCH = 3
@@ -279,13 +279,6 @@ def test_inside_a_container(tmp_path: Path) -> None:
         now.train(tmp_path / "run", 2)
     now.train(tmp_path / "run", 3, on_change="override")
     assert now.rates == [0.01] * EPOCH
-
-
-def test_a_schedule_that_the_state_lacks_is_noticed(tmp_path: Path) -> None:
-    program = Program(adam(0.1), lambda o: schedulers.StepLR(o, 2))
-    program.state.pop("schedule")
-    with pytest.raises(StateError, match=r"learning rate of 'optimizer'.*'scheduler': scheduler"):
-        program.train(tmp_path / "run", 1)
 
 
 X = torch.arange(8, dtype=torch.float64)

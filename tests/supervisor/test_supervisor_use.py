@@ -18,7 +18,7 @@ import torch
 import everstep
 from everstep import Every, Supervisor
 from everstep.data import arrays
-from everstep.errors import DataError, Interrupted, UsageError
+from everstep.errors import DataError, UsageError
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import nothing_left
 from tiny_runs import Boom, boom_at, events, quiet, rows, supervised
@@ -247,39 +247,7 @@ def test_an_error_in_a_thread_of_ones_own(tmp_path: Path) -> None:
     assert walk.sv.ending.step == 2
 
 
-# ------------------------------------------------------------------------------------------ signals
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_saves_after_the_step_and_ends_with_its_exit_code(tmp_path: Path, number: int) -> None:
-    straight = Walk(tmp_path / "straight", max_step=8).run()
-    walk = Walk(tmp_path / "run", max_step=8, services=[everstep.Checkpoints(everstep.Never())])
-    with nothing_left(), pytest.raises(Interrupted) as raised:
-        walk.run(lambda sv, step: os.kill(os.getpid(), number) if step == 5 else None)
-    assert raised.value.code == 128 + number
-    assert walk.sv.ending.step == 5
-    assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
-    assert any("start again to continue" in line for line in walk.lines)
-    again = Walk(tmp_path / "run", max_step=8).run()
-    assert again.seen == straight.seen[5:] and again.result() == straight.result()
-
-
-def test_a_signal_that_comes_while_the_loop_ends_still_gives_its_exit_code(tmp_path: Path) -> None:
-    walk = Walk(tmp_path / "run", max_step=2)
-
-    def train() -> None:
-        with walk.sv as sv:
-            batches = sv.stream(walk.data)
-            while not sv.should_stop():
-                next(batches)
-                sv.advance()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted) as raised:
-        train()
-    assert raised.value.code == 128 + signal.SIGTERM
-    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+# ------------------------------------------------------------------------- signals and other threads
 
 
 def test_a_supervisor_in_another_thread_installs_no_handlers(tmp_path: Path) -> None:

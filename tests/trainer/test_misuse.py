@@ -205,7 +205,7 @@ def without(part: str) -> Any:
 LACKS = {
     "optimizer": r"Adam that steps 2 of the state's arrays \(model/1\.weight, .*\) is not part of the",
     "model": r"does not save what its optimizers step: parameter 0 \(1, 3\) of 'optimizer'.*add the",
-    "scheduler": r"a scheduler was made for the learning rate of 'optimizer'.*add it, as in",
+    "scheduler": r"scheduler was made for the learning rate of 'optimizer'.*as in .*'scheduler': scheduler",
     "scaler": r"the state of Wrong lacks its 'scaler', .*return \{\*\*super\(\)\.state\(\), \.\.\.\}",
     "ema": r"the state of Wrong lacks its 'ema'",
 }
