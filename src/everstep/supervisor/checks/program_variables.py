@@ -137,7 +137,9 @@ class ProgramVariables:
         self._now = [clock() for clock in _CLOCKS]
         in_state = set(map(id, self._objects.values()))
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
-        held = {id(each) for entry in self._objects.values() for each in (_own(entry) or {}).values()}
+        held: set[int] = set()
+        with suppress(Exception):  # of what a class of the program's own does when it is looked at
+            held = {id(each) for entry in self._objects.values() for each in (_own(entry) or {}).values()}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
