@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,34 @@ def test_a_module_that_fails_when_it_is_looked_at_stops_no_run(
     assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
     assert capsys.readouterr().out.count("were not checked (RuntimeError: of its own)") == 1
     assert isinstance(broken, nn.Module)
+
+
+def test_entries_that_come_to_share_an_array_are_named_in_each_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An optimizer begun with another's state, weights kept as the best: a resume gives one array to each."""
+
+    def train(max_step: int, copied: bool, run_dir: str) -> list[str]:
+        model = nn.Linear(2, 1)
+        first, second = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+        best = everstep.Slot(None)
+        state = {"model": model, "tied": model.weight, "first": first, "second": second, "best": best}
+        with everstep.Supervisor(tmp_path / run_dir, state, seed=1, max_step=max_step) as sv:
+            while not sv.should_stop():
+                first.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                first.step()
+                if sv.step == 1:
+                    handed = [first.state_dict(), model.state_dict()]
+                    handed = copy.deepcopy(handed) if copied else handed
+                    second.load_state_dict(handed[0])
+                    best.value = handed[1]
+                sv.advance()
+        said = "".join(capsys.readouterr())
+        return [line for line in said.splitlines() if "have come to share" in line]
+
+    assert not train(3, True, "copied") + train(6, True, "copied")
+    model_and_best, optimizers = sorted(train(3, False, "shared"), key=len)
+    assert "'first' and 'second'" in optimizers and "momentum_buffer" in optimizers
+    assert "'model' and 'best'" in model_and_best and "best/value/weight" in model_and_best
+    assert not train(6, False, "shared"), "restored, each has its own"

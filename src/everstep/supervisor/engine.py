@@ -300,6 +300,7 @@ class Engine:
         assert self._resume_state is not None
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
+        self.user.come_to_share(self.user.save()["user"])  # what the program shares from the start is no news
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)

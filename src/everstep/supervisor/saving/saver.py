@@ -386,7 +386,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     rank, data = engine.ranks.group.rank, engine.ranks.group.data
     current.updates = engine.user.updates
     user = engine.user.save()
-    for warning in engine.user.outgrown(user["user"]):
+    for warning in (*engine.user.outgrown(user["user"]), *engine.user.come_to_share(user["user"])):
         engine.voice.warn(warning)
     # inside an epoch its head has run, and what it did to data that is not opened yet stays known
     streams, words = engine.streams.tree(head_may_follow=phase == "epoch" or current.epoch == 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from typing import Any
 
 from everstep import backends
@@ -48,6 +49,8 @@ class UserState:
         """The task whose steps change the state; None where the program has steps of its own."""
         self._attributes: Entry | None = None
         """Entry of the task's own attributes."""
+        self._shared: Collection[tuple[str, str]] | None = None
+        """Pairs of entries that share an array; None until somebody looks, at the first step's place."""
 
     def belongs_to(self, task: Any, *, saved: bool) -> None:
         """Name the task of the state, before it is opened; `saved`: its own attributes are saved, too."""
@@ -105,6 +108,27 @@ class UserState:
                     "resume makes the object without them and is refused: make them before the loop opens, "
                     f"or leave {name!r} out of state"
                 )
+
+    def come_to_share(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return a warning of each two entries that share an array, and did not at the first call."""
+        holders: dict[Any, str] = {}
+        shared: dict[tuple[str, str], tuple[Any, ...]] = {}
+        for name, tree in saved.items() if len(saved) > 1 else ():
+            for path in array_paths(tree):
+                array = reduce(getitem, path, tree)
+                backend = backends.of(array)
+                place = None if backend is None else backend.facts(array).place
+                if place is not None and (other := holders.setdefault(place, name)) != name:
+                    shared.setdefault((other, name), path)
+        known = shared.keys() if self._shared is None else self._shared
+        self._shared = known | shared.keys()
+        return [
+            f"state entries {other!r} and {name!r} have come to share an array, {array_name((name, *path))}: "
+            "a resume gives one to each, so that a change of one is no longer a change of the other; hand "
+            "over a copy, as in copy.deepcopy(first.state_dict()) (docs/guide/exactness.md)"
+            for (other, name), path in shared.items()
+            if (other, name) not in known
+        ]
 
     @property
     def updates(self) -> int:
