@@ -322,6 +322,13 @@ LOOP = "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{c}: &{c} [{', '.join(['*' + b
         ("metrics/train/loss", "1795918355165 much 0\n", "ValueError"),
         ("metrics/train/loss", "1795918355165\n", "ValueError"),
         ("params/lr", "\udcff", "UnicodeDecodeError"),
+        ("params/lr", "x" * (1 << 17), "params/lr has more than 65,536 bytes"),
+        ("meta.yaml", "", "its meta.yaml is not one of MLflow"),
+        (
+            "meta.yaml",
+            META.format(id="a", name="a", status=3, stage="active") + "#" * (1 << 17),
+            "ConfigError",
+        ),
     ],
 )
 @pytest.mark.timeout(60)
@@ -341,6 +348,11 @@ def test_no_link_out_of_a_folder_of_mlflow_is_followed_and_no_hole_is_read(tmp_p
     (tmp_path / "key").write_text("private")
     run = write_files(tmp_path / "mlruns", "bad")
     (run / "params" / "seen").symlink_to(tmp_path / "key")
+    pipe = write_files(tmp_path / "mlruns", "pipe")
+    os.mkfifo(pipe / "params" / "pipe")
+    # other programs have files of this name
+    (tmp_path / "mlruns" / "recipe").mkdir()
+    (tmp_path / "mlruns" / "recipe" / "meta.yaml").write_text("{% set version = '1' %}")
     other = write_files(tmp_path / "mlruns", "sparse")
     with (other / "params" / "lr").open("wb") as file:
         file.truncate(1 << 40)
@@ -350,11 +362,10 @@ def test_no_link_out_of_a_folder_of_mlflow_is_followed_and_no_hole_is_read(tmp_p
     (last / "params" / "more").symlink_to(tmp_path / "away")
     said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=1)[1]
     assert "not a regular file" in said and "has holes" in said
-    (run_dir,) = run_dirs(tmp_path / "runs")
-    assert run_dir.name.startswith("folder-") and "private" not in str(RunJournal(run_dir).facts())
-    (run / "params" / "seen").unlink()
-    os.mkfifo(run / "params" / "pipe")
-    assert "not a regular file" in everstep("import", "mlflow", str(run), cwd=tmp_path, status=1)[1]
+    assert said.count("is left out") == 2 and "recipe" not in said
+    found = run_dirs(tmp_path / "runs")
+    assert [run_dir.name.partition("-")[0] for run_dir in found] == ["bad", "folder"]
+    assert not any("private" in str(RunJournal(run_dir).facts()) for run_dir in found)
 
 
 def test_secrets_in_a_tree_of_settings_are_hidden(tmp_path: Path) -> None:
@@ -374,7 +385,8 @@ run = wandb.init(
 )
 for step in range(int(first), int(last)):
     run.log({"train/loss": 1 / (step + 1), "nested": {"a": step}}, step=step)
-run.log({"gap": -math.inf, "text": "x", "image": wandb.Image(numpy.zeros((2, 2, 3), "uint8"))})
+image = wandb.Image(numpy.zeros((2, 2, 3), "uint8"))
+run.log({"gap": -math.inf, "text": "x", "image": image, "image_loss": 0.5})
 run.config.update({"late": 3})
 run.finish(exit_code=int(end))
 """
@@ -411,6 +423,7 @@ def test_offline_runs_of_wandb_are_imported_and_a_resume_goes_on(tmp_path: Path,
     (wide,) = (RunJournal(row["run"]) for row in rows if "/wide-" in row["run"])
     facts = wide.facts()
     assert wide.series("train/loss") == (list(range(12)), [1 / (step + 1) for step in range(12)])
+    assert wide.series("image_loss")[1] == [0.5, 0.5]  # no part of the medium "image"
     assert wide.series("nested.a")[1] == list(range(12)) and wide.series("gap") == ([8, 11], [-math.inf] * 2)
     assert facts["config"] == {"lr": 0.1, "net": {"layers": [1, 2], "api_key": "***"}, "late": 3}
     assert facts["imported"]["source"] == "/digits/wide" and facts["imported"]["tags"] == ["a"]
@@ -434,6 +447,7 @@ def test_a_file_of_wandb_counts_up_to_its_end_and_damage_is_named(tmp_path: Path
 
     whole = read(data)
     assert isinstance(whole, History) and whole.status == "finished"
+    assert read(data + bytes(100)) == whole, "a power cut has left zeros"
     cut = [read(data[:size]) for size in range(7, len(data))]  # a kill cuts it anywhere
     texts = [each for each in cut if isinstance(each, str)]
     assert {text.partition(";")[0] for text in texts} == {"it has no record of a run"}

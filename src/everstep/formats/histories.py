@@ -195,7 +195,9 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
 
 def mlflow(path: Path) -> Iterator[Source]:
     """Yield the runs in a database; or in a folder's files mlflow.db, and in its `mlruns` of files."""
-    found = [path] if path.is_file() else sorted([*path.rglob("mlflow.db"), *path.rglob("meta.yaml")])
+    # other programs have files of this name, too
+    folders = [each for each in path.rglob("meta.yaml") if (each.parent / "params").is_dir()]
+    found = [path] if path.is_file() else sorted([*path.rglob("mlflow.db"), *folders])
     for file in found:
         try:
             yield from _run_of_files(file.parent) if file.name == "meta.yaml" else _runs_in(file)
@@ -249,29 +251,39 @@ def _timed(history: History, began: int | None, ended: int | None) -> History:
 
 def _run_of_files(folder: Path) -> Iterator[Source]:
     run = _meta(folder)
-    if "run_id" in run and run.get("lifecycle_stage") == "active":  # an experiment has no run_id
+    if "run_id" in run and run.get("lifecycle_stage") == "active":
         yield str(folder), partial(_read_files, folder, run)
 
 
 def _meta(folder: Path) -> dict[str, Any]:
     from ruamel.yaml import YAML
 
-    return dict(YAML(typ="safe", pure=True).load(_text(folder, "meta.yaml")[: 1 << 16]))
+    read = YAML(typ="safe", pure=True).load(_text(folder, "meta.yaml"))
+    if not isinstance(read, dict):
+        raise ConfigError("its meta.yaml is not one of MLflow; give a folder that MLflow has written")
+    # no lists: with aliases a few lines stand for a billion values
+    return {name: value for name, value in read.items() if isinstance(value, str | int | float)}
 
 
-def _text(folder: Path, *parts: str) -> str:
+def _text(folder: Path, *parts: str, most: int = 1 << 16) -> str:
     with open_below(folder, parts) as file:
         require_no_hole(file)
-        return file.read().decode()
+        if len(text := file.read(most + 1)) > most:
+            name = "/".join(parts)
+            raise ConfigError(
+                f"{name} has more than {most:,} bytes, as no file of MLflow's has: leave it out"
+            )
+        return text.decode()
 
 
 def _read_files(folder: Path, run: dict[str, Any]) -> History:
     history, tags = History("mlflow", str(run["run_id"]), str(run.get("run_name") or run["run_id"])), {}
     for file in sorted(folder.rglob("*")):  # it goes through no link
         kind, *parts = file.relative_to(folder).parts
-        if kind not in ("metrics", "params", "tags") or file.is_dir():
+        if kind not in ("metrics", "params", "tags") or file.is_dir() or file.is_symlink():
             continue
-        name, text = "/".join(parts), _text(folder, kind, *parts)
+        name = "/".join(parts)
+        text = _text(folder, kind, *parts, most=1 << (30 if kind == "metrics" else 16))
         if kind == "metrics":
             for line in filter(None, text.splitlines()):
                 time, value, step = [*line.split(), "0"][:3]  # old ones have no step
@@ -322,7 +334,8 @@ def _read_records(files: Iterable[Path]) -> History:
                 row = dict(flat(_values(record.history.item)))
                 step, time = int(row.get("_step", record.history.step.num)), float(row.get("_timestamp", 0))
                 media = {name[:-5]: value for name, value in row.items() if name.endswith("._type")}
-                plain = {name: value for name, value in row.items() if not name.startswith(("_", *media))}
+                inside = [f"{name}." for name in media]
+                plain = {name: value for name, value in row.items() if not name.startswith(("_", *inside))}
                 for name, value in plain.items():
                     if isinstance(value, int | float):
                         points[name].append((step, float(value), time))
@@ -361,13 +374,15 @@ def wandb_records(file: Path) -> Iterator[Any]:
         while True:
             if (left := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
                 at += len(log.read(left))
-            if len(head := log.read(WANDB_HEAD)) < WANDB_HEAD:
+            if len(head := log.read(WANDB_HEAD)) < WANDB_HEAD or not any(head):  # a power cut leaves zeros
                 return
             checksum, size, kind = struct.unpack("<IHB", head)
             if len(part := log.read(size)) < size:
                 return
             if zlib.crc32(part, zlib.crc32(head[6:])) != checksum:
                 raise ConfigError(f"it is damaged at byte {at:,}; give the file as W&B has written it")
+            if kind == 2:  # the first piece, perhaps after a record that has no end
+                record.clear()
             record += part
             at += WANDB_HEAD + size
             if kind in (1, 4):  # whole, or the last piece

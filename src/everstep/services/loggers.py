@@ -115,8 +115,7 @@ class WandB(Sink):
         environment = {**os.environ, "WANDB_DIR": str(logs)}  # for the logs of its commands
         synced = [*logs.glob(f"wandb/offline-*/run-{self._id}.wandb.synced")]
         counted = self._count(environment) if is_online else None
-        rows = (each.HasField("history") for path in synced for each in wandb_records(path.with_suffix("")))
-        self._uploaded = counted or sum(rows)
+        self._uploaded = counted or sum(map(_count_rows, synced))
         # W&B's command uploads the files of a run in the order of these times
         self._file_began = int(self._began) + len(synced)
         began = datetime.fromtimestamp(self._file_began, UTC).strftime("%Y%m%d_%H%M%S")
@@ -250,6 +249,14 @@ class WandB(Sink):
 
 def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"nested_key": [name], "value_json": json.dumps(value)} for name, value in values.items()]
+
+
+def _count_rows(synced: Path) -> int:
+    rows = 0
+    with suppress(ConfigError):  # damaged since it was uploaded: the training goes on
+        for record in wandb_records(synced.with_suffix("")):
+            rows += record.HasField("history")
+    return rows
 
 
 class MLflow(RemoteSink):

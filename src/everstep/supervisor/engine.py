@@ -198,7 +198,9 @@ class Engine:
         self.services_changed()
         if recovered.checkpoint is not None:
             # kept, because the program's lines up to the resume point may change the state again
-            self._resume_state = self.saver.copied(self.user.save())
+            user = self.user.save()
+            self.user.come_to_share(user["user"])  # what the program shares from the start is no news
+            self._resume_state = self.saver.copied(user)
             self.saver.tidy()
         # last: what is drawn from here on is drawn by the program's lines, which a resume runs again
         self.rng_marks = RngMarks(self.user, recovered.lines)
@@ -300,7 +302,6 @@ class Engine:
         assert self._resume_state is not None
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
-        self.user.come_to_share(self.user.save()["user"])  # what the program shares from the start is no news
         self.ranks.prepare(self.user.replicated)
         at_epoch_end = self.progress.phase == "epoch"
         self.streams.open_bound(at_epoch_end=at_epoch_end)

@@ -48,6 +48,7 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
+_SCALARS = (bool, int, float, str, numpy.generic, type(None))
 Use = Literal["set", "read"] | None
 _OWN_LOOK = frozenset(("locals", "vars", "dir", "exec", "eval", "f_locals"))
 """Names by which a function gets at its variables as a dictionary."""
@@ -94,8 +95,7 @@ class ProgramVariables:
         for name in self._before.keys() & now.keys() & set(self._first or ()):
             if name not in self._changed and now[name][0] != self._before[name]:
                 self._changed.add(name)
-                is_plain = isinstance(now[name][1], bool | int | float | str | numpy.generic | None)
-                if is_plain and not self._is_set_first(name):
+                if isinstance(now[name][1], _SCALARS) and not self._is_set_first(name):
                     unsaved.append(name[1])
         if unsaved:
             self._warn(
@@ -135,16 +135,21 @@ class ProgramVariables:
         if self._opener is None:
             return marks
         self._now = [clock() for clock in _CLOCKS]
+        lines: dict[str, tuple[str, int]] = {}
         in_state = set(map(id, self._objects.values()))
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
-            held = {id(each) for entry in self._objects.values() for each in (_own(entry) or {}).values()}
+            parts = [each for entry in self._objects.values() for each in (_own(entry) or {}).values()]
+            held = {
+                id(each) for each in parts if not isinstance(each, _SCALARS)
+            }  # a small number is one object
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code is self._opener or not _is_library(code.co_filename):
-                self._lines[code.co_qualname] = (code.co_filename, frame.f_lineno or 0)
+                lines.setdefault(code.co_qualname, (code.co_filename, frame.f_lineno or 0))
+                self._lines |= lines
                 # before Python 3.13 a function's `f_locals` is one dictionary: to read it would change what
                 # `locals()` has given to the program, and to leave it filled would keep tensors alive
                 is_copy = sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED)
