@@ -322,8 +322,8 @@ LOOP = "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{c}: &{c} [{', '.join(['*' + b
         ("metrics/train/loss", "1795918355165 much 0\n", "ValueError"),
         ("metrics/train/loss", "1795918355165\n", "ValueError"),
         ("params/lr", "\udcff", "UnicodeDecodeError"),
-        ("params/lr", "x" * (1 << 17), "params/lr has more than 65,536 bytes"),
-        ("meta.yaml", "", "its meta.yaml is not one of MLflow"),
+        ("params/lr", "x" * (1 << 17), "ConfigError: params/lr has more than 65,536 bytes"),
+        ("meta.yaml", "", "ConfigError: its meta.yaml is not one of MLflow"),
         (
             "meta.yaml",
             META.format(id="a", name="a", status=3, stage="active") + "#" * (1 << 17),

@@ -331,7 +331,7 @@ def import_command(
         except ImportError:
             raise
         except Exception as error:  # a file may hold anything, and must not stop the others
-            problems.append(f"{place} is left out: {error!r}")
+            problems.append(f"{place} is left out: {type(error).__name__}: {error}")
         else:
             rows.append(
                 {"run": str(run_dir), "values": sum(map(len, history.points.values())), "new": is_new}

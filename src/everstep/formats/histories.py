@@ -333,9 +333,12 @@ def _read_records(files: Iterable[Path]) -> History:
             elif kind == "history":
                 row = dict(flat(_values(record.history.item)))
                 step, time = int(row.get("_step", record.history.step.num)), float(row.get("_timestamp", 0))
-                media = {name[:-5]: value for name, value in row.items() if name.endswith("._type")}
-                inside = [f"{name}." for name in media]
-                plain = {name: value for name, value in row.items() if not name.startswith(("_", *inside))}
+                media = {
+                    name.removesuffix("_type"): value
+                    for name, value in row.items()
+                    if name.endswith("._type")
+                }
+                plain = {name: value for name, value in row.items() if not name.startswith(("_", *media))}
                 for name, value in plain.items():
                     if isinstance(value, int | float):
                         points[name].append((step, float(value), time))
