@@ -61,10 +61,11 @@ class RunColumns:
 
     def values(self, name: str) -> Mapping[int, list[Any]]:
         """Return run -> values of a name, of those runs that have any: a metric hides no setting."""
-        if name == "name":
-            return {run: names_of(row["name"]) for run, row in self.rows.items()}
-        if name in FACTS:
-            return {run: [row[name]] for run, row in self.rows.items()}
+        if name not in self._columns and (name == "name" or name in FACTS):
+            self._columns[name] = {
+                run: names_of(row["name"]) if name == "name" else [row[name]]
+                for run, row in self.rows.items()
+            }
         if name not in self._columns:
             top = name.partition(".")[0]
             with self.database.read() as connection:
