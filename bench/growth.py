@@ -126,7 +126,7 @@ def many_starts(run: Path, count: int) -> None:
     for number in range(2, count + 2):
         journal = Journal.open(run, number, parent, {})
         journal.append(Block(1, "step", "loss", False, [2], [0.5], [1], [0]))
-        journal.event("closed", {"status": "interrupted", "reason": "made", "step": 2})
+        journal.event("closed", {"status": "stopped", "reason": "made", "step": 2})
         journal.close()
 
 

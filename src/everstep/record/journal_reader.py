@@ -81,6 +81,7 @@ class RunJournal:
     def __init__(self, run_dir: str | Path, saved_by: int | None = None) -> None:
         self.run_dir = folder = user_path(run_dir, "run_dir")
         self._saved_by = saved_by
+        self._chains: dict[Position, dict[int, int]] = {}
         if not any((folder / name).exists() for name in ("run.json", "journal")):
             runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
             what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
@@ -100,8 +101,12 @@ class RunJournal:
         return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
 
     def _chain_to(self, position: Position | None) -> dict[int, int]:
-        parents = {number: segment.parent for number, segment in self._segments.items()}
-        return {} if position is None else chain_to(parents, position)
+        if position is None:
+            return {}
+        if position not in self._chains:  # asked for each start
+            parents = {number: segment.parent for number, segment in self._segments.items()}
+            self._chains[position] = chain_to(parents, position)
+        return self._chains[position]
 
     def _valid_ends(self, valid: bool) -> Iterator[tuple[Segment, int]]:
         for number, segment in self._segments.items():
@@ -265,7 +270,8 @@ class RunJournal:
         a person's choice or an accepted divergence), or the segment itself had diverged.  Choices of the
         starts in `left` do not count.
         """
-        own = [each.data["step"] for each in self.events(DIVERGED, valid=False) if each.segment == segment]
+        events = self._segments[segment].events if segment in self._segments else []
+        own = [each.data["step"] for each in events if each.kind == DIVERGED]
         cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
         cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
