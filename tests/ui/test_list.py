@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from index_runs import start, train, written
+from index_runs import indexed, start, train, written
 from page_server import Page, running_page
 
 from everstep.record import RunDir
 from everstep.record.journal_format import segment_path
 from everstep.testing import ManualClock
-from everstep.ui import STATIC
+from everstep.ui import STATIC, server
 from everstep.ui.curves import CurveOptions, curves
 from everstep.ui.runs_table import run_id
 from everstep.ui.server import FollowedIndex
@@ -151,6 +151,18 @@ def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
     with running_page(made / "good") as page:
         assert [name.rpartition("-")[0] for name in names(page.get("/api/runs").json["rows"])] == ["good"]
     assert not (made / "good" / "everstep.db").exists()
+
+
+def test_an_index_of_many_runs_is_shown_before_their_journals_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed(tmp_path)
+    written(tmp_path / "another")
+    monkeypatch.setattr(server, "_MANY", 1)
+    index = FollowedIndex(str(tmp_path))
+    shown = len(index.table.rows), index.version
+    index.refresh()
+    assert (shown, len(index.table.rows), index.version) == ((1, 1), 2, 2)
 
 
 @pytest.mark.parametrize(("seconds", "young", "old"), [(0.5, 2, 19), (0.125, 11, 11)])

@@ -247,9 +247,10 @@ def index_place(index: str | None) -> Location:
     raise RunIndexError(f"there is no index {found}; {near}give a folder of runs, or a file that ends in .db")
 
 
-def open_index(index: str | None) -> tuple[Database, list[str]]:
+def open_index(index: str | None, *, stale: bool = False) -> tuple[Database, list[str]]:
     """Open the index, up to date with the journals beside it; also return descriptions of their faults.
 
+    `stale`: an index that is there may stay as it is; the caller brings it up to date.
     If a file can be neither written nor read, the journals beside it are read into a temporary index.
     """
     from everstep.index.database import Database
@@ -261,6 +262,9 @@ def open_index(index: str | None) -> tuple[Database, list[str]]:
         raise RunIndexError(f"there are no runs in {folder}: change to a folder with runs, or pass --index")
     database, folders = Database(place), [folder] if folder.is_dir() else []
     try:
+        if stale and database.exists():
+            with database.read():
+                return database, []
         problems = sync(database, folders, named=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
             with database.write():

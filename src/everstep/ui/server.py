@@ -50,6 +50,9 @@ from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
 
+_MANY = 1000
+"""Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
+
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
 
@@ -74,9 +77,14 @@ class FollowedIndex:
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
-        self.database, problems = (Database(None), []) if self._is_own else query.open_index(str(place))
+        self.database, problems = (
+            (Database(None), []) if self._is_own else query.open_index(str(place), stale=True)
+        )
         self._note(problems)
-        self._look()
+        if not self._is_own:
+            self._read()
+        if self._is_own or len(self.table.rows) < _MANY:
+            self._look()
 
     @property
     def problems(self) -> list[str]:
@@ -125,12 +133,15 @@ class FollowedIndex:
             self._ship()
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
+        self._read()
+        self._trouble = trouble
+
+    def _read(self) -> None:
         with self.database.read() as connection:
             state = run_rows(connection), newest_facts(connection, names=LABELS)
         if state != self._state:
             self.table = RunsTable(self.database)
             self.version, self._state = self.version + 1, state
-        self._trouble = trouble
 
 
 LONGEST_FILTER, _LONGEST_PROBLEM = 10_000, 1000
