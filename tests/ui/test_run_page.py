@@ -22,7 +22,8 @@ from everstep.index.shipping import sync
 from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note
 from everstep.record import Journal, RunDir, RunJournal, accept
-from everstep.ui.curves import _thinned, read_rows
+from everstep.record.journal_format import GROUP
+from everstep.ui.curves import CurveOptions, _thinned, curves
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
@@ -80,15 +81,16 @@ def test_thinning_keeps_the_smallest_and_the_largest() -> None:
     random = np.random.default_rng(1)
     x, values = np.arange(10_000), random.standard_normal(10_000)
     values[[1234, 7777, 5000]] = 50.0, -60.0, math.nan
-    found = _thinned(x, values, 100)
+    found = _thinned(x, values, values, values, 100)
     assert len(found["x"]) == 100 and found["x"][-1] == 9999
     assert max(found["max"]) == 50.0 and min(found["min"]) == -60.0
     assert found["last"][-1] == values[-1]
     for at, low, high in zip(np.split(values, 100), found["min"], found["max"], strict=True):
         assert (np.nanmin(at), np.nanmax(at)) == (low, high)
     uneven = np.concatenate([np.arange(9_900), 100_000 + np.arange(100)])
-    assert 2 <= len(_thinned(uneven, values, 100)["x"]) <= 100
-    assert _thinned(np.array([3, 1, 2]), np.array([3.0, 1.0, 2.0]), 5)["x"].tolist() == [1, 2, 3]
+    assert 2 <= len(_thinned(uneven, values, values, values, 100)["x"]) <= 100
+    few = np.array([3.0, 1.0, 2.0])
+    assert _thinned(np.array([3, 1, 2]), few, few, few, 5)["x"].tolist() == [1, 2, 3]
 
 
 Writing = Callable[[Journal], object]
@@ -336,8 +338,35 @@ def test_a_name_of_a_metric_may_have_a_slash_and_a_comma(tmp_path: Path) -> None
             assert [column["name"] for column in answer["columns"]] == ["a,b", "loss", "name"]
 
 
+@pytest.mark.parametrize("odd", [None, math.inf])
+def test_a_curve_of_very_many_rows_is_that_of_all_its_values(tmp_path: Path, odd: float | None) -> None:
+    values = np.random.default_rng(1).standard_normal(6000)
+    values[[1234, 4777]] = 50.0, -60.0 if odd is None else odd
+    parts = [block(values[at : at + 1000].tolist(), first=at + 1) for at in range(0, 6000, 1000)]
+    again = block([99.0] * 1000, first=4001)
+    run = written(tmp_path / "a", wrote(*parts[:4], then=[again]), wrote(*parts[4:]))
+    database = Database(None)
+    sync(database, [run])
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+    ((one,), (all_of_it,)) = (
+        curves(database, [row], CurveOptions("step", "loss", begin=begin, points=20))["series"]
+        for begin in (None, 0)
+    )
+    same = ("n", "n_superseded", "nonfinite") if odd is None else all_of_it.keys()
+    for name in same:
+        assert np.array_equal(one.get(name), all_of_it.get(name)), name
+    assert (one["n"], one["n_superseded"], one["x"][-1], one["last"][-1]) == (6000, 1000, 6000, values[-1])
+    for name, extreme in {"max": max, "min": min}.items():
+        assert extreme(map(float, one[name])) == extreme(map(float, all_of_it[name]))
+    assert len(one["x"]) == 20 and np.abs(np.array(one["x"]) - all_of_it["x"]).max() <= GROUP
+
+
 @pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("change", ["packed = 'text'", "packed = x'00'", "packed = NULL", "segment = 7"])
+@pytest.mark.parametrize(
+    "change",
+    ["packed = 'text'", "packed = x'00'", "packed = NULL", "segment = 7", "sketch = x'00'", "sketch = NULL"],
+)
 def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Path, change: str) -> None:
     database = Database(tmp_path / "everstep.db")
     written(tmp_path / "a", wrote(block([1.0, 2.0])))
@@ -346,5 +375,5 @@ def test_a_block_that_everstep_does_not_write_is_a_malformed_index(tmp_path: Pat
         connection.exec_driver_sql("ALTER TABLE blocks RENAME TO strict")
         connection.exec_driver_sql("CREATE TABLE blocks AS SELECT * FROM strict")
         connection.exec_driver_sql(f"UPDATE blocks SET {change}")
-    with pytest.raises(RunIndexError, match="a block"), database.read() as connection:
-        read_rows(connection, [1], "step", "loss")
+    with pytest.raises(RunIndexError, match="a block"):
+        curves(database, [{"id": 1, "name": "a"}], CurveOptions("step", "loss"))

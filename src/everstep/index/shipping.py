@@ -372,6 +372,8 @@ def _note(start: dict[str, Any], event: Event) -> None:
 
 
 def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: list[StoredBlock]) -> int:
+    from everstep.record.journal_format import sketch
+
     known = connection.execute(select(series.c.id, series.c.name, series.c.phase).where(series.c.run == run))
     ids = {(name, phase): key for key, name, phase in known}
     number, count = start["number"], 0
@@ -394,7 +396,7 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
             repeat(int(block.wall)),
             strict=False,
         )
-        packed.append((ids[key], number, found.offset, bytes(found.payload)))
+        packed.append((ids[key], number, found.offset, sketch(found.payload), bytes(found.payload)))
         if len(batch) >= _BATCH:
             _insert(connection, metrics, batch)
             batch.clear()

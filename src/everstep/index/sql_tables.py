@@ -39,7 +39,7 @@ from sqlalchemy import (
     table,
 )
 
-VERSION = 7
+VERSION = 8
 """Version of these tables.  Another version has tables of its own, beside these; the journals fill both."""
 
 metadata = MetaData()
@@ -127,6 +127,8 @@ blocks = Table(
     "blocks",
     metadata,
     *_place(Column("series", ForeignKey("series.id"), primary_key=True)),
+    # before the values, which a database reads more slowly: `everstep.record.journal_format.sketch`
+    Column("sketch", LargeBinary, nullable=False),
     Column("packed", LargeBinary, nullable=False),  # `everstep.record.journal_format.pack_block`
 )
 

@@ -196,7 +196,7 @@ def pack_block(block: Block, time: float) -> bytes:
 def _unpacked(
     payload: memoryview,
 ) -> tuple[tuple[int, str, str, bool], NDArray[np.int64], NDArray[np.float64]]:
-    """Return a packed block's (epoch, phase, name, wall), its columns and its values.
+    """Return a packed block's (epoch, phase, name, wall), differences in its three columns, and its values.
 
     ValueError: it has not exactly the bytes of the rows that it claims.
     """
@@ -213,7 +213,7 @@ def _unpacked(
         differences = zlib.decompressobj().decompress(parts[2], 24 * rows + 1)
     except zlib.error as error:
         raise ValueError("its columns are damaged") from error
-    columns = np.cumsum(np.frombuffer(differences, "<i8").reshape(3, rows), axis=1)
+    columns = np.frombuffer(differences, "<i8").reshape(3, rows)
     phase, name = (part.decode("utf-8", "surrogatepass") for part in parts[:2])
     return (epoch, phase, name, bool(wall)), columns, np.frombuffer(payload[at:], "<f8")
 
@@ -228,14 +228,37 @@ def is_block(payload: memoryview) -> bool:
 
 
 def unpack_block(payload: memoryview) -> Block:
-    head, (steps, counts, seqs), values = _unpacked(payload)
-    return Block(*head, steps.tolist(), values.tolist(), counts.tolist(), seqs.tolist())
+    head, differences, values = _unpacked(payload)
+    steps, counts, seqs = np.cumsum(differences, axis=1).tolist()
+    return Block(*head, steps, values.tolist(), counts, seqs)
 
 
-def block_columns(payload: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps and values of a packed block, one of each per row."""
-    _, columns, values = _unpacked(payload)
-    return columns[0], values
+def block_columns(payload: memoryview) -> tuple[float, NDArray[np.int64], NDArray[np.float64]]:
+    """Return a packed block's time, and its steps and values, one of each per row.
+
+    ValueError: it is damaged.
+    """
+    _, differences, values = _unpacked(payload)
+    return _BLOCK.unpack_from(payload)[0], np.cumsum(differences[0]), values
+
+
+GROUP = 64
+"""Rows of a block that are one group in its sketch."""
+
+
+def sketch(payload: memoryview) -> bytes:
+    """Return what a chart of very many rows needs of a packed block, as float64.
+
+    First the numbers of its rows, and of its values that are not finite; then of each `GROUP` rows the last
+    step, and the least, the largest and the last value.
+    """
+    _, steps, values = block_columns(payload)
+    first = np.arange(0, len(values), GROUP)
+    last = np.append(first[1:], len(values)) - 1
+    extremes = np.fmin.reduceat(values, first), np.fmax.reduceat(values, first)
+    groups = np.column_stack([steps[last], *extremes, values[last]])
+    counts = [len(values), np.sum(~np.isfinite(values))]
+    return np.append(counts, groups).astype("<f8").tobytes()
 
 
 def float_bits(values: list[float]) -> list[int]:

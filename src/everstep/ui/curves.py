@@ -5,19 +5,19 @@ The index holds the values of a block as packed numbers, so reading them takes n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from everstep.display.cells import finite
 from everstep.index.database import Database
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
-from everstep.record.journal_format import StoredBlock, block_columns, is_block
+from everstep.record.journal_format import GROUP, block_columns
 from everstep.ui.runs_table import run_id
 
 POINTS = 1000
@@ -60,20 +60,25 @@ class Rows(NamedTuple):
 def curves(database: Database, runs: Sequence[Mapping[str, Any]], options: CurveOptions) -> dict[str, Any]:
     """Return a metric of several runs, as JSON with arrays of NumPy."""
     points = options.points or max(100, min(POINTS, MOST_POINTS // (2 * max(1, len(runs)))))
+    keys, metric, found = [run["id"] for run in runs], (options.stream, options.metric), dict[int, Any]()
     with database.read() as connection:
-        rows = read_rows(connection, [run["id"] for run in runs], options.stream, options.metric)
-    return {
-        "x": options.axis,
-        "series": [{"run": run_id(run), **_curve(rows[run["id"]], options, points)} for run in runs],
-    }
+        if options == CurveOptions(*metric, points=options.points):  # all of it, by steps
+            for key, blocks_of in _read(connection, keys, *metric, blocks.c.sketch):
+                found[key] = _sketched(blocks_of, points)
+        keys = [key for key in keys if not found.get(key)]
+        for key, rows in read_rows(connection, keys, *metric).items():
+            found[key] = _curve(rows, options, points)
+    return {"x": options.axis, "series": [{"run": run_id(run), **found[run["id"]]} for run in runs]}
 
 
-def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
-    """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
+def _read(
+    connection: Connection, runs: Sequence[int], phase: str, name: str, content: ColumnElement[Any]
+) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yield the key of each run that has a metric, with its blocks in the order of writing."""
     mine = series.c.run.in_(runs) & (series.c.phase == phase) & (series.c.name == name)
     chosen = (
         select(
-            *(series.c.run, blocks.c.segment, blocks.c.offset, blocks.c.packed),
+            *(series.c.run, blocks.c.segment, blocks.c.offset, content),
             *(segments.c.valid_to, segments.c.started, segments.c.last),
         )
         .join(blocks, blocks.c.series == series.c.id)
@@ -81,9 +86,33 @@ def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str
         .where(mine)
         .order_by(series.c.run, blocks.c.segment, blocks.c.offset)
     )
+    return groupby(connection.execute(chosen), itemgetter(0))
+
+
+def _sketched(stored: Iterable[Any], points: int) -> dict[str, Any] | None:
+    """Return the curve of very many rows from sketches; None where all values are wanted.
+
+    A group of rows lies at its last step: the groups are much narrower than the places of a curve.
+    """
+    try:
+        kept = [(block.offset < block.valid_to, np.frombuffer(block.sketch, "<f8")) for block in stored]
+        sizes = [int(sketch[0]) for _, sketch in kept]
+        if sum(sizes) < 4 * GROUP * points or any(sketch[1] for _, sketch in kept):
+            return None
+        groups = np.concatenate([np.empty(0), *(sketch[2:] for valid, sketch in kept if valid)])
+        steps, least, largest, last = groups.reshape(-1, 4).T
+    except (TypeError, ValueError, IndexError) as error:
+        raise UnknownContentError(f"a block belongs to no start, or holds no sketch: {error}") from None
+    n = sum(size for size, (valid, _) in zip(sizes, kept, strict=True) if valid)
+    thin = _thinned(steps.astype(np.int64), least, largest, last, points)
+    return {"n": n, "n_superseded": sum(sizes) - n, **thin}
+
+
+def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
+    """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
     pieces: dict[int, list[Rows]] = {run: [_NONE] for run in runs}
-    for (run, _), stored in groupby(connection.execute(chosen), itemgetter(0, 1)):
-        pieces[run].append(_unpacked(list(stored)))
+    for run, stored in _read(connection, runs, phase, name, blocks.c.packed):
+        pieces[run] += [_unpacked(list(start)) for _, start in groupby(stored, itemgetter(1))]
     return {run: Rows(*map(np.concatenate, zip(*each, strict=True))) for run, each in pieces.items()}
 
 
@@ -93,19 +122,18 @@ _NONE = Rows(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.boo
 def _unpacked(stored: Sequence[Any]) -> Rows:
     """Unpack the blocks that a start has written; a block's rows came since the block before."""
     valid_to, started, last = stored[0][4:]
-    found = []
-    for _, _, offset, packed, *_ in stored:
-        if valid_to is None or not isinstance(packed, bytes) or not is_block(memoryview(packed)):
-            raise UnknownContentError(f"a block at {offset} belongs to no start, or holds no values")
-        found.append(StoredBlock(offset, memoryview(packed)))
-    steps, values = zip(*(block_columns(block.payload) for block in found), strict=True)
-    counts = np.array([len(one) for one in steps])
-    ends = np.array([block.time for block in found])
+    try:
+        times, steps, values = zip(
+            *(block_columns(memoryview(block.packed)) for block in stored), strict=True
+        )
+        valid = [block.offset < valid_to for block in stored]
+    except (TypeError, ValueError) as error:
+        raise UnknownContentError(f"a block belongs to no start, or holds no values: {error}") from None
+    counts, ends = np.array([len(one) for one in steps]), np.array(times)
     begins = np.minimum(np.append(started or last or 0.0, ends[:-1]), ends)
     place = np.arange(1, counts.sum() + 1) - np.repeat(np.cumsum(counts) - counts, counts)
-    times = np.repeat(begins, counts) + np.repeat((ends - begins) / counts, counts) * place
-    valid = np.repeat([block.offset < valid_to for block in found], counts)
-    return Rows(np.concatenate(steps), np.concatenate(values), times, valid)
+    moments = np.repeat(begins, counts) + np.repeat((ends - begins) / counts, counts) * place
+    return Rows(np.concatenate(steps), np.concatenate(values), moments, np.repeat(valid, counts))
 
 
 def _curve(rows: Rows, options: CurveOptions, points: int) -> dict[str, Any]:
@@ -117,7 +145,8 @@ def _curve(rows: Rows, options: CurveOptions, points: int) -> dict[str, Any]:
         inside &= x <= options.end
     now, before = inside & rows.valid, inside & ~rows.valid
     beside = (rows.times,) if options.timed else ()
-    thin = _thinned(x[now], rows.values[now], points, *(times[now] for times in beside))
+    values = rows.values[now]
+    thin = _thinned(x[now], values, values, values, points, *(times[now] for times in beside))
     curve: dict[str, Any] = {"n": int(now.sum()), "n_superseded": int(before.sum()), **thin}
     odd = np.flatnonzero(now & ~np.isfinite(rows.values))
     if len(odd):
@@ -135,24 +164,24 @@ def _points(places: NDArray[Any], most: int, *columns: NDArray[Any]) -> list[lis
 
 
 def _thinned(
-    x: NDArray[Any], values: Floats, points: int, times: NDArray[Any] | None = None
+    x: NDArray[Any], least: Floats, largest: Floats, last: Floats, points: int, times: Floats | None = None
 ) -> dict[str, Any]:
-    """Thin out a curve to `points` places at most: the last row at each, least and largest value there."""
+    """Thin out a curve to `points` places at most: the last value at each, least and largest there."""
     order = np.argsort(x, kind="stable")
-    x, values = x[order], values[order]
+    x, least, largest, last = x[order], least[order], largest[order], last[order]
     first = np.arange(len(x))
     if len(x) > points:
         # Places of equal width: a chart's columns.  Those without a row are left out.
         edges = np.linspace(float(x[0]), float(x[-1]), points + 1)[:-1]
         first = np.unique(np.searchsorted(x, edges, "left"))
-    last = np.append(first[1:], len(x))[: len(first)] - 1
+    end = np.append(first[1:], len(x))[: len(first)] - 1
     thin = {
-        "x": x[last],
-        "min": _numbers(np.fmin.reduceat(values, first) if len(first) else values),
-        "max": _numbers(np.fmax.reduceat(values, first) if len(first) else values),
-        "last": _numbers(values[last]),
+        "x": x[end],
+        "min": _numbers(np.fmin.reduceat(least, first) if len(first) else least),
+        "max": _numbers(np.fmax.reduceat(largest, first) if len(first) else largest),
+        "last": _numbers(last[end]),
     }
-    return thin if times is None else {**thin, "times": times[order][last]}
+    return thin if times is None else {**thin, "times": times[order][end]}
 
 
 def _numbers(values: Floats) -> Any:
