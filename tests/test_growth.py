@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,10 +41,10 @@ def bytecodes(call: Callable[[], object]) -> int:
     return count
 
 
-def resume_after(folder: Path, starts: int) -> Callable[[], object]:
+def resume_after(folder: Path, starts: int, *, from_nothing: bool = False) -> Callable[[], object]:
     """A resume from a checkpoint after which many starts trained, but saved nothing."""
     Tiny(folder, max_epoch=1).train()
-    parent = Position(1, RunJournal(folder).segments()[0].end)
+    parent = None if from_nothing else Position(1, RunJournal(folder).segments()[0].end)
     for number in range(2, starts + 2):
         journal = Journal.open(folder, number, parent, {})
         journal.append(Block(1, "step", "loss", False, [9], [0.5], [1], [0]))
@@ -67,7 +68,7 @@ def filter_of(folder: Path, runs: int) -> Callable[[], object]:
     return lambda: RunColumns(database).find(asked, ["step"])
 
 
-@pytest.mark.parametrize("made", [resume_after, filter_of])
+@pytest.mark.parametrize("made", [resume_after, partial(resume_after, from_nothing=True), filter_of])
 def test_work_grows_in_proportion(tmp_path: Path, made: Callable[[Path, int], Callable[[], object]]) -> None:
     few, many = (bytecodes(made(tmp_path / str(count), count)) for count in (30, 60))
     assert few > 1000 and many < 2.2 * few, (few, many)

@@ -164,7 +164,7 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
         f"events x {run}": "r.name, segment, x.offset, kind, time, wall, data",
         f"checkpoints x {run}": "r.name, segment, x.offset, x.name, bytes, time, x.step",
         f"metrics x {series}": "r.name, phase, s.name, segment, x.offset, x.row, x.epoch, x.step, seq, value",
-        f"blocks x {series}": "r.name, phase, s.name, segment, x.offset, packed",
+        f"blocks x {series}": "r.name, phase, s.name, segment, x.offset, sketch, packed",
     }
     with Database(place).read() as connection:
         return {

@@ -359,7 +359,31 @@ def test_a_curve_of_very_many_rows_is_that_of_all_its_values(tmp_path: Path, odd
     assert (one["n"], one["n_superseded"], one["x"][-1], one["last"][-1]) == (6000, 1000, 6000, values[-1])
     for name, extreme in {"max": max, "min": min}.items():
         assert extreme(map(float, one[name])) == extreme(map(float, all_of_it[name]))
-    assert len(one["x"]) == 20 and np.abs(np.array(one["x"]) - all_of_it["x"]).max() <= GROUP
+    assert len(one["x"]) == 20 and np.abs(one["x"] - all_of_it["x"]).max() <= GROUP
+    assert np.array_equal(one["x"], all_of_it["x"]) == (odd is not None), "only finite values are sketched"
+    assert np.array_equal(one["last"], values[one["x"] - 1])
+
+
+@pytest.mark.parametrize(
+    "writings",
+    [
+        [wrote(block([0.5] * 300), then=[block([0.5] * 6000, first=301)]), wrote()],
+        [wrote(block([0.5] * 6000), block([0.5] * 300, first=100_000))],
+        [wrote(block([0.5] * 6000)._replace(steps=[1 << 60] * 6000))],
+    ],
+    ids=["few of them valid", "far apart", "no float64"],
+)
+def test_a_sketch_that_would_be_too_coarse_is_not_used(tmp_path: Path, writings: list[Writing]) -> None:
+    run = written(tmp_path / "a", *writings)
+    database = Database(None)
+    sync(database, [run])
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+    one, all_of_it = (
+        curves(database, [row], CurveOptions("step", "loss", begin=begin, points=20))["series"][0]["x"]
+        for begin in (None, 0)
+    )
+    assert np.array_equal(one, all_of_it)
 
 
 @pytest.mark.campaign("long", gate=1)

@@ -61,7 +61,7 @@ class RunColumns:
 
     def values(self, name: str) -> Mapping[int, list[Any]]:
         """Return run -> values of a name, of those runs that have any: a metric hides no setting."""
-        if name not in self._columns and (name == "name" or name in FACTS):
+        if name not in self._columns and name in FACTS:
             self._columns[name] = {
                 run: names_of(row["name"]) if name == "name" else [row[name]]
                 for run, row in self.rows.items()
@@ -76,8 +76,9 @@ class RunColumns:
                 if name.startswith(BEST):
                     measured = measured or best_of(connection, name.removeprefix(BEST), self._watched)
             recorded = {run: values_at(tree, name) for run, tree in self._records[top].items()}
-            self._columns[name] = {run: [value] for run, value in measured.items()}
-            self._columns[name] |= {run: values for run, values in recorded.items() if values}
+            column = {run: [value] for run, value in measured.items()}
+            column |= {run: values for run, values in recorded.items() if values}
+            self._columns[name] = column  # at once: other threads of the page read it
         return self._columns[name]
 
     def first(self, name: str) -> dict[int, Any]:

@@ -254,11 +254,13 @@ def sketch(payload: memoryview) -> bytes:
     """
     _, steps, values = block_columns(payload)
     first = np.arange(0, len(values), GROUP)
-    last = np.append(first[1:], len(values)) - 1
-    extremes = np.fmin.reduceat(values, first), np.fmax.reduceat(values, first)
-    groups = np.column_stack([steps[last], *extremes, values[last]])
-    counts = [len(values), np.sum(~np.isfinite(values))]
-    return np.append(counts, groups).astype("<f8").tobytes()
+    last = np.minimum(first + GROUP, len(values)) - 1
+    packed = np.empty(2 + 4 * len(first), "<f8")
+    packed[0], packed[1] = len(values), len(values) - np.count_nonzero(np.isfinite(values))
+    groups = packed[2:].reshape(-1, 4)
+    groups[:, 0], groups[:, 3] = steps[last], values[last]
+    groups[:, 1], groups[:, 2] = np.fmin.reduceat(values, first), np.fmax.reduceat(values, first)
+    return packed.tobytes()
 
 
 def float_bits(values: list[float]) -> list[int]:

@@ -8,6 +8,7 @@ started from nothing.  All other rows are superseded; they stay readable.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter, itemgetter
@@ -270,6 +271,8 @@ class RunJournal:
         a person's choice or an accepted divergence), or the segment itself had diverged.  Choices of the
         starts in `left` do not count.
         """
+        if (after := bisect_right(self._from_nothing, segment)) < len(self._from_nothing):
+            return 0, f"start {self._from_nothing[after]} began from nothing"
         events = self._segments[segment].events if segment in self._segments else []
         own = [each.data["step"] for each in events if each.kind == DIVERGED]
         cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
@@ -277,13 +280,16 @@ class RunJournal:
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
 
     @cached_property
+    def _from_nothing(self) -> list[int]:
+        return [each.number for each in self._segments.values() if each.started and each.parent is None]
+
+    @cached_property
     def _cuts(self) -> list[tuple[int, int, int, str]]:
         """(segment, chooser, step, why): from that step on, this and earlier segments are not compared with.
 
         The chooser is the start that made a person's choice; 0 where it was no choice.
         """
-        begun = [each.number for each in self._segments.values() if each.started and each.parent is None]
-        cuts = [(number - 1, 0, 0, f"start {number} began from nothing") for number in begun]
+        cuts = list[tuple[int, int, int, str]]()
         for each in self.rollbacks():
             why = f"rollback {each.number} has other batches from step {each.first} on"
             cuts.append((each.segment, 0, each.first, why))

@@ -92,20 +92,29 @@ def _read(
 def _sketched(stored: Iterable[Any], points: int) -> dict[str, Any] | None:
     """Return the curve of very many rows from sketches; None where all values are wanted.
 
-    A group of rows lies at its last step: the groups are much narrower than the places of a curve.
+    A group of rows lies at its last step, so all groups must be narrower than the places of the curve.
     """
+    parts, sizes = [np.empty(0)], {True: 0, False: 0}
     try:
-        kept = [(block.offset < block.valid_to, np.frombuffer(block.sketch, "<f8")) for block in stored]
-        sizes = [int(sketch[0]) for _, sketch in kept]
-        if sum(sizes) < 4 * GROUP * points or any(sketch[1] for _, sketch in kept):
-            return None
-        groups = np.concatenate([np.empty(0), *(sketch[2:] for valid, sketch in kept if valid)])
-        steps, least, largest, last = groups.reshape(-1, 4).T
-    except (TypeError, ValueError, IndexError) as error:
+        for block in stored:
+            sketch, is_valid = np.frombuffer(block.sketch, "<f8"), block.offset < block.valid_to
+            size = int(sketch[0])
+            if len(sketch) != 2 + 4 * -(-size // GROUP):
+                raise ValueError(f"{size} rows")
+            if is_valid and sketch[1]:
+                return None
+            sizes[is_valid] += size
+            parts += [sketch[2:]] * is_valid
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise UnknownContentError(f"a block belongs to no start, or holds no sketch: {error}") from None
-    n = sum(size for size, (valid, _) in zip(sizes, kept, strict=True) if valid)
+    steps, least, largest, last = np.concatenate(parts).reshape(-1, 4).T
+    n = sizes[True]
+    if n < 4 * GROUP * points or not (np.abs(steps) < 1 << 53).all():  # whole numbers in float64
+        return None
+    if np.diff(steps).max() * points > np.ptp(steps):
+        return None
     thin = _thinned(steps.astype(np.int64), least, largest, last, points)
-    return {"n": n, "n_superseded": sum(sizes) - n, **thin}
+    return {"n": n, "n_superseded": sizes[False], **thin}
 
 
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:

@@ -113,9 +113,12 @@ class FollowedIndex:
         runs = {run["id"]: run for run in self.table.chosen(ids)}
         watched = [run for run in runs.values() if run["status"] == "running"]
         here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
-        if here:
-            with self._lock, suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-                self._ship(here)
+        if here and self._lock.acquire(timeout=_PAUSE):  # else a look at all journals ships these, too
+            try:
+                with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
+                    self._ship(here)
+            finally:
+                self._lock.release()
         sized = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
         with self.database.read() as connection:
             found = connection.execute(sized.group_by(segments.c.run))
