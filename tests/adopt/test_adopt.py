@@ -230,6 +230,7 @@ def compared(folder: Path, now: str) -> str | None:
         return compare(Path("plain.py"), Path("now.py"), [])
 
 
+@pytest.mark.campaign("long")  # four starts that train: 31 s
 def test_a_script_that_trains_differently_is_named(tmp_path: Path) -> None:
     now = text_of("lines").replace("0.99", "0.98").replace("range(1, 4)", "range(1, 3)")
     problem = "now.py trains differently: first in weights (weights) step 2"

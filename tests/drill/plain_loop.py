@@ -49,4 +49,7 @@ while epoch < 4:
     state = {name: part.state_dict() for name, part in parts.items()}
     target = "last.pt" if WRONG == "in place" else "new.pt"
     torch.save({**state, "random": torch.get_rng_state(), "epoch": epoch}, target)
+    if WRONG == "synced":
+        with open(target, "rb+") as file:
+            os.fsync(file.fileno())
     os.replace(target, "last.pt")

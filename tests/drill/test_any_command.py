@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -114,6 +115,54 @@ def test_one_strike_of_twelve_is_left_for_logs(tmp_path: Path) -> None:
         strikes = [strike for _, strike in reference.strikes(count, Random(0))]
         struck = [paths[int(strike.split(":")[2]) - 1] for strike in strikes if ":file:" in strike]
         assert len(strikes) == count and struck.count("log.csv") == logs, count
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_power_cut_strikes_renames_only_where_it_is_asked_for(power_cut: bool, tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = []
+    for update in range(1, 5):
+        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
+        saved = [("save", "a.tmp"), ("rename", "a.pt")] * (update == 2)
+        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in saved]
+    strikes = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0), power_cut)
+    assert (("power cut rename", "tear:file:2:0") in strikes) == power_cut
+
+
+def test_a_renamed_file_keeps_what_was_synced_and_nothing_else(tmp_path: Path) -> None:
+    # from the inside: from the outside it is the test after this one, of eight processes
+    observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    sync, folder = observer.syncing(os.fsync), tmp_path / "new"
+    folder.mkdir()
+    for name in ("synced", "never", "later"):
+        with open(folder / name, "w") as file:
+            file.write("weights")
+            file.flush()
+            if name != "never":
+                sync(file)
+            if name == "later":
+                file.write(", moments")
+    observer._rename_unsynced(str(folder), str(tmp_path / "done"))
+    assert {each.name: each.read_text() for each in (tmp_path / "done").iterdir()} == {
+        "synced": "weights",
+        "never": "",
+        "later": "",
+    }
+    observer._rename_unsynced(str(tmp_path / "done" / "synced"), str(tmp_path / "one"))
+    assert (tmp_path / "one").read_text() == "weights"
+
+
+@pytest.mark.campaign("long")
+@pytest.mark.parametrize(("wrong", "verdict"), [("nothing", "failed"), ("synced", "exact")])
+def test_a_save_that_is_renamed_before_it_is_synced_does_not_survive_a_power_cut(
+    wrong: str, verdict: str, tmp_path: Path
+) -> None:
+    # from the inside: through the door seven strikes come before this one
+    command = [sys.executable, str(LOOP), wrong]
+    report = DrillReport("train", [], 0, runs=[], steps=0, seconds=0.0)
+    campaign = _CommandCampaign(report, tmp_path / "drill", 600.0, keep=False)
+    campaign.begin(command, command)
+    strikes = dict(campaign.reference.strikes(12, Random(0), power_cut=True))
+    assert campaign.strike("power cut", strikes["power cut rename"]).verdict == verdict
 
 
 def test_on_ranks_it_says_what_the_drill_of_any_command_leaves_out() -> None:

@@ -47,6 +47,7 @@ _DRILL = {
     "timeout": cli.option(float, "Seconds that one start may take.", default=600.0),
     "budget": cli.option(float, "Minutes after which nothing more is struck."),
     "strikes": cli.option(cli.COUNT, "Of any command: the number of strikes.", default=12),
+    "power_cut": cli.flag("Of any command: also lose what is renamed before it is synced."),
     "resume_cmd": cli.option("COMMAND", "Of any command: the one that goes on, if it is another."),
     "keep": cli.KEEP,
 }
@@ -88,10 +89,11 @@ def drill_command(
     cli.leave_in_order()
     try:
         if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(script) is None:
-            some = {name: options[name] for name in options.keys() - {"strikes", "resume_cmd"}}
+            some = {name: options[name] for name in options.keys() - {"strikes", "power_cut", "resume_cmd"}}
             report = campaign.drill(script, args, say=cli.say, **some)
         else:
-            some = {name: options[name] for name in ("strikes", "seed", "timeout", "budget", "keep")}
+            names = "strikes", "seed", "timeout", "budget", "power_cut", "keep"
+            some = {name: options[name] for name in names}
             some["resume"] = shlex.split(options["resume_cmd"] or "")
             report = any_command.drill_command([str(script), *args], say=cli.say, **some)
         outcome: DrillReport | str = report

@@ -138,6 +138,7 @@ def drill_command(
     seed: int = 0,
     timeout: float = 600.0,
     budget: float | None = None,
+    power_cut: bool = False,
     keep: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
@@ -151,6 +152,7 @@ def drill_command(
         command: the words of the command, such as ["python", "train.py", "--output", "{out}"].
         resume: the words of the command that goes on; empty: the same.
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
+        power_cut: also strike renames as a power cut may: data that the program has not synced is lost.
     """
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(f"{' '.join(command[:1])!r} is no command; give one, such as python train.py")
@@ -162,7 +164,7 @@ def drill_command(
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
         campaign = _CommandCampaign(report, folder, timeout, keep is not None)
         campaign.begin(command, resume or command)
-        return campaign.run(campaign.reference.strikes(strikes, Random(seed)), deadline, say)
+        return campaign.run(campaign.reference.strikes(strikes, Random(seed), power_cut), deadline, say)
 
 
 def _require_small(folder: Path) -> None:
@@ -345,7 +347,7 @@ class Reference:
                     return _difference(part, expected, actual, n, rank=rank)
         raise AssertionError(pairs[-1])
 
-    def strikes(self, count: int, draw: Random) -> list[tuple[str, str]]:
+    def strikes(self, count: int, draw: Random, power_cut: bool = False) -> list[tuple[str, str]]:
         """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
 
         A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
@@ -380,6 +382,8 @@ class Reference:
                 by_name.setdefault(f"before {kind}", []).append(f"kill:{point}")
                 if kind.startswith(("open", "save")):
                     by_name.setdefault(f"torn {kind}", []).append(f"tear:{point}")
+                if kind.startswith("rename") and power_cut:
+                    by_name.setdefault(f"power cut {kind}", []).append(f"tear:{point}")
             # in turns, so that each kind of change is struck before one is struck twice
             turns = zip_longest(*([(name, each) for each in points] for name, points in by_name.items()))
             strikes[are_logs] = [strike for turn in turns for strike in turn if strike is not None]

@@ -13,7 +13,8 @@ strike can be armed:
 | file | a file in the watched folders is about to be opened for writing, saved, renamed, removed | path |
 
 `EVERSTEP_STRIKE=ACTION:POINT:N:RANK` strikes at the Nth time that a rank passes a point (update, evaluation,
-file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.
+file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.  A
+renamed file is torn as by a power cut: it has its new name, and lacks the data that nobody has synced.
 """
 
 import hashlib
@@ -47,6 +48,8 @@ class Observer:
         self.counts: dict[str, int] = {}
         self.optimizers: list[Any] = []
         self.draws: list[str] = []
+        self.synced: dict[tuple[int, int], tuple[int, int]] = {}
+        """Device and number of a file -> what `_written` told of it when it was synced."""
         self.threads = threading.local()
 
     @contextmanager
@@ -121,8 +124,29 @@ class Observer:
             if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
                 tear = None if flags & os.O_APPEND else lambda: open(path, "wb").close()
                 self.file("open", path, tear)
-        elif event in ("os.rename", "os.remove", "os.truncate"):
-            self.file(event[3:], args[1] if event == "os.rename" else args[0])
+        elif event == "os.rename":
+            source, target = map(os.fsdecode, args[:2])
+            self.file("rename", target, lambda: self._rename_unsynced(source, target))
+        elif event in ("os.remove", "os.truncate"):
+            self.file(event[3:], args[0])
+
+    def syncing(self, sync: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Wrap `os.fsync` or `os.fdatasync`, to know what a power cut would leave."""
+
+        def observed(file: Any) -> None:
+            sync(file)
+            found = os.stat(file if isinstance(file, int) else file.fileno())
+            self.synced[found.st_dev, found.st_ino] = _written(found)
+
+        return observed
+
+    def _rename_unsynced(self, source: str, target: str) -> None:
+        inside = [os.path.join(parent, each) for parent, _, names in os.walk(source) for each in names]
+        for file in inside or [source]:
+            found = os.stat(file)
+            if os.path.isfile(file) and self.synced.get((found.st_dev, found.st_ino)) != _written(found):
+                os.truncate(file, 0)
+        os.replace(source, target)
 
     def file(self, kind: str, path: Any, tear: Callable[[], None] | None = None) -> None:
         """Pass the point of a file that is about to change, once the program has begun to train."""
@@ -149,6 +173,10 @@ class Observer:
             return save(*args, **kwargs)
 
         return observed
+
+
+def _written(found: os.stat_result) -> tuple[int, int]:
+    return found.st_mtime_ns, found.st_size
 
 
 def rank_here() -> int:
@@ -334,6 +362,8 @@ def begin(observer: Observer) -> None:
     }
     sys.meta_path.insert(0, Patches(patches))
     sys.addaudithook(observer.audit)
+    for name in {"fsync", "fdatasync"} & {*dir(os)}:
+        setattr(os, name, observer.syncing(getattr(os, name)))
 
 
 def _next_sitecustomize() -> None:
