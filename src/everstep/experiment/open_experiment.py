@@ -17,10 +17,9 @@ from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoi
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, NoCheckpointError, nearest
 from everstep.experiment.calls import Call, misfits
-from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
 from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.import_paths import imported
+from everstep.experiment.import_paths import admit, findable, imported
 from everstep.index.location import facts_at
 from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config

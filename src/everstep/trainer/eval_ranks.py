@@ -13,7 +13,7 @@ from typing import Any
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.contracts.group import Group
 from everstep.contracts.tasks import Task
-from everstep.data.wrappers import CursorWrapper
+from everstep.data.cursor import CursorWrapper
 from everstep.errors import DataError, DisagreementError, UsageError
 from everstep.group import Single, group_size
 from everstep.metrics.aggregation import Aggregate

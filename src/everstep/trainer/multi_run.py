@@ -12,7 +12,7 @@ import numpy as np
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.contracts.services import Interrupt
 from everstep.data.adapt import describe
-from everstep.data.wrappers import StreamWrapper
+from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending

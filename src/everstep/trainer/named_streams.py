@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.data import adapt, as_stream
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, DataError, nearest
 
 Data = Any
