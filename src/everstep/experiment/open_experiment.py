@@ -15,10 +15,10 @@ import xxhash
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
-from everstep.errors import ConfigError, NoCheckpointError, nearest
+from everstep.errors import ConfigError, NoCheckpointError
 from everstep.experiment.calls import Call, misfits
 from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
-from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
+from everstep.experiment.experiment import Experiment, RunResult, require_schedule
 from everstep.experiment.import_paths import admit, findable, imported
 from everstep.index.location import facts_at
 from everstep.record import RunDir, RunJournal, located, to_read
@@ -145,8 +145,7 @@ class Configured(Experiment):
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return what its training would print of a changed config."""
-        if schedule not in SCHEDULES:
-            raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+        require_schedule(schedule)
         _ = self.trainer
         if "train" not in schedule:
             return ""
