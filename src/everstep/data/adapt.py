@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from everstep.arguments import checked_keywords, valid_name
 from everstep.contracts.data import Cursor, Resumes, Share, Stream
@@ -127,9 +127,6 @@ def _refusal(data: Any) -> str | None:
     if inside := [name for name, value in getattr(data, "__dict__", {}).items() if _is_torchs_loader(value)]:
         return f"give the DataLoader inside it, its attribute {inside[0]!r}"
     return "give everstep.data.arrays(...), everstep.data.loader(...), a list, or any iterable of batches"
-
-
-Accessors: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def length_of(data: Any) -> int | None:
@@ -367,7 +364,7 @@ def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
         raise error
 
 
-def accessors(batches: Any, what: str) -> Accessors:
+def accessors(batches: Any, what: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """Return the functions that get and set an iterator's state."""
     if hasattr(batches, "get_state") and hasattr(batches, "set_state"):
         return batches.get_state, batches.set_state
