@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.contracts.data import Cursor, Stream
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 
 
 class Counted(StreamWrapper):

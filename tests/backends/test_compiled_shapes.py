@@ -14,8 +14,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 import everstep
-from everstep.drill.divergence import Undisturbed, cause
-from everstep.drill.program import Program
+from everstep.drill.program import Program, Undisturbed, cause
 from everstep.proof.compare import compare_runs
 from tiny_runs import Boom, events
 

@@ -63,7 +63,7 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
                 commands, ["export", str(tmp_path), "--entry", "w", "--out", str(tmp_path / "out")]
             )
             exported = json.loads((tmp_path / "out" / "export.json").read_text())["checkpoint"]
-            seen.append((names(tmp_path), listed, shown, [one.path.name for one in watched], [exported]))
+            seen.append((names(tmp_path), listed, shown, [name for name, _ in watched], [exported]))
 
     tiny(tmp_path).train(tail=look)
     assert seen == [([*OWN[:3], "step-00000008"], OWN[:3], OWN[:3], OWN[:3], OWN[2:3])]

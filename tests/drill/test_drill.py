@@ -20,7 +20,7 @@ import warm
 from drill_counts import count_strikes
 from everstep.checkpoint import Store
 from everstep.drill import HAZARDS, DrillReport, KillResult, drill
-from everstep.drill.divergence import cause
+from everstep.drill.program import cause
 from everstep.drill.report import append_summary, write_junit
 from everstep.errors import ConfigError, Interrupted
 from everstep.record import Difference

@@ -306,7 +306,7 @@ def test_a_wrong_variable_of_a_launcher_is_named(
 def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""
     program = """
-    from everstep.metrics.aggregation import AcrossRanks
+    from everstep.metrics.statistics import AcrossRanks
     group = find_group(limit=100)
     values = [(step // 2, "loss", step + rank / 3) for step in range(200_000 + 50_000 * rank)]
     found = AcrossRanks(group).steps(values, {step: 1.5 - rank for step in range(125_000)})

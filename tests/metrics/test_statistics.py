@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from everstep.errors import ConfigError, MetricError
 from everstep.metrics import Stats, Window, aggregation
-from everstep.metrics.aggregation import Aggregate, ExactSum, checked_statistics
+from everstep.metrics.statistics import Aggregate, ExactSum, checked_statistics
 
 finite = st.floats(-1e12, 1e12, allow_subnormal=False)
 anything = st.floats()

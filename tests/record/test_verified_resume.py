@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import everstep
 from everstep.cli.group import commands
 from everstep.contracts.data import Cursor, Stream
-from everstep.data.wrappers import StreamWrapper
+from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
 from everstep.record import WARNED, RunJournal, accept, trail_path
 from tiny_runs import Boom, Tiny, boom_at, events, quiet

@@ -18,7 +18,7 @@ import everstep
 from everstep import Every, polling
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Outcome, Service, Stage, Stop
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import (
     CheckpointError,
     ConfigError,

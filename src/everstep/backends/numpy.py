@@ -40,13 +40,8 @@ def layout_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
     return xxhash.xxh3_64_intdigest(f"{dtype.str}{tuple(shape)}".encode())
 
 
-def python_state(source: Any) -> dict[str, Any]:
-    """Return the state of Python's generator (the module, or a `random.Random`), 625 words as an array."""
-    return python_tree(source.getstate())
-
-
 def python_tree(state: Any) -> dict[str, Any]:
-    """Return what `random.getstate` returned as a tree that a checkpoint can hold."""
+    """Return what `random.getstate` returned as a tree that a checkpoint can hold, 625 words as an array."""
     version, words, gauss = state
     return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
 
@@ -62,7 +57,7 @@ def set_python_state(target: Any, tree: dict[str, Any]) -> None:
 def state_of(generator: Any) -> Any:
     """Return the state of Python's, NumPy's or torch's generator as a tree that a checkpoint can hold."""
     if isinstance(generator, random.Random):
-        return python_state(generator)
+        return python_tree(generator.getstate())
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.get_state(**{"legacy": False} if isinstance(generator, np.random.RandomState) else {})

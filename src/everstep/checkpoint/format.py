@@ -220,14 +220,6 @@ _META: dict[str, Any] = {
 """Types of the facts in `meta`; others may be anything."""
 
 
-def checked(described: dict[str, Any]) -> dict[str, Any]:
-    """Return descriptions of arrays, each of which must have the facts that a `HostArray` needs."""
-    for name, facts in described.items():
-        if not isinstance(facts, dict) or any(misfits(facts, _DESCRIPTION)):
-            raise KeyError(f"arrays/{name}")
-    return described
-
-
 OWN = "everstep"
 
 Phase = Literal["step", "epoch"]
@@ -423,7 +415,11 @@ def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[s
 
 
 def _described(arrays: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
-    return {name: facts for name, facts in checked(arrays).items() if wanted(name)}
+    """Return the wanted descriptions; each array must have the facts that a `HostArray` needs."""
+    for name, facts in arrays.items():
+        if not isinstance(facts, dict) or any(misfits(facts, _DESCRIPTION)):
+            raise KeyError(f"arrays/{name}")
+    return {name: facts for name, facts in arrays.items() if wanted(name)}
 
 
 def _arrays(wanted: list[Made]) -> dict[str, HostArray]:

@@ -89,14 +89,12 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (EverstepError, ImportError):
+        except (EverstepError, ImportError, click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except BrokenPipeError:  # the reader, such as head, has seen enough; click's status would be 1
             if not _only_looks(ctx.invoked_subcommand):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
-            raise
         except Exception as error:
             if not _only_looks(ctx.invoked_subcommand):
                 raise

@@ -57,11 +57,19 @@ def sweep_command(
     ship_to(index)
     from everstep.experiment.sweep import trials
 
-    varied: dict[str, Any] = {"grid": grid, "draws": draws, "count": count, "seed": seed}
-    drawn = trials(files, overrides, **varied, run_dir=run_dir, profile=options["profile"])
-    found = list({trial.run_dir: trial for trial in drawn}.values())
-    if len(found) < len(drawn):
-        cli.note([f"{len(drawn)} draws gave {len(found)} different settings; each is trained once"])
+    varied = trials(
+        files,
+        overrides,
+        grid=grid,
+        draws=draws,
+        count=count,
+        seed=seed,
+        run_dir=run_dir,
+        profile=options["profile"],
+    )
+    found = list({trial.run_dir: trial for trial in varied}.values())
+    if len(found) < len(varied):
+        cli.note([f"{len(varied)} draws gave {len(found)} different settings; each is trained once"])
     if dry_run:
         _print([_row(trial, _DRY) for trial in found], shown, as_json)
         return

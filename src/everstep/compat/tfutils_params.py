@@ -23,9 +23,7 @@ from pydantic import (
 from everstep.arguments import plain
 from everstep.errors import ConfigError
 from everstep.experiment.calls import misfits
-from everstep.experiment.code_trust import admit
-from everstep.experiment.config_layers import CALL
-from everstep.experiment.import_paths import imported
+from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.validation import Mistakes, Problem, problems_of
 from everstep.record import RunJournal, to_read
 from everstep.record.trust import distrust

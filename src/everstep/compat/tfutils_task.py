@@ -14,7 +14,7 @@ from everstep.compat.tfutils_params import Function, Tree
 from everstep.contracts.data import Stream
 from everstep.contracts.tasks import Task
 from everstep.data import arrays, as_stream
-from everstep.data.adapters import SequenceStream
+from everstep.data.adapt import SequenceStream
 from everstep.errors import ConfigError, nearest
 
 _RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")

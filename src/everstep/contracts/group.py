@@ -87,6 +87,10 @@ class DataRanks:
             counts[self.of[rank]] += 1
         return 0 < min(counts) == max(counts)
 
+    def of_parts(self, values: Sequence[Any]) -> list[Any]:
+        """Return the value of the first rank of each part, in the order of parts."""
+        return [values[rank] for rank in self.first]
+
     def unlike(self, values: Sequence[Any]) -> tuple[int, ...]:
         """Return the ranks whose value is not that of the first rank with their part."""
         return tuple(rank for rank, part in enumerate(self.of) if values[rank] != values[self.first[part]])

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from everstep.contracts.data import Cursor, Stream
-from everstep.data.adapt import as_stream, stateful
-from everstep.data.adapters import replay
+from everstep.data.adapt import as_stream, replay, stateful
 from everstep.data.arrays import arrays
 from everstep.data.checked import checked
 from everstep.data.prefetch import prefetch

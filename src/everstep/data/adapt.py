@@ -1,20 +1,45 @@
-"""Adapter from a user's data to a `Stream` (`as_stream`), and description of a stream (`describe`)."""
+"""Streams over data that users already have: `as_stream` chooses one, and `describe` describes any stream.
+
+| the data | how a resume finds its place inside a pass |
+|---|---|
+| a `Stream`, a torch `DataLoader` or torchdata's `StatefulDataLoader` | by its own position |
+| a list, tuple or range of batches | by its number |
+| data whose `state_dict` is known to tell the place, or declared with `stateful(data)` | by that state |
+| any other iterable | the pass is begun as it was begun then, and its batches drawn again and discarded |
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from everstep.arguments import checked_keywords, valid_name
-from everstep.contracts.data import Stream
-from everstep.data.adapters import IterableStream, SequenceStream, accessors, is_stateful
-from everstep.data.other_libraries import class_names, refusal
-from everstep.errors import ConfigError, DataError
+from everstep.contracts.data import Cursor, Resumes, Share, Stream
+from everstep.data.cursor import PassCursor
+from everstep.data.other_libraries import (
+    begin_anew,
+    class_names,
+    is_hugging_face,
+    knows_its_place,
+    ranks_said,
+    refuse_prepared,
+    require_ranks,
+    shuffle_buffers,
+    takes_count,
+)
+from everstep.errors import ConfigError, DataError, NotResumableError
+from everstep.state import capture, isolated, restore
 
 # By name, so that nothing is imported for data that does not need it.
-_LOADERS = {"torch.utils.data.dataloader.DataLoader": "everstep.backends.torch.user_dataloader"}
+_LOADER = "torch.utils.data.dataloader.DataLoader"
+_LOADER_STREAM = "everstep.backends.torch.user_dataloader"
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
 
 
@@ -30,10 +55,9 @@ def as_stream(data: Any) -> Stream:
     if isinstance(data, Stream):
         return data
     # Refused before the adapters, which would use the state_dict of data that cannot tell its position.
-    if (told := refusal(data)) is not None:
-        raise DataError(told)
-    if (adapter := _loader_adapter(data)) is not None:
-        return cast(Stream, importlib.import_module(adapter).DataLoaderStream(data))
+    refuse_prepared(data)
+    if _is_torchs_loader(data):
+        return cast(Stream, importlib.import_module(_LOADER_STREAM).DataLoaderStream(data))
     if (remedy := _refusal(data)) is not None:
         raise DataError(f"{type(data).__name__} {data!r:.60} does not give batches; {remedy}")
     if isinstance(data, Sequence) and not is_stateful(data):
@@ -52,7 +76,7 @@ def stateful(data: Iterable[Any]) -> Stream:
         data: has `state_dict` and `load_state_dict`; or its iterators have these, or `get_state` and
             `set_state`.
     """
-    if _loader_adapter(data) is not None:
+    if _is_torchs_loader(data):
         return as_stream(data)  # the state of a StatefulDataLoader is used anyway, any other has no state
     if not is_stateful(data) and isinstance(data, Iterator):
         accessors(data, f"data ({type(data).__name__})")
@@ -76,11 +100,10 @@ def describe(stream: Stream, seed: int) -> dict[str, Any]:
     return {"kind": stream.kind} if own is None else own
 
 
-def _loader_adapter(data: Any) -> str | None:
+def _is_torchs_loader(data: Any) -> bool:
     names = class_names(data)
-    if is_stateful(data) and _STATEFUL not in names:
-        return None  # the loader knows its own state; the adapter would have to guess it
-    return next((_LOADERS[name] for name in names if name in _LOADERS), None)
+    # any other loader with a state knows it, and the adapter would have to guess it
+    return _LOADER in names and (_STATEFUL in names or not is_stateful(data))
 
 
 def _refusal(data: Any) -> str | None:
@@ -101,6 +124,281 @@ def _refusal(data: Any) -> str | None:
         return f"if it is a stream of your own, derive {type(data).__name__} from everstep.data.Stream"
     if callable(data):
         return "call it: give what it returns, if that can be iterated"
-    if inside := [name for name, value in getattr(data, "__dict__", {}).items() if _loader_adapter(value)]:
+    if inside := [name for name, value in getattr(data, "__dict__", {}).items() if _is_torchs_loader(value)]:
         return f"give the DataLoader inside it, its attribute {inside[0]!r}"
     return "give everstep.data.arrays(...), everstep.data.loader(...), a list, or any iterable of batches"
+
+
+def length_of(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def is_stateful(data: Any) -> bool:
+    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+
+
+class OwnStream(Stream):
+    """Stream over a user's data; on several ranks the data splits itself, as it says, or is refused."""
+
+    rank_keys: Collection[str] = ("state",)
+    _data: Any
+
+    def split(self, share: Share) -> Stream:
+        if share.size == 1:
+            return self
+        require_ranks(self._data, share)
+        return self
+
+    def _inside(self) -> dict[str, Any]:
+        """Describe whose part a place is in, where the data splits itself."""
+        said = ranks_said(self._data)
+        return {} if said is None or said[1] == 1 else {"inside": {"ranks": said[1]}}
+
+
+class SequenceStream(OwnStream):
+    """Stream over a list, tuple or range of ready batches, handed out as they are."""
+
+    def __init__(self, data: Sequence[Any]) -> None:
+        self._data = data
+        # another class's __getitem__ may draw random numbers
+        self.draws_again = type(data) in (list, tuple, range)
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        data, done = self._data, 0 if position is None else position["batches"]
+        if self.draws_again and self.replayed is not None and 0 < done <= len(data):
+            self.replayed(data[done - 1])
+        batches = (data[index] for index in range(done, len(data)))
+        return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        return {"kind": "sequence", "length": len(self._data), **self._inside()}
+
+
+class IterableStream(OwnStream):
+    """Stream over anything that can be iterated over: a fresh iterator for each pass, or an iterator's one.
+
+    Data that resumes by "replay" is brought to where the pass began: `set_epoch`, its own `state_dict` and
+    the global random state are as they were there.  Then the batches are drawn again, and the run compares
+    them with its ledger.
+    """
+
+    rank_keys = ("state", "random")
+    shareable = False
+    samples_of = ()  # drawn from the start of the pass: they must not follow from the steps since
+
+    def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:
+        self._data: Any = data
+        self._stateful = is_stateful(data)
+        self.resumes = resumes or ("state" if knows_its_place(data) else "replay")
+        self.keeps_place = data if self._stateful or isinstance(data, Iterator) else None
+        self.holds_state = [data] if self._stateful and not takes_count(data) else []
+        self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
+        self.unsaveable = _unsaveable(data) if resumes is None else None
+        self._used = self._failed = False
+
+    @property
+    def carries_over(self) -> bool:  # type: ignore[override]
+        """Whether the next pass depends on the state that this pass leaves behind."""
+        return self._stateful and not is_hugging_face(self._data)
+
+    @property
+    def spent(self) -> bool:  # type: ignore[override]
+        """Whether this object cannot be read from an earlier place any more."""
+        return self._used and not self._may_rewind()
+
+    @contextmanager
+    def place_kept(self, batches: bool = False) -> Iterator[None]:
+        if self._stateful:
+            before = self.own_state(0)
+            try:
+                yield
+            finally:
+                self._data.load_state_dict(before)
+        elif batches and isinstance(self._data, Iterator) and not (self._used or self._may_rewind()):
+            self._data, again = itertools.tee(self._data)
+            try:
+                yield
+            finally:
+                self._data, self._used = again, self._failed
+        else:
+            yield
+
+    def own_state(self, done: int) -> Any:
+        """Return a copy of the data's state after `done` batches of a pass: the next batch may change it."""
+        if takes_count(self._data):
+            return self._data.state_dict(num_samples=done, from_beginning=True)
+        return copy.deepcopy(self._data.state_dict())
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        what = f"data {purpose!r} ({type(self._data).__name__})"
+        set_epoch = getattr(self._data, "set_epoch", None)
+        if callable(set_epoch):  # before the state is loaded, so that the state decides
+            set_epoch(pass_index)
+        begin_anew(self._data)
+        if position is None:
+            replays = self.resumes == "replay"
+            start = {
+                "state": self.own_state(0) if replays and self.carries_over else None,
+                # the pass may draw its order from the global generators
+                "random": capture() if replays else None,
+            }
+            return _IterableCursor(what, self, self._iterate(what, pass_index), start)
+        if self._stateful and position["state"] is not None:
+            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        if position["ended"]:
+            if self.resumes == "state" and takes_count(self._data):
+                next(iter(self._data), None)  # it stands after the last sample, and ends the pass when asked
+            return _IterableCursor(what, self, iter(()), position)
+        if self.resumes == "replay":
+            return self._replay(what, pass_index, position)
+        batches: Any = self._iterate(what, pass_index)
+        if self._stateful and batches is self._data:  # its __iter__ may have gone back to the start
+            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        elif not self._stateful and position["batches"]:
+            accessors(batches, what)[1](copy.deepcopy(position["state"]))
+        return _IterableCursor(what, self, batches, position)
+
+    def describe(self, seed: int) -> dict[str, Any]:
+        kind = "stateful" if self._stateful else "iterable"
+        return {"kind": kind, **shuffle_buffers(self._data), **self._inside()}
+
+    def _replay(self, what: str, pass_index: int, position: Any) -> Cursor:
+        with isolated():
+            restore(position["random"])
+            batches = self._iterate(what, pass_index)
+            note = skip(what, batches, position["batches"], self.replayed) if position["batches"] else None
+        cursor = _IterableCursor(what, self, batches, position)
+        if note and self._stateful:
+            note += "; everstep.data.stateful(data) goes there by its state, if that tells the whole place"
+        cursor.note = note
+        return cursor
+
+    def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
+        batches: Iterator[Any] = iter(self._data)
+        if batches is not self._data or self._stateful:
+            return batches
+        again = self._used or pass_index > 0
+        self._used = True
+        if not again:
+            return self._noting_failure(batches) if isinstance(batches, _Tee) else batches
+        if self._may_rewind():  # if it has not gone back to its start, the pass is empty: an error then
+            return _not_empty(batches, _exhausted(what, pass_index))
+        raise _exhausted(what, pass_index)
+
+    def _may_rewind(self) -> bool:
+        """Whether the data's class is the user's own: its `__iter__` may go back to the start."""
+        return inspect.isfunction(getattr(type(self._data), "__iter__", None))
+
+    def _noting_failure(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except Exception:
+            self._failed = True  # the pass that is drawn again would end early
+            raise
+
+
+_Tee: type = type(itertools.tee(())[0])
+
+
+def _unsaveable(data: Any) -> str | None:
+    """Say why no run can be saved with a wrapper that hides the data's place; None for other data."""
+    kind = type(data)
+    if any(cls.__module__.split(".")[0] == "tqdm" for cls in kind.__mro__):
+        remedy = "put it around the loop's steps, as in tqdm(loop.iter_steps(loader))"
+    elif kind is zip:
+        remedy = "make one dataset that gives both, as torch.utils.data.StackDataset does"
+    elif kind in (enumerate, map, filter, itertools.chain, itertools.cycle, itertools.islice):
+        remedy = f"give the data itself, and do in the loop what {kind.__name__} does"
+    else:
+        return None
+    return f"{kind.__name__} hides the place in its data: {remedy}"
+
+
+@checked_keywords
+def replay(iterable: Iterable[Any]) -> IterableStream:
+    """Make a stream that reaches its place by drawing and discarding, whatever state the data has.
+
+    Anything without a known state is read like this anyway.  Here wrappers are taken, too, whose data a run
+    would refuse (`zip`, `tqdm` ...): you assert that a new process iterates over the same batches.
+
+    Args:
+        iterable: anything with `__iter__`; a one-shot iterator gives its one pass.
+    """
+    return IterableStream(iterable, "replay")
+
+
+def skip(
+    what: str, batches: Iterator[Any], count: int, replayed: Callable[[Any], object] | None = None
+) -> str:
+    """Draw and discard `count` batches, each handed to `replayed`; returns a sentence for the user."""
+    start = time.perf_counter()
+    for done in range(count):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            raise DataError(
+                f"{what}: ended after {done} batches, but the checkpoint is after {count}; "
+                "give the same data again, or start a new run"
+            ) from None
+        if replayed is not None:
+            replayed(batch)
+    return f"{what}: replayed {count} batches in {time.perf_counter() - start:.1f} s"
+
+
+def _exhausted(what: str, pass_index: int) -> DataError:
+    return DataError(
+        f"{what}: exhausted: an iterator gives one pass, and pass {pass_index + 1} was to begin; "
+        "give a list, or an object whose __iter__ starts anew"
+    )
+
+
+def _not_empty(batches: Iterator[Any], error: DataError) -> Iterator[Any]:
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise error
+
+
+def accessors(batches: Any, what: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Return the functions that get and set an iterator's state."""
+    if hasattr(batches, "get_state") and hasattr(batches, "set_state"):
+        return batches.get_state, batches.set_state
+    if is_stateful(batches):
+        return batches.state_dict, batches.load_state_dict
+    raise NotResumableError(
+        f"{what} has neither state_dict and load_state_dict nor iterators with a state; give it without "
+        "everstep.data.stateful: a resume then draws its batches again"
+    )
+
+
+class _IterableCursor(PassCursor):
+    """Pass over an iterable, opened at a position; at its start that has "state" and "random" alone."""
+
+    def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
+        data = stream._data
+        # the user's own object stays open
+        closer = None if batches is data else getattr(batches, "close", None)
+        done, ended = opened.get("batches", 0), opened.get("ended", False)
+        super().__init__(what, batches, done=done, total=length_of(data), ended=ended, closer=closer)
+        self._stream, self._opened, self._iterator = stream, opened, batches
+
+    def position(self) -> dict[str, Any]:
+        stream, opened = self._stream, self._opened
+        here = {"batches": self.done, "ended": self.ended}
+        if here.items() <= opened.items():
+            # until the next batch, the state_dict of some data tells the start instead of the place
+            return {**opened}
+        if stream.resumes == "replay" and not self.ended:
+            return {**opened, **here}
+        state = None
+        if stream.carries_over or (stream._stateful and not self.ended):
+            state = stream.own_state(self._count)
+        elif not self.ended and not stream._stateful:
+            get, _ = accessors(self._iterator, self.what)
+            state = copy.deepcopy(get()) if self._count else None
+        return {**here, "state": state, "random": None}  # where a replay would begin no longer matters

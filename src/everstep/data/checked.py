@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import as_stream
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, DataError, nearest
 
 Policy = Literal["ignore", "warn", "error"]

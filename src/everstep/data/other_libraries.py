@@ -19,15 +19,14 @@ def class_names(data: Any) -> list[str]:
     return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(data).__mro__]
 
 
-def refusal(data: Any) -> str | None:
-    """Say why data cannot tell its place in spite of its `state_dict`, and what to give instead."""
+def refuse_prepared(data: Any) -> None:
+    """Refuse a loader of accelerate's, which cannot tell its place in spite of its `state_dict`."""
     if _ACCELERATE in class_names(data):
-        return (
+        raise DataError(
             f"a {type(data).__name__} that accelerate has prepared reads a batch ahead and cannot say its "
             "place; prepare the model and the optimizer only, give the loop the DataLoader itself, and bring "
             "each batch to accelerator.device with accelerate.utils.send_to_device"
         )
-    return None
 
 
 def ranks_said(data: Any) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from everstep.data.adapters import is_stateful, length_of
+from everstep.data.adapt import is_stateful, length_of
 from everstep.errors import StateError
 from everstep.state import encode
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
-from everstep.data.cursor import PassCursor
-from everstep.data.wrappers import StreamWrapper
+from everstep.data.cursor import PassCursor, StreamWrapper
 from everstep.errors import ConfigError, NotResumableError
 
 

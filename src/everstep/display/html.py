@@ -31,7 +31,10 @@ def notebook_html(
         tables: caption, rows and columns of each table; those without rows are left out.
     """
     head = f"<p>{_escaped(title)}</p>" if title else ""
-    pictures = "".join(_picture(chart) for chart in list(charts)[:_MOST_CHARTS])
+    pictures = ""
+    for chart in list(charts)[:_MOST_CHARTS]:
+        data, text = base64.b64encode(drawn(chart).encode()).decode(), _escaped(chart.legend())
+        pictures += f'<img align="top" alt="{text}" src="data:image/svg+xml;base64,{data}">'
     return head + pictures + "".join(_table(*table) for table in tables if table[1])
 
 
@@ -75,11 +78,6 @@ def _cells(row: Mapping[str, Any], aligned: Mapping[str, str]) -> str:
     texts = ((side, cell(name, row.get(name))) for name, side in aligned.items())
     cut = ((side, text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…") for side, text in texts)
     return "".join(f'<td align="{side}">{html.escape(text)}</td>' for side, text in cut)
-
-
-def _picture(chart: Chart) -> str:
-    data = base64.b64encode(drawn(chart).encode()).decode()
-    return f'<img align="top" alt="{_escaped(chart.legend())}" src="data:image/svg+xml;base64,{data}">'
 
 
 WIDTH, HEIGHT = 420, 240

@@ -13,9 +13,8 @@ from random import Random
 from typing import Any
 
 from everstep.arguments import integer, number
-from everstep.drill.divergence import Undisturbed
 from everstep.drill.processes import last_lines, owned_folder
-from everstep.drill.program import Program, Strike, command
+from everstep.drill.program import Program, Strike, Undisturbed, command
 from everstep.drill.report import (
     CHANCE,
     DrillReport,

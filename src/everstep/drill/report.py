@@ -17,8 +17,7 @@ from xml.etree import ElementTree
 
 from everstep.arguments import number
 from everstep.display.cells import in_line
-from everstep.drill.divergence import cause
-from everstep.drill.program import ProgramStart, Strike
+from everstep.drill.program import ProgramStart, Strike, cause
 from everstep.record import Difference, first_difference
 
 Verdict = Literal["exact", "differs", "failed", "not hit", "no such place", "no time"]

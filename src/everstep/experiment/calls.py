@@ -16,8 +16,8 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import core_schema
 
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.config_layers import CALL, Place
-from everstep.experiment.import_paths import imported
+from everstep.experiment.config_layers import Place
+from everstep.experiment.import_paths import CALL, imported
 from everstep.experiment.validation import Problem, Problems, members, placed, validated
 from everstep.schedule import At, Every, Never, Schedule
 

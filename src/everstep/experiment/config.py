@@ -17,7 +17,7 @@ from everstep.contracts.data import Uneven
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, CallWith
 from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
-from everstep.experiment.experiment import SCHEDULES
+from everstep.experiment.experiment import require_schedule
 from everstep.experiment.validation import Mistakes, validated
 
 FREE = (
@@ -102,8 +102,7 @@ def _with_train(streams: dict[str, Call]) -> dict[str, Call]:
 
 def _known(schedules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name in schedules:
-        if name not in SCHEDULES:
-            raise ConfigError(f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}")
+        require_schedule(name)
     return schedules
 
 

@@ -15,12 +15,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from everstep.errors import ConfigError, alike
+from everstep.experiment.import_paths import CALL
 
 Place = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root of a tree to a value."""
-
-CALL = "call"
-"""The key of an import path; the keys beside it are arguments."""
 
 MOST_VALUES = 100_000
 """Most values of a file or override, each alias counted in full: nine lines may stand for a billion."""

@@ -38,6 +38,11 @@ SCHEDULES = (
 """The schedules: methods of `Experiment`, which `run` and `everstep train --schedule` take by name."""
 
 
+def require_schedule(name: str) -> None:
+    if name not in SCHEDULES:
+        raise ConfigError(f"there is no schedule {name!r}; {nearest(name, SCHEDULES)}")
+
+
 class RunResult(NamedTuple):
     """Result of a schedule: how its training ended, if it trains, and the newest evaluated metrics."""
 
@@ -139,8 +144,7 @@ class Experiment:
 
     def run(self, schedule: str, **arguments: Any) -> RunResult:
         """Run a schedule by its name, with arguments of its method."""
-        if schedule not in SCHEDULES:
-            raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+        require_schedule(schedule)
         result: RunResult = checked_keywords(getattr(self, schedule))(**arguments)
         return result
 

@@ -15,12 +15,11 @@ import xxhash
 
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
-from everstep.errors import ConfigError, NoCheckpointError, nearest
+from everstep.errors import ConfigError, NoCheckpointError
 from everstep.experiment.calls import Call, misfits
-from everstep.experiment.code_trust import admit, findable
 from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
-from everstep.experiment.experiment import SCHEDULES, Experiment, RunResult
-from everstep.experiment.import_paths import imported
+from everstep.experiment.experiment import Experiment, RunResult, require_schedule
+from everstep.experiment.import_paths import admit, findable, imported
 from everstep.index.location import facts_at
 from everstep.record import RunDir, RunJournal, located, to_read
 from everstep.record.trust import distrust, distrust_config
@@ -45,7 +44,9 @@ class Configured(Experiment):
         code: tuple[Path, ...],
         on_change: OnChange,
         trust: bool,
-        **checks: Any,
+        *,
+        strict_git: bool,
+        skip_check: bool,
     ) -> None:
         self._on_change, self._code = on_change, code
         self._fork: Checkpoint | None = None
@@ -71,8 +72,9 @@ class Configured(Experiment):
             services=config.services,
             seed=config.seed,
             config=_configuration(resolved, code),
+            strict_git=strict_git,
+            skip_check=skip_check,
             **options,
-            **checks,
         )
 
     def _choose(
@@ -146,8 +148,7 @@ class Configured(Experiment):
 
     def check(self, schedule: str) -> str:
         """Make everything that a schedule needs; return what its training would print of a changed config."""
-        if schedule not in SCHEDULES:
-            raise ConfigError(f"there is no schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+        require_schedule(schedule)
         _ = self.trainer
         if "train" not in schedule:
             return ""
@@ -242,8 +243,8 @@ def open_config(
     findable(code)  # before `resolve`, which imports the config's modules
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
     folder = Path(run_dir or default_run_dir(resolved.config, paths))
-    checks = {"strict_git": strict_git, "skip_check": skip_check}
-    return Configured(resolved, folder, code, on_change, trust, **checks)
+    git = {"strict_git": strict_git, "skip_check": skip_check}
+    return Configured(resolved, folder, code, on_change, trust, **git)
 
 
 def default_run_dir(config: ExperimentConfig, files: Sequence[str | Path]) -> Path:
@@ -273,9 +274,9 @@ def open_run(
     if profile is None and default_profile in (tree.get("profiles") or {}):
         profile = default_profile
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
-    checks = {"strict_git": strict_git, "skip_check": skip_check}
+    git = {"strict_git": strict_git, "skip_check": skip_check}
     # Trusted by now: `admit` has refused all other runs.
-    return Configured(resolved, Path(run_dir), code, on_change, trust=True, **checks)
+    return Configured(resolved, Path(run_dir), code, on_change, trust=True, **git)
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import xxhash
 
 from everstep.errors import ConfigError, EverstepError
-from everstep.experiment.code_trust import findable
 from everstep.experiment.config import ExperimentConfig, resolve
 from everstep.experiment.config_layers import assignment, dotted
+from everstep.experiment.import_paths import findable
 from everstep.experiment.open_experiment import default_run_dir
 from everstep.record import RunJournal, located
 from everstep.record.provenance import as_json

@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from everstep.errors import ConfigError, nearest
-from everstep.experiment.config_layers import CALL, Place, dotted
+from everstep.experiment.config_layers import Place, dotted
+from everstep.experiment.import_paths import CALL
 
 
 class Problem(typing.NamedTuple):

@@ -14,10 +14,9 @@ from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
-from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.formatting import checked_formatter
-from everstep.metrics.statistics import Stats
+from everstep.metrics.statistics import AcrossRanks, Stats
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from everstep import backends
 from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
-from everstep.metrics.aggregation import AcrossRanks
-from everstep.metrics.statistics import Stats, Window
+from everstep.metrics.statistics import AcrossRanks, Stats, Window
 
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]

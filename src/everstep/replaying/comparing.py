@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.checkpoint import CheckpointName, Store, read_checkpoint
-from everstep.drill.divergence import by_place, differing_digests
+from everstep.drill.program import by_place, differing_digests
 from everstep.errors import ConfigError, ReplayError
 from everstep.proof.compare import differing_rows
 from everstep.record import Difference, RunJournal, first_difference, rank_trails, read_trail

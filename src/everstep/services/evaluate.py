@@ -9,7 +9,7 @@ from everstep.arguments import integer
 from everstep.contracts.services import Boundary, BuiltIn, Moment, Outcome, RunView, Stage
 from everstep.contracts.state import Json
 from everstep.errors import ConfigError
-from everstep.metrics.aggregation import checked_statistics
+from everstep.metrics.statistics import checked_statistics
 from everstep.schedule import Every, Instant, Schedule
 
 Evaluator = Callable[["Evaluate"], Mapping[str, float]]

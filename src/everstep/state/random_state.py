@@ -11,12 +11,12 @@ from typing import Any
 import xxhash
 
 from everstep import backends
-from everstep.backends.numpy import python_state, set_python_state
+from everstep.backends.numpy import python_tree, set_python_state
 
 
 def capture() -> dict[str, Any]:
     """Return the global random state: {"python": ..., "numpy": ..., and each other framework in use}."""
-    return {"python": python_state(random), **{b.name: b.random_state() for b in backends.active()}}
+    return {"python": python_tree(random.getstate()), **{b.name: b.random_state() for b in backends.active()}}
 
 
 def restore(tree: dict[str, Any]) -> None:

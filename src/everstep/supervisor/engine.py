@@ -12,8 +12,8 @@ from everstep.checkpoint import CheckpointName, Phase, forecast
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError
-from everstep.metrics.aggregation import AcrossRanks
 from everstep.metrics.collector import Collector
+from everstep.metrics.statistics import AcrossRanks
 from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
 from everstep.services.console import Voice
 from everstep.services.replayed import Replayed

@@ -32,7 +32,7 @@ from everstep.contracts.data import Share, Stream
 from everstep.contracts.services import Interrupt, Moment, Service, Stage
 from everstep.contracts.state import Entry, Stateful
 from everstep.data import as_stream
-from everstep.data.adapters import IterableStream, is_stateful
+from everstep.data.adapt import IterableStream, is_stateful
 from everstep.errors import ConfigError, DataError, Interrupted, NotResumableError, StateError, nearest
 from everstep.loop import TrainLoop
 from everstep.record import Row, RunJournal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, TypeAlias, get_args
 
 from everstep.arguments import number
 from everstep.checkpoint import Store, is_interim, read_manifest
@@ -18,15 +18,8 @@ POLL = 0.25
 Which = Literal["each", "newest"]
 
 
-class Committed(NamedTuple):
-    """A committed checkpoint; its name and the digest of its state identify it."""
-
-    path: Path
-    digest: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.path.name, self.digest
+Committed: TypeAlias = tuple[str, str]
+"""Name of a committed checkpoint, and the digest of its state."""
 
 
 class CheckpointFollower:
@@ -54,7 +47,7 @@ class CheckpointFollower:
         self._over = False
         self._alive_at = time.monotonic()
 
-    def checkpoints(self, done: Collection[tuple[str, str]]) -> Iterator[Committed]:
+    def checkpoints(self, done: Collection[Committed]) -> Iterator[Committed]:
         """Yield each committed checkpoint once, or always the newest, until the run has ended."""
         given = set(done)
         last = float("-inf")
@@ -63,11 +56,11 @@ class CheckpointFollower:
             over = self.has_ended()
             there = self._committed()
             asked = there[-1:] if self._which == "newest" else there
-            waiting = [one for one in asked if one.key not in given]
+            waiting = [one for one in asked if one not in given]
             now = time.monotonic()
             if waiting and now - last >= self._throttle:
                 last = self._alive_at = now
-                given.add(waiting[0].key)
+                given.add(waiting[0])
                 yield waiting[0]
                 continue
             if not waiting and (over or self._given_up()):
@@ -84,7 +77,7 @@ class CheckpointFollower:
                 mark = (name, status.st_ino, status.st_ctime_ns)
                 if mark not in self._known:
                     body = read_manifest(path)
-                    self._known[mark] = None if is_interim(body) else Committed(path, str(body["digest"]))
+                    self._known[mark] = None if is_interim(body) else (str(name), str(body["digest"]))
             except (OSError, CheckpointError):
                 continue
             found.append(self._known[mark])

@@ -13,8 +13,8 @@ from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.services import EvalStep
 from everstep.contracts.tasks import Task, counted
 from everstep.errors import ConfigError, DataError, MetricError, UsageError, nearest
-from everstep.metrics.aggregation import Aggregate
 from everstep.metrics.collector import resolve, to_scalar
+from everstep.metrics.statistics import Aggregate
 from everstep.services.evaluate import Evaluate
 from everstep.state import isolated, make_entry, seed_all, undeclared
 from everstep.trainer.eval_ranks import EvalRanks, Row
@@ -262,7 +262,9 @@ class _Metrics:
                     raise
 
     def _take_samples(self, name: str, value: Any) -> None:
-        values = _elements(name, value)
+        # an array or tensor is read at once
+        elements = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
+        values = resolve([to_scalar(name, each) for each in elements])
         if self._ranks.divides:
             self._samples.setdefault(name, []).extend(values)
         else:
@@ -313,9 +315,3 @@ class _Metrics:
 
 def _of_each_sample(value: Any) -> bool:
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
-
-
-def _elements(name: str, value: Any) -> list[float]:
-    """The elements of an array or tensor, read at once, or of a sequence of numbers."""
-    flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
-    return resolve([to_scalar(name, each) for each in flat])

@@ -13,10 +13,10 @@ from typing import Any
 from everstep.contracts.data import WHOLE, Cursor, Share, Stream
 from everstep.contracts.group import Group
 from everstep.contracts.tasks import Task
-from everstep.data.wrappers import CursorWrapper
+from everstep.data.cursor import CursorWrapper
 from everstep.errors import DataError, DisagreementError, UsageError
 from everstep.group import Single, group_size
-from everstep.metrics.aggregation import Aggregate
+from everstep.metrics.statistics import Aggregate
 from everstep.record import batch_digest
 from everstep.services.evaluate import Evaluate
 from everstep.supervisor.data_ranks import require_alike, require_same_samples
@@ -94,7 +94,7 @@ class EvalRanks:
         mine = {name: aggregate.mean_and_weight for name, aggregate in own.items()}
         together: dict[str, Aggregate] = {}
         found = self.group.gather([mine, bad], f"the evaluation of stream {self._name!r}")
-        for theirs, worst in self._counted(found):
+        for theirs, worst in self.group.data.of_parts(found):
             for name, (mean, weight) in theirs.items():
                 together.setdefault(name, Aggregate()).add([mean], [weight])
             for name, (batch, value) in worst.items():
@@ -103,12 +103,8 @@ class EvalRanks:
 
     def _all(self, values: Sequence[Any], what: str) -> list[Any]:
         """Gather the values of all parts, in the order of parts."""
-        found = self._counted(self.group.gather_lists(values, what))
+        found = self.group.data.of_parts(self.group.gather_lists(values, what))
         return [value for theirs in found for value in theirs]
-
-    def _counted(self, found: Sequence[Any]) -> list[Any]:
-        """Return what the first rank of each part has told."""
-        return [found[rank] for rank in self.group.data.first]
 
     def agreed(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
         """Return the values on which all ranks go on: of the whole data, those of the writer."""

@@ -234,14 +234,15 @@ class Evaluations:
         on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
         passed = [key for key, count in on.items() if count == len(asked)]
         for found in follower.checkpoints(passed):
+            path = follower.run_dir / "checkpoints" / found[0]
             try:
-                weights = self.weights = load(found.path, self.task.state())
+                weights = self.weights = load(path, self.task.state())
             except (CheckpointError, OSError) as error:
-                gone = "it was deleted while it was read" if not found.path.exists() else str(error)
-                print(f"checkpoint {found.path.name} is passed over: {gone}", flush=True)
+                gone = "it was deleted while it was read" if not path.exists() else str(error)
+                print(f"checkpoint {path.name} is passed over: {gone}", flush=True)
                 continue
             for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
-                if (name, num_steps, *found.key) not in done:
+                if (name, num_steps, *found) not in done:
                     yield self._apart(name, num_steps)
             if max_step is not None and weights.step >= max_step:
                 return

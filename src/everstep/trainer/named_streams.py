@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from everstep.contracts.data import WHOLE, Cursor, Share, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.data import adapt, as_stream
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import ConfigError, DataError, nearest
 
 Data = Any
@@ -104,40 +104,27 @@ class TrainInputs(StreamWrapper):
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         super().__init__(stream)
         self._fetch = fetch
-        self._share = WHOLE
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        kind = _Cursor if self._share.size == 1 else _PartCursor
-        return kind(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
-
-    def split(self, share: Share) -> TrainInputs:
-        """Return the stream of inputs that `fetch` draws from one rank's part."""
-        part = TrainInputs(self.stream.split(share), self._fetch)
-        part._share = share
-        return part
+        return _Cursor(self.stream.open(purpose, pass_index, position, seed=seed), self._fetch)
 
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> None:
         """Return None: the task decides how many batches an input takes."""
 
 
 class _Cursor(CursorWrapper):
+    """Cursor of inputs; several batches have no weight if the parts of the ranks differ in size."""
+
     def __init__(self, cursor: Cursor, fetch: Fetch) -> None:
         super().__init__(cursor)
         self._fetch = fetch
 
-    def __next__(self) -> Any:
-        return self._fetch(self.cursor)
-
     def remaining(self) -> int | None:
         return None  # the task decides how many batches an input takes
 
-
-class _PartCursor(_Cursor):
-    """Cursor of inputs drawn from a rank's part; several batches have no weight if their parts differ."""
-
     def __next__(self) -> Any:
         before = self.cursor.done or 0
-        inputs = super().__next__()
+        inputs = self._fetch(self.cursor)
         drew = (self.cursor.done or 0) - before
         if drew > 1 and self.cursor.weight != 1.0:
             raise DataError(

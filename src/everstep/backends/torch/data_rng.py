@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from everstep.backends.numpy import python_state, python_tree, set_python_state, set_state_of, state_of
+from everstep.backends.numpy import python_tree, set_python_state, set_state_of, state_of
 
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -63,7 +63,7 @@ def keyed_state_of(generator: Generator, key: int) -> Any:
         return type(generator.bit_generator)(key).state
     if isinstance(generator, np.random.RandomState):
         return np.random.RandomState(key >> 32).get_state(legacy=False)
-    return python_state(random.Random(key))
+    return python_tree(random.Random(key).getstate())
 
 
 def held_by(holders: Iterable[Any]) -> list[Generator]:

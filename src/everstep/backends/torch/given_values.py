@@ -90,9 +90,7 @@ def mark_of(value: Any, read: bool = False) -> Any:
         elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return kind, _digest(elements), str(value.dtype), tuple(value.shape)
     if isinstance(value, Tensor):
-        # neither has a version counter
-        uncounted = is_lazy(value) or value.is_inference()
-        return kind, weakref.ref(value), 0 if uncounted else value._version
+        return kind, weakref.ref(value), version_of(value)
     if kind is np.ndarray:
         if value.dtype.hasobject:
             return kind, value.tobytes(), value.shape
@@ -113,6 +111,11 @@ def mark_of(value: Any, read: bool = False) -> Any:
         inside = [each for pair in value.items() for each in pair] if kind in _DICTS else value
         return kind, [mark_of(each, read) for each in inside]
     return kind, value if kind in SCALARS else id(value)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return torch's count of a tensor's changes; 0 where there is none: of a lazy one, in inference mode."""
+    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 def _digest(data: bytes | memoryview) -> bytes:

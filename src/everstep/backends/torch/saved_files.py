@@ -147,17 +147,10 @@ def require_module(entry: str, obj: Any) -> None:
 
 def program(model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> bytes:
     """Return a file's bytes for `torch.export.load`: the model in evaluation mode, with its weights."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
-        file = io.BytesIO()
-        torch.export.save(exported, file)
-        return file.getvalue()
-    finally:
-        for module in training:
-            module.training = True
+    file = io.BytesIO()
+    with BACKEND.evaluation_mode({"model": model}):
+        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes), file)
+    return file.getvalue()
 
 
 def gpu_load() -> dict[str, float]:

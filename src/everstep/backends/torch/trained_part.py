@@ -10,6 +10,7 @@ import xxhash
 from torch import Tensor
 
 from everstep.backends.torch.backend import BACKEND
+from everstep.backends.torch.given_values import version_of
 from everstep.backends.torch.model_wrappers import BareNames, bare
 from everstep.backends.torch.sharded import refuse_sharded
 from everstep.backends.torch.torch_entries import ModuleEntry
@@ -80,7 +81,7 @@ class TrainableEntry(ModuleEntry):
             if name not in notes.trained:
                 base[name] = notes.base[name][1]
                 if isinstance(tensor, torch.nn.Parameter):
-                    notes.claims.append((name, tensor.detach(), _version(tensor), base[name]))
+                    notes.claims.append((name, tensor.detach(), version_of(tensor), base[name]))
         saved = {name: value for name, value in tree.items() if name not in base}
         if _BUFFERS in tree:
             saved[_BUFFERS] = {name: value for name, value in tree[_BUFFERS].items() if name not in base}
@@ -92,7 +93,7 @@ class TrainableEntry(ModuleEntry):
         def prove() -> None:
             for name, tensor, version, text in claims:
                 # a change that torch has counted since the snapshot is looked at when the next one is taken
-                if _described(tensor) != text and _version(tensor) == version:
+                if _described(tensor) != text and version_of(tensor) == version:
                     raise StateError(
                         f"the frozen parameter {name!r} has changed past torch's count of changes, as by "
                         ".data; change it in place under torch.no_grad(), or give the model in state="
@@ -158,12 +159,7 @@ class TrainableEntry(ModuleEntry):
 
 
 def _mark(tensor: Tensor) -> _Mark:
-    return id(tensor), tensor.data_ptr(), _version(tensor)
-
-
-def _version(tensor: Tensor) -> int:
-    """Return torch's count of the changes of a tensor; 0 where there is none, in inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), version_of(tensor)
 
 
 def _described(tensor: Tensor) -> str:

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
 from everstep.contracts.data import WHOLE, Share, Stream
-from everstep.data.adapters import is_stateful, length_of, skip
+from everstep.data.adapt import is_stateful, length_of, skip
 from everstep.data.cursor import PassCursor
 from everstep.data.order import Sampling, key_at
 from everstep.data.other_libraries import (

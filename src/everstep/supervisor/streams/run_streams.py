@@ -10,7 +10,7 @@ from everstep.arguments import valid_name
 from everstep.contracts.data import Cursor, Share, Stream, Uneven
 from everstep.contracts.group import Group
 from everstep.data.adapt import as_stream
-from everstep.data.wrappers import CursorWrapper
+from everstep.data.cursor import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.group import Single
 from everstep.record import Batch
