@@ -161,7 +161,7 @@ def test_evaluated_or_not(unobserved: Path, data: tuple[str, ...], tmp_path: Pat
 def test_a_bare_evaluation_is_no_observation(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
     """That the comparison can tell: drawing random numbers outside `evaluation()` changes the training."""
     Program(arguments=(*SHORT, *data, "--evaluate", "bare"), **NO_SAVES).run(tmp_path / "run")
-    paths = [one.path for one in compare_runs(unobserved, tmp_path / "run", shared=True)]
+    paths = [one.path for one in compare_runs(unobserved, tmp_path / "run")]
     assert "leaf/user/model/0.weight" in paths
 
 

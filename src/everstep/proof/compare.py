@@ -18,7 +18,7 @@ _Facts: TypeAlias = dict[tuple[int, str], list[bytes]]
 """Facts of a run by (rank, path); a second value under a path is a difference."""
 
 
-def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
+def compare_runs(a: Path, b: Path) -> list[Difference]:
     """Compare two runs bit for bit; an empty list says that they are the same run.
 
     Compared are the newest checkpoint's state tree outside `wall/`, the valid journal rows that do
@@ -27,7 +27,6 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
 
     Args:
         a, b: run directories; only read.
-        shared: leave out values that only one run has, as for runs with different services.
 
     Returns:
         The differences, sorted by their paths: "leaf/PATH" (of another rank than 0 "rank R/leaf/PATH"),
@@ -37,7 +36,7 @@ def compare_runs(a: Path, b: Path, *, shared: bool = False) -> list[Difference]:
     differences = []
     for rank, path in sorted(left.keys() | right.keys()):
         one, other = left.get((rank, path), []), right.get((rank, path), [])
-        if (one != other or len(one) > 1) and not (shared and [] in (one, other)):
+        if one != other or len(one) > 1:
             full = f"rank {rank}/{path}" if rank else path
             values = *_component(path), _shown(one, other), _shown(other, one)
             differences.append(Difference(*values, place="end", rank=rank, path=full))
