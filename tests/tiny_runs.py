@@ -189,11 +189,11 @@ class Boom(Exception):
     """What the tests raise."""
 
 
-def boom_at(at: int, error: type[BaseException] = Boom) -> LoopHook:
+def boom_at(at: int) -> LoopHook:
     """Raise when the count is reached."""
 
     def hook(loop: Any, count: int) -> None:
         if count == at:
-            raise error(f"at {at}")
+            raise Boom(f"at {at}")
 
     return hook

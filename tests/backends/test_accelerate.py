@@ -13,12 +13,17 @@ from everstep.backends.torch.torch_entries import make_entry
 from everstep.errors import ConfigError, DataError
 
 
-def program(run_dir: Path, *, stop_at: int = 0) -> list[torch.Tensor]:
-    """Four epochs of three steps, with a model and an optimizer that accelerate has prepared."""
+def prepared(**options: Any) -> tuple[accelerate.Accelerator, Any, Any]:
+    """A model and an optimizer that accelerate has prepared, and itself."""
     torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerate.Accelerator(cpu=True, **options)
     model = torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    return accelerator, *accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+
+
+def program(run_dir: Path, *, stop_at: int = 0) -> list[torch.Tensor]:
+    """Four epochs of three steps."""
+    accelerator, model, optimizer = prepared()
     state = {"model": model, "optimizer": optimizer}
     loader = DataLoader(torch.arange(12.0).reshape(6, 2), batch_size=2, shuffle=True)
     saves = everstep.Checkpoints(everstep.Every(steps=2))
@@ -83,10 +88,7 @@ class Window:
 
 def accumulating(run_dir: Path, *, stop_at: int = 0, saved: bool = True) -> tuple[torch.Tensor, list[str]]:
     """Twelve steps, two for an update; a save after each third. Returns the weight and the warnings."""
-    torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = torch.nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
     state = {"model": model, "optimizer": optimizer}
     if saved:
         state["window"] = Window(accelerator, optimizer)

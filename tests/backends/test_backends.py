@@ -19,6 +19,7 @@ from everstep.contracts.state import HostArray, Unread
 from everstep.errors import ConfigError, MetricError, StateError
 from everstep.record import RunJournal
 from everstep.state import decode, encode, isolated
+from tiny_runs import supervised
 
 NUMPY, TORCH = backends.get("numpy"), backends.get("torch")
 BOTH = pytest.mark.parametrize("backend", [NUMPY, TORCH], ids=["numpy", "torch"])
@@ -282,10 +283,7 @@ def test_a_program_on_the_cpu_of_a_machine_with_a_gpu_never_asks_cuda(
     driver = Driver(monkeypatch, initialised=False)
     model = torch.nn.Linear(1, 1)
     profile = everstep.services.Profile(everstep.At(1), steps=1)
-    with everstep.Supervisor(tmp_path, {"model": model}, max_step=3, services=[profile]) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            sv.advance()
+    supervised(everstep.Supervisor(tmp_path, {"model": model}, max_step=3, services=[profile]))
     assert not driver.initialised and TORCH.is_deterministic()
     assert "cuda_devices" not in RunJournal(tmp_path).facts()["backends"]["torch"]
     assert "cuda" not in TORCH.random_state()

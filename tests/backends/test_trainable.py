@@ -236,13 +236,6 @@ def test_the_whole_model_and_the_trained_part_meet(tmp_path: Path) -> None:
         train(tmp_path / "c", declare=lambda model: model)
 
 
-def test_best_weights_load_over_the_base(tmp_path: Path) -> None:
-    _, net = train(tmp_path)
-    other = Net()
-    everstep.load(tmp_path, {"model": everstep.torch.trainable(other)})
-    assert weights(other) == weights(net)
-
-
 def test_a_rollback_to_before_a_part_was_trained_is_refused_by_name() -> None:
     net = Net()
     entry: Any = everstep.torch.trainable(net).entry()

@@ -34,10 +34,13 @@ MLFLOW = Path(__file__).parent / "data" / "mlflow.sql"
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    path = tmp_path / "mlflow.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.executescript(MLFLOW.read_text())
+    edit(path := tmp_path / "mlflow.db", MLFLOW.read_text())
     return path
+
+
+def edit(database: Path, script: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.executescript(script)
 
 
 def write_events(folder: Path, steps: range, scale: float = 1.0, metric: str = "train/loss") -> None:
@@ -132,14 +135,10 @@ def test_settings_of_add_hparams_are_those_of_the_run_above(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_imported(tmp_path: Path, database: Path) -> None:
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute(
-            "update runs set start_time = 'x', name = '../../etc/<b>\x1b[31m' where name = 'bad'"
-        )
+    edit(database, "update runs set start_time = 'x', name = '../../etc/<b>\x1b[31m' where name = 'bad'")
     told, said = everstep("import", "mlflow", "mlflow.db", cwd=tmp_path, status=1)
     assert "wide-" in told and "is left out: TypeError" in said and "\x1b" not in told + said
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("update runs set start_time = 1 where name != 'wide'")
+    edit(database, "update runs set start_time = 1 where name != 'wide'")
     rows = imported("mlflow", "mlflow.db", cwd=tmp_path)
     assert [Path(row["run"]).parent for row in rows] == [tmp_path / "runs"] * 2
     (tmp_path / "notes.txt").write_text("no run")
@@ -214,10 +213,7 @@ def test_a_database_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path,
 
 
 def test_a_view_is_not_read(tmp_path: Path, database: Path) -> None:
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.executescript(
-            "alter table tags rename to others; create view tags as select * from others"
-        )
+    edit(database, "alter table tags rename to others; create view tags as select * from others")
     ((_, read),) = mlflow(database)
     with pytest.raises(ConfigError, match="no tables tags"):
         read()

@@ -273,21 +273,6 @@ def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[s
     assert checkpoints[0].endswith(f"step-{about['step']:08d}") and about == expected
 
 
-@pytest.mark.campaign("long")
-def test_it_loads_without_everstep(trained: Path) -> None:
-    everstep("export", "runs/small", "--out", "plain", cwd=trained)
-    program = (
-        "import sys; sys.modules['everstep'] = None\n"
-        "import torch; from safetensors.torch import load_file\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))\n"
-        "print(model.load_state_dict(load_file('plain/model.safetensors')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=trained, capture_output=True, text=True, check=True
-    )
-    assert "All keys matched" in done.stdout
-
-
 @pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("command", "status", "said"),

@@ -208,6 +208,7 @@ MAKERS = {
     "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
     "keys": lambda loader: loader(data, batch_size=3, sampler=dict.fromkeys(range(8)).keys()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),
+    "torchdata's sampler": lambda loader: loader(data, 2, sampler=StatefulDistributedSampler(data, 2, 0)),
 }
 
 
@@ -368,7 +369,9 @@ def test_a_live_sampler_is_drawn_batch_by_batch_where_it_is_declared_to_be_repla
 
 
 def test_a_stateful_sampler_of_no_length_is_refused_and_one_of_length_0_is_not():
-    assert "a state_dict and no length" in as_stream(DataLoader(data, 3, sampler=Endless())).unsaveable
+    for options in ({"sampler": Endless()}, {"batch_sampler": BatchSampler(Endless(), 2, False)}):
+        with pytest.raises(NotResumableError, match=r"sampler Endless, .* no length: give it __len__"):
+            as_stream(DataLoader(data, **options)).open("train", 0, seed=0).position()
     assert as_stream(DataLoader(data, 3, sampler=Empty())).unsaveable is None
 
 
@@ -446,18 +449,6 @@ def test_a_loader_whose_place_cannot_be_saved_is_refused_when_it_is_bound(option
         cursor.position()
     if loader.persistent_workers:
         loader._iterator._shutdown_workers()
-
-
-def test_a_sampler_with_a_state_and_without_a_length_is_refused():
-    stream = as_stream(DataLoader(Augmented(), batch_sampler=BatchSampler(Endless(), 2, False)))
-    with pytest.raises(NotResumableError, match=r"the sampler Endless, .* no length: give it __len__"):
-        stream.open("train", 0, seed=0).position()
-
-
-def test_a_sampler_of_torchdatas_is_advanced_to_its_place():
-    check_stream(
-        lambda: as_stream(DataLoader(Augmented(), 2, sampler=StatefulDistributedSampler(data, 2, 0)))
-    )
 
 
 def test_what_a_sampler_counts_is_no_part_of_what_the_data_is():

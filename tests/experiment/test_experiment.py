@@ -106,13 +106,8 @@ def test_every_schedule_has_a_name_and_a_wrong_one_gets_the_nearest() -> None:
 def test_train_is_the_trainer_and_goes_on() -> None:
     assert experiment(max_epoch=1).train().ending.step == 4
     assert experiment().train().ending.resumed_from == "epoch-0001-step-00000004"
-    other = everstep.Trainer(
-        TinyTask(),
-        {"train": numbers(8, shuffle=True), "valid": numbers()},
-        "runs/b",
-        max_epoch=2,
-        seed=7,
-    )
+    streams = {"train": numbers(8, shuffle=True), "valid": numbers()}
+    other = everstep.Trainer(TinyTask(), streams, "runs/b", max_epoch=2, seed=7)
     assert experiment().train().ending.digest == other.run_training().digest
 
 
@@ -464,41 +459,42 @@ def test_what_controls_the_training_is_kept_or_forked_too(
     assert forked.train().ending.step == 16 and str(forked.run_dir) == "runs/tiny-fork-1"
 
 
+FORKED = ("optimizer.lr=0.2", "trainer.max_epoch=2")
+
+
+def fork_made(file: Path) -> Path:
+    """Train an epoch, and make the directory of a fork of it, and nothing more; where the fork begins."""
+    opened(file, "trainer.max_epoch=1").train()
+    opened(file, *FORKED, on_change="fork")._to_train()
+    return Path("runs/tiny/checkpoints/epoch-0001-step-00000004")
+
+
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_fork_that_was_killed_at_once_begins_again(file: Path, copied: bool, by_name: bool) -> None:
     """Also where the copy of its parent's checkpoint was committed, and nothing of its own."""
-    opened(file, "trainer.max_epoch=1").train()
-    changed = ["optimizer.lr=0.2", "trainer.max_epoch=2"]
-    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
-    fork, parent = Path("runs/tiny-fork-1"), Path("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    parent, fork = fork_made(file), Path("runs/tiny-fork-1")
     if copied:
         store = Store(fork, 1, print, RunDir.open(fork, create=False).id)
         store.adopt(read_checkpoint(parent), journal=None, rollbacks=[])
     again: dict[str, Any] = {"run_dir": fork} if by_name else {"on_change": "fork"}
-    resumed = opened(file, *changed, **again).train().ending
+    resumed = opened(file, *FORKED, **again).train().ending
     assert (resumed.resumed_from, resumed.step) == (parent.name, 8)
-    assert opened(file, *changed, **again).train().ending.digest == resumed.digest
+    assert opened(file, *FORKED, **again).train().ending.digest == resumed.digest
     assert not Path("runs/tiny-fork-2").exists()
 
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_fork_that_saved_nothing_keeps_its_beginning(file: Path, deleted: bool) -> None:
-    opened(file, "trainer.max_epoch=1").train()
-    changed = ("optimizer.lr=0.2", "trainer.max_epoch=2")
-    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
+    parent = fork_made(file)
     opened(file, "trainer.max_epoch=2").train()
     if deleted:
-        shutil.rmtree("runs/tiny/checkpoints/epoch-0001-step-00000004")
-    again = opened(file, *changed, on_change="fork")
+        shutil.rmtree(parent)
+    again = opened(file, *FORKED, on_change="fork")
     again.train()
     began = RunDir.open(again.run_dir, create=False).facts["parent"]["checkpoint"]
-    wanted = (
-        ("tiny-fork-2", "epoch-0002-step-00000008")
-        if deleted
-        else ("tiny-fork-1", "epoch-0001-step-00000004")
-    )
-    assert (Path(again.run_dir).name, began) == wanted
+    wanted = "epoch-0002-step-00000008" if deleted else parent.name
+    assert (Path(again.run_dir).name, began) == (f"tiny-fork-{1 + deleted}", wanted)
     first, *_ = RunJournal(again.run_dir).events("segment")
     assert began in str(first.data)
 
@@ -512,12 +508,9 @@ def test_a_fork_goes_on_inside_the_epoch_that_a_limit_cut_short(file: Path) -> N
 
 
 def test_a_fork_whose_beginning_is_gone_says_how_to_fork_again(file: Path) -> None:
-    opened(file, "trainer.max_epoch=1").train()
-    changed = ("optimizer.lr=0.2", "trainer.max_epoch=2")
-    opened(file, *changed, on_change="fork")._to_train()  # the directory is made, and nothing more
-    shutil.rmtree("runs/tiny/checkpoints/epoch-0001-step-00000004")
+    shutil.rmtree(fork_made(file))
     with pytest.raises(NoCheckpointError, match=r"saved nothing, and the checkpoint .* is gone.*fork again"):
-        opened(file, *changed, run_dir="runs/tiny-fork-1")
+        opened(file, *FORKED, run_dir="runs/tiny-fork-1")
 
 
 def test_the_config_is_compared_before_the_shapes_and_what_fits_nothing_is_not_forked(file: Path) -> None:

@@ -318,9 +318,9 @@ def test_a_pipe_with_the_name_of_best_weights_holds_nobody_up(tmp_path: Path) ->
     assert pipe.is_fifo()
 
 
-def while_training(run: Path, harm: Callable[[Path], object], **more: Any) -> Tiny:
+def while_training(run: Path, harm: Callable[[Path], object]) -> Tiny:
     """A run to which this is done at its sixth step of twelve."""
-    program = Tiny(run, max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))], **more)
+    program = Tiny(run, max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))])
     program.train(inside=lambda loop, step: harm(run) if step == 6 else None)
     return program
 

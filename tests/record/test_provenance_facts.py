@@ -266,18 +266,14 @@ def test_a_hostile_text_takes_time_in_proportion(unit: str, end: str) -> None:
     redacted(unit * (1_000_000 // len(unit)) + end)
 
 
-def fail_at(step: int, error: BaseException) -> Any:
-    def inside(loop: Any, now: int) -> None:
-        if now == step:
+def failing(run_dir: Path, error: BaseException) -> Tiny:
+    def fails_here(loop: Any, step: int) -> None:
+        if step == 3:
             raise error
 
-    return inside
-
-
-def failing(run_dir: Path, error: BaseException) -> Tiny:
     tiny = Tiny(run_dir, max_epoch=2)
     with pytest.raises(type(error)):
-        tiny.train(fail_at(3, error))
+        tiny.train(fails_here)
     return tiny
 
 
@@ -293,7 +289,7 @@ def test_an_exception_leaves_a_page_with_its_traceback(tmp_path: Path) -> None:
     assert (first.cause, first.pid) == (None, os.getpid())
     assert first.what.startswith("ValueError: of https://") and "secret" not in str(first)
     assert first.lines[0] == "Traceback (most recent call last):" and "secret" not in "".join(first.lines)
-    assert any("in fail_at" in line or "in inside" in line for line in first.lines)
+    assert any("in fails_here" in line for line in first.lines)
     assert (second.segment, second.what) == (2, "KeyError: 'again'")
     assert [each["what"] for each in json.loads(shown(tmp_path, "--json"))["failures"]] == [
         first.what,

@@ -339,15 +339,15 @@ def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
 
 
 FOLDERS = (
-    "checkpoints",
     "best",
+    "checkpoints",
     "damaged",
-    "superseded",
-    "exports",
     "evaluations",
+    "exports",
+    "failures",
     "journal",
     "logs",
-    "failures",
+    "superseded",
 )
 FILES = ("lock", "checkpoint", "pins.json", "labels.json", "run.json")
 EMPTY = Commit(CheckpointName(1), Encoded({}), "1")

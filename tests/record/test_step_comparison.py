@@ -39,6 +39,7 @@ STEPS: list[Any] = [([7, 8], [0.5, 0.25]), ([9], [0.125]), ([10], [])]
 
 
 def start(run_dir: Path, segment: int = 1, first: int = 0) -> Trail:
+    (run_dir / "run.json").touch()
     Journal.open(run_dir, segment, None if segment == 1 else Position(1, 0), {}).close()
     return Trail(run_dir, segment, first, is_wall, pytest.fail)
 
@@ -55,18 +56,27 @@ def execute(trail: Trail, steps: list[Any], comparison: StepComparison | None = 
             comparison.reached(step)
 
 
-def again(
-    run_dir: Path, before: list[Any], now: list[Any], why: str = "", first: int = 0, tail: bool = False
-) -> StepComparison:
+def again(run_dir: Path, before: list[Any], now: list[Any], why: str = "", first: int = 0) -> StepComparison:
     """Steps that were killed, and what a start finds that executes them again."""
-    (run_dir / "run.json").touch()
     execute(start(run_dir, first=first), before, first=first)
-    earlier = read_earlier_steps(RunJournal(run_dir), Position(1, 0), first, tail=tail)
-    comparison = StepComparison(earlier, lambda: why)
-    trail = start(run_dir, 2, first)
-    trail.compare = comparison.note
+    comparison, trail = compared(run_dir, first, why=why)
     execute(trail, now, comparison, first)
     return comparison
+
+
+def compared(
+    run_dir: Path,
+    first: int = 0,
+    segment: int = 2,
+    position: Position = Position(1, 0),  # noqa: B008
+    why: str = "",
+    tail: bool = False,
+) -> tuple[StepComparison, Trail]:
+    """The comparison of a further start with the steps before it, and its trail."""
+    earlier = read_earlier_steps(RunJournal(run_dir), position, first, tail=tail)
+    comparison, trail = StepComparison(earlier, lambda: why), start(run_dir, segment, first)
+    trail.compare = comparison.note
+    return comparison, trail
 
 
 def nan(bits: int) -> float:
@@ -180,7 +190,6 @@ def test_a_pass_that_ends_elsewhere_is_a_difference(earlier: Any, now: Any, what
 
 
 def test_the_state_in_a_snapshot_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "run.json").touch()
     copies = {"step/random state": 5, "step/model": 5, "epoch/random state": 6}
     trail = start(tmp_path)
     for name, digest in copies.items():
@@ -196,15 +205,11 @@ def test_the_state_in_a_snapshot_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", ["head", "tail"])
 def test_rows_of_the_tail_are_compared_and_those_of_the_head_are_not(tmp_path: Path, phase: str) -> None:
     """At the checkpoint, where the tail is repeated, and at the last step, behind which a tail may follow."""
-    (tmp_path / "run.json").touch()
     trail = start(tmp_path)
     execute(trail, STEPS[:2])
     for step in (1, 2):
         trail.rows(Block(1, phase, "valid", False, [step], [0.1], [1], [0]))
-    earlier = read_earlier_steps(RunJournal(tmp_path), Position(1, 0), 1, tail=True)
-    comparison = StepComparison(earlier)
-    trail = start(tmp_path, 2, 1)
-    trail.compare = comparison.note
+    comparison, trail = compared(tmp_path, 1, tail=True)
     execute(trail, STEPS[1:2], comparison, first=1)
     assert comparison.done == (phase == "head")
     for step in (1, 2):
@@ -215,12 +220,9 @@ def test_rows_of_the_tail_are_compared_and_those_of_the_head_are_not(tmp_path: P
 
 
 def test_it_ends_beyond_the_last_step_and_the_first_execution_counts(tmp_path: Path) -> None:
-    (tmp_path / "run.json").touch()
     execute(start(tmp_path), [([], [1.0]), ([], {"loss": 2.0, "gone": 1.0})])
     execute(start(tmp_path, 2), [([], [1.0]), ([], [3.0])])
-    comparison = StepComparison(read_earlier_steps(RunJournal(tmp_path), Position(1, 0), 0))
-    trail = start(tmp_path, 3)
-    trail.compare = comparison.note
+    comparison, trail = compared(tmp_path, segment=3)
     execute(trail, [([], [1.0]), ([], [2.0])], comparison)
     assert not comparison.done  # what the epoch's tail collects may follow
     comparison.reached(3)
@@ -237,9 +239,7 @@ def test_rows_of_the_journal_are_compared_where_no_trail_has_the_step(tmp_path: 
     journal.append(Block(1, "step", "a_time", True, [4, 5], [7.0, 8.0], [1] * 2, [0] * 2))
     journal.close()
     execute(Trail(tmp_path, 1, 4, is_wall, pytest.fail), [([1], [2.0])], first=4)
-    comparison = StepComparison(read_earlier_steps(RunJournal(tmp_path), position, 3))
-    trail = start(tmp_path, 2, 3)
-    trail.compare = comparison.note
+    comparison, trail = compared(tmp_path, 3, position=position)
     execute(trail, [([0], [0.125]), ([1], [2.0]), ([2], [4.0])], comparison, first=3)
     assert (comparison.done, comparison.steps, comparison.equal["loss"]) == (True, 3, 2)
     assert comparison.report().startswith("resume differs: step 6 loss was 3.0 and is 4.0 now (1 of 4 ")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -336,12 +337,11 @@ def test_each_kind_of_condition_sets_a_value_exactly(tmp_path: Path) -> None:
         (lambda: When(lambda b: b.step in (6, 12), halve, every=Every(steps=3)), [6, 12]),
     ]
 
+    def start(make: Callable[[], When], run_dir: Path, crash: int) -> Any:
+        return scheduled(run_dir, make(), crash=crash, max_epoch=5, steps_per_epoch=4)[0]
+
     for number, (make, steps) in enumerate(services):
-
-        def start(run_dir: Path, crash: int, make: Callable[[], When] = make) -> Any:
-            return scheduled(run_dir, make(), crash=crash, max_epoch=5, steps_per_epoch=4)[0]
-
-        changes, again = resumed(tmp_path / str(number), start, 14)
+        changes, again = resumed(tmp_path / str(number), partial(start, make), 14)
         assert list(changes) == steps and again == changes
 
 
@@ -365,12 +365,9 @@ def test_a_stop_and_an_interruption(tmp_path: Path) -> None:
 
 def test_several_actions_in_order_and_the_checkpoint_comes_after(tmp_path: Path) -> None:
     seen: list[Any] = []
+    two = [lambda b: seen.append(b.step), Save(), lambda b: seen.append(-b.step)]
     services = [
-        When(
-            Every(steps=2),
-            [lambda b: seen.append(b.step), Save(), lambda b: seen.append(-b.step)],
-            name="two",
-        ),
+        When(Every(steps=2), two, name="two"),
         When(Every(steps=2), lambda b: seen.append(str(b.step))),
     ]
     serviced(tmp_path, services, max_epoch=1)
@@ -483,10 +480,8 @@ class Sets(Service):
         return Outcome(actions=(self.action,))
 
 
-def advanced_by(
-    run_dir: Path, state: Any, action: SetValue, steps: int = 3, service: Service | None = None
-) -> None:
-    supervised(everstep.Supervisor(run_dir, state, services=[service or Sets(action)], max_step=steps))
+def advanced_by(run_dir: Path, state: Any, service: Service) -> None:
+    supervised(everstep.Supervisor(run_dir, state, services=[service], max_step=3))
 
 
 def test_an_optimizers_option_in_every_group_and_the_rest_of_it_stays(tmp_path: Path) -> None:
@@ -527,7 +522,7 @@ def test_a_target_that_cannot_be_set_is_refused(tmp_path: Path) -> None:
     state = {"optimizer": {"lr": 0.1, "name": "mine"}, "w": np.zeros(2), "huge": {"rate": 1e300}}
     for number, (service, message) in enumerate(NOT_SET):
         with pytest.raises((ConfigError, UsageError), match=message):
-            advanced_by(tmp_path / str(number), state, SetValue("huge.rate", 0.5), service=service)
+            advanced_by(tmp_path / str(number), state, service)
     assert state["huge"] == {"rate": 1e300}
 
 
@@ -541,8 +536,8 @@ def test_a_key_of_a_dictionary_a_slot_and_a_tensor_that_stays_the_same(tmp_path:
     sv = everstep.Supervisor(tmp_path / "tensor", state, services=[service], max_step=1)
     supervised(sv, lambda sv: optimizer.step())
     assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.25
-    advanced_by(tmp_path / "dictionary", {"settings": settings}, SetValue("settings.beta", 0.5))
-    advanced_by(tmp_path / "slot", {"temperature": slot}, SetValue("temperature", times=0.5))
+    advanced_by(tmp_path / "dictionary", {"settings": settings}, Sets(SetValue("settings.beta", 0.5)))
+    advanced_by(tmp_path / "slot", {"temperature": slot}, Sets(SetValue("temperature", times=0.5)))
     assert settings == {"beta": 0.5}
     assert slot.value == 1.0
 

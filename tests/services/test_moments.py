@@ -24,6 +24,14 @@ EVALUATED = [
 ]
 
 
+def evaluated(loop: Any, epoch: int) -> None:
+    """A tail that fires every moment of one."""
+    with loop.evaluation():
+        loop.collect_metrics(valid_loss=0.5)
+    loop.add_summary("a picture")
+    loop.print_logs()
+
+
 def test_the_trace_of_two_epochs_of_two_steps_and_what_the_moments_carry(tmp_path: Path) -> None:
     trace: list[tuple[str, int, int]] = []
     carried: dict[str, Any] = {}
@@ -39,13 +47,7 @@ def test_the_trace_of_two_epochs_of_two_steps_and_what_the_moments_carry(tmp_pat
         checkpoint = moment is Moment.AFTER_CHECKPOINT
         tiny.loop.on(moment, (lambda b: saved.append(b.payload)) if checkpoint else note)
 
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.evaluation():
-            loop.collect_metrics(valid_loss=0.5)
-        loop.add_summary("a picture")
-        loop.print_logs()
-
-    tiny.train(tail=tail)
+    tiny.train(tail=evaluated)
     expected = [("enter_loop", 0, 0)]
     for epoch in (1, 2):
         expected.append(("before_epoch", epoch, 2 * epoch - 2))
@@ -139,21 +141,13 @@ def failing(boundary: Boundary) -> None:
     raise Boom(f"at step {boundary.step}")
 
 
-def test_a_failing_report_is_warned_of_each_time_and_stops_nothing(tmp_path: Path) -> None:
-    """That it changes nothing: `check_service`."""
-    fragile = Told("fragile", failing, every=Every(steps=4))
-    tiny = Tiny(tmp_path / "run", max_epoch=2, services=[fragile]).train()
-    warned = [w for w in tiny.loop.ending.warnings if "'fragile'" in w]
-    assert len(warned) == 2 and "Boom: at step 4" in warned[0]
-    assert any("warning: service 'fragile' failed" in line for line in tiny.lines)
-    assert tiny.loop.ending.finished
-
-
-def test_a_report_that_fails_at_each_step_is_named_now_and_then(tmp_path: Path) -> None:
+def test_a_report_that_fails_at_each_step_stops_nothing_and_is_named_now_and_then(tmp_path: Path) -> None:
+    """That it changes nothing: `check_service`; what is printed: the failing ends below."""
     fragile = Told("fragile", failing, every=Every(steps=1))
-    warned = Tiny(tmp_path, max_epoch=26, services=[fragile]).train().loop.ending.warnings
+    ending = Tiny(tmp_path, max_epoch=26, services=[fragile]).train().loop.ending
     told = [f"service 'fragile' failed and is skipped: Boom: at step {step}" for step in range(1, 11)]
-    assert warned == (*told, "service 'fragile' failed 100 times and is skipped: Boom: at step 100")
+    assert ending.warnings == (*told, "service 'fragile' failed 100 times and is skipped: Boom: at step 100")
+    assert ending.finished
 
 
 def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path) -> None:
@@ -409,15 +403,9 @@ def supervisor(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) 
 
 
 def train_loop(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) -> Any:
-    def tail(loop: Any, epoch: int) -> None:
-        with loop.evaluation():
-            loop.collect_metrics(valid_loss=0.5)
-        loop.add_summary({"note": "seen"})
-        loop.print_logs()
-
     tiny = Tiny(run_dir, max_epoch=1, services=services)
     ask(tiny.loop)
-    return tiny.train(tail=tail).loop
+    return tiny.train(tail=evaluated).loop
 
 
 def trainer(
@@ -540,8 +528,8 @@ class Looks(Service):
     stage = Stage.MEASURE
     outputs = ("loss", "scores")
 
-    def __init__(self, every: int = 1) -> None:
-        super().__init__("looks", Every(steps=every))
+    def __init__(self) -> None:
+        super().__init__("looks", Every(steps=1))
         self.seen: list[tuple[int, dict[str, Any]]] = []
 
     def run(self, boundary: Boundary) -> Outcome | None:

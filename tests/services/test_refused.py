@@ -54,10 +54,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LossBound(times=2, last=0), "last=0"),
     (lambda: LossBound(bound=1, policy=A), 'give "raise" or "stop"'),
     (lambda: Annealing(1.0, 0.5, every=0), "every=0: give an integer, 1 or more"),
-    (
-        lambda: Annealing(1.0, 0.5, least=0.5, most=0.1),
-        r"initial=1\.0.*give bounds between",
-    ),
+    (lambda: Annealing(1.0, 0.5, least=0.5, most=0.1), r"initial=1\.0.*give bounds between"),
     (lambda: Annealing(1.0, 0.5, least=2.0), "give bounds"),
     (lambda: Annealing(1.0, 0.5, most=0.5), "give bounds"),
     (lambda: Annealing(1.0, 0.5, least=NAN), "give bounds"),

@@ -262,18 +262,22 @@ def require_posted_once(run_dir: Path, server: Server) -> None:
     assert sorted(map(repr, server.read()["lines"])) == sorted(map(repr, lines)) and len(lines) == 19
 
 
+def posts_until(strike: str, run_dir: Path, server: Server) -> None:
+    """A start of the program that posts, which a kill ends there; "" lets it end by itself."""
+    path = os.pathsep.join([str(Path(warm.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    hazard = {"EVERSTEP_HAZARD": f"kill:{strike}"} if strike else {}
+    command = [sys.executable, posted.__file__, str(run_dir), str(server.file)]
+    environment = {**os.environ, "PYTHONPATH": path, **hazard}
+    status = warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
+    assert status == (-signal.SIGKILL if strike else 0), strike
+
+
 def test_killed_anywhere_a_service_on_the_network_gets_each_value_once(tmp_path: Path) -> None:
     """A kill before a request, after it, in a save before it, at the end, in a start that ends nothing."""
     run_dir, server = tmp_path / "run", Server(tmp_path / "server.json")
-    path = os.pathsep.join([str(Path(warm.__file__).parent), os.environ.get("PYTHONPATH", "")])
     strikes = ["sink.send:1", "sink.sent:1", "checkpoint.rename:1", "sink.send:2", "sink.sent:2"]
     for strike in [*strikes, "loop.exit:1", "sink.send:1", "sink.sent:1", "", ""]:
-        environment = {**os.environ, "PYTHONPATH": path}
-        if strike:
-            environment["EVERSTEP_HAZARD"] = f"kill:{strike}"
-        command = [sys.executable, posted.__file__, str(run_dir), str(server.file)]
-        status = warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
-        assert status == (-signal.SIGKILL if strike else 0), strike
+        posts_until(strike, run_dir, server)
     require_posted_once(run_dir, server)
     assert json.loads(server.read()["position"])["lines"] == 19
 
@@ -499,10 +503,7 @@ def test_a_sink_is_told_its_run_the_config_and_how_each_start_ends(tmp_path: Pat
 
 def test_a_start_that_begins_anew_as_nothing_was_saved_is_the_same_run_to_a_service(tmp_path: Path) -> None:
     run_dir, server = tmp_path / "run", Server(tmp_path / "server.json")
-    command = [sys.executable, posted.__file__, str(run_dir), str(server.file)]
-    path = os.pathsep.join([str(Path(warm.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "EVERSTEP_HAZARD": "kill:checkpoint.rename:1"}
-    assert warm.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    posts_until("checkpoint.rename:1", run_dir, server)
 
     def start(**arguments: Any) -> str:
         sink = Told(server)

@@ -125,8 +125,8 @@ def test_should_stop_may_be_asked_often(tmp_path: Path) -> None:
     assert (sv.step, sv.updates) == (7, 1050)
 
 
-def terminate(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def terminate(*_: Any, number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
 
 
 def test_a_signal_ends_a_loop_that_gets_nowhere_at_once(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_signal_ends_a_loop_that_gets_nowhere_at_once(tmp_path: Path) -> None:
     def work(sv: Any, batches: Any) -> None:
         rounds.append(sv)
         if len(rounds) == 10:
-            os.kill(os.getpid(), signal.SIGINT)
+            terminate(number=signal.SIGINT)
 
     with pytest.raises(Interrupted) as left:
         supervise(tmp_path / "supervisor", work)

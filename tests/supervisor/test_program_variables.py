@@ -9,7 +9,7 @@ import math
 import random
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ def through(data: Iterator[Any]) -> Iterator[Any]:
     yield from data
 
 
+def pause(loop: Any, now: bool) -> None:
+    if now:
+        loop.call_soon(Interrupt("a pause"))
+
+
 def opened(run_dir: Path, state: dict[str, Any], lines: list[str]) -> everstep.TrainLoop:
     return everstep.TrainLoop(run_dir, state, seed=1, max_epoch=3, services=[Console(sink=lines.append)])
 
@@ -70,36 +75,38 @@ def train(run_dir: Path, stop_at: int | None, _lines: list[str], keep: bool = Fa
                 average.shadow["weight"] += loss
                 total["sum"] += loss
                 loop.collect_metrics(loss=loss)
-                if step == stop_at:
-                    loop.call_soon(Interrupt("a pause"))
+                pause(loop, step == stop_at)
             losses.append(loss)
-            if not keep:
-                stopper.see(loss)
+            best = min(best, 5.0 - epoch)
             if keep:
-                slot.value = best = min(best, 5.0 - epoch)
+                slot.value = best
             else:
-                best = min(best, 5.0 - epoch)
+                stopper.see(loss)
         _lines.append(f"trained for {step_time:g} s")
 
 
-def stopped(run_dir: Path, stop_at: int | None, keep: bool = False) -> list[str]:
-    lines: list[str] = []
-    if stop_at is None:
-        train(run_dir, None, lines, keep)
-        return lines
+def cut(start: Callable[[list[str], int | None], object], stop_at: int) -> tuple[list[str], list[str]]:
+    """The lines of a start that pauses there, and those of the start that goes on."""
+    first: list[str] = []
+    again: list[str] = []
     with pytest.raises(Interrupted):
-        train(run_dir, stop_at, lines, keep)
-    return lines
+        start(first, stop_at)
+    start(again, None)
+    return first, again
+
+
+def lost_of(lines: list[str]) -> str:
+    (line,) = [line for line in lines if "is not as it was" in line]
+    return line
 
 
 def test_what_a_resume_has_not_is_named_with_its_values_and_nothing_is_called_verified(
     tmp_path: Path,
 ) -> None:
-    first = stopped(tmp_path, 6)
+    first, again = cut(lambda lines, stop_at: train(tmp_path, stop_at, lines), 6)
     hints = [line for line in first if "your loop changes" in line]
     assert len(hints) == 2, first  # the running sum in the first epoch, the rest in the second
-    again = stopped(tmp_path, None)
-    (lost,) = [line for line in again if "is not as it was" in line]
+    lost = lost_of(again)
     assert "best (inf, was 4.0)" in lost and "running (0.0, was " in lost
     assert "losses (another value)" in lost and "stopper.best (inf, was " in lost
     assert "rng (another value)" in lost and "average.shadow (another value)" in lost
@@ -110,8 +117,8 @@ def test_what_a_resume_has_not_is_named_with_its_values_and_nothing_is_called_ve
 
 
 def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
-    lines = [*stopped(tmp_path, 6, keep=True), *stopped(tmp_path, None, keep=True)]
-    named = [line for line in lines if "this variable" in line]
+    first, again = cut(lambda lines, stop_at: train(tmp_path, stop_at, lines, keep=True), 6)
+    named = [line for line in (*first, *again) if "this variable" in line]
     # `best` is a copy of the slot's value, which the program itself brings back after the resume
     assert all("best" in line and "average" not in line for line in named), named
     assert not any("is not as it was" in line for line in named), named
@@ -123,17 +130,15 @@ def test_a_loop_in_another_function_and_a_supervisor_are_looked_at_too(tmp_path:
         data = sv.stream(BATCHES)
         while not sv.should_stop():
             best = min(best, 9.0 - next(data))
-            if sv.step + 1 == stop_at:
-                sv.call_soon(Interrupt("a pause"))
+            pause(sv, sv.step + 1 == stop_at)
             sv.advance()
         return best
 
-    lines: list[str] = []
-    with pytest.raises(Interrupted):
+    def start(lines: list[str], stop_at: int | None) -> None:
         with everstep.Supervisor(tmp_path, max_step=9, services=[Console(sink=lines.append)]) as sv:
-            steps(sv, 4)
-    with everstep.Supervisor(tmp_path, max_step=9, services=[Console(sink=lines.append)]) as sv:
-        steps(sv, None)
+            steps(sv, stop_at)
+
+    lines = cut(start, 4)[1]
     assert any("best (inf, was 5.0): this variable" in line for line in lines), lines
 
 
@@ -192,7 +197,7 @@ def test_what_each_epoch_sets_anew_is_no_loss_at_an_epochs_end(tmp_path: Path) -
     assert not any("is not as it was" in line for line in lines), lines
     lines.clear()
     train(lines, None)
-    (lost,) = [line for line in lines if "is not as it was" in line]
+    lost = lost_of(lines)
     assert "running (0.0, was 3.0)" in lost and "meter.total (0.0, was 3.0)" in lost
 
 
@@ -212,21 +217,16 @@ def test_a_look_leaves_what_the_program_got_from_locals(tmp_path: Path) -> None:
 
 def test_a_number_of_the_size_of_seconds_is_no_time(tmp_path: Path) -> None:
     """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
-    lines: list[str] = []
 
-    def train(stop_at: int | None) -> None:
+    def train(lines: list[str], stop_at: int | None) -> None:
         best, began = 1e9, time.monotonic()
         with opened(tmp_path, {}, lines) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     best, began = min(best, time.process_time() * batch), max(began, time.monotonic())
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
 
-    with pytest.raises(Interrupted):
-        train(6)
-    train(None)
-    (lost,) = [line for line in lines if "is not as it was" in line]
+    lost = lost_of(cut(train, 6)[1])
     assert "best (" in lost and "began" not in lost
 
 
@@ -240,8 +240,7 @@ def train_epoch(loop: everstep.TrainLoop, stop_at: int | None) -> None:
         shown = batch / 2
         global_step += 1
         loop.collect_metrics(loss=shown)
-        if step == stop_at:
-            loop.call_soon(Interrupt("a pause"))
+        pause(loop, step == stop_at)
 
 
 def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
@@ -251,8 +250,7 @@ def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
         for epoch in loop.iter_epochs():
             train_epoch(loop, stop_at)
             best = min(best, 5.0 - epoch)
-            if -loop.step == stop_at:
-                loop.call_soon(Interrupt("a pause"))
+            pause(loop, -loop.step == stop_at)
 
 
 @pytest.mark.parametrize(("stop_at", "was"), [(6, 4.0), (8, 3.0)])
@@ -269,7 +267,7 @@ def test_a_global_that_functions_of_the_module_change_is_named(
     assert "global_step" in hints and "best" in hints and "shown" not in hints
     global_step, best, shown, lines = 0, math.inf, 0.0, []  # as in a new process
     main(tmp_path, None, lines)
-    (lost,) = [line for line in lines if "is not as it was" in line]
+    lost = lost_of(lines)
     assert f"global_step (0, was {stop_at})" in lost and f"best (inf, was {was})" in lost
     assert "shown" not in lost
 
@@ -311,8 +309,7 @@ def test_what_data_of_ones_own_keeps_from_pass_to_pass_is_named_at_an_epochs_end
             for _ in loop.iter_epochs():
                 for _, batch in loop.iter_steps(loader):
                     total.value += float(batch)
-                if loop.step == stop_at:
-                    loop.call_soon(Interrupt("a pause"))
+                pause(loop, loop.step == stop_at)
         return float(total.value)
 
     lines: list[str] = []
@@ -355,16 +352,11 @@ def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compa
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     stopper.see(batch)
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
 
-    lines: list[str] = []
-    with pytest.raises(Interrupted):
-        train(lines, 6)
-    assert not any("your loop changes" in line for line in lines), lines
-    lines.clear()
-    train(lines, None)
-    (lost,) = [line for line in lines if "is not as it was" in line]
+    first, again = cut(train, 6)
+    assert not any("your loop changes" in line for line in first), first
+    lost = lost_of(again)
     assert "stopper.patience (0, was 6)" in lost and "best" not in lost
 
 
@@ -377,16 +369,11 @@ def test_numbers_of_numpy_and_generators_of_torch_are_compared(tmp_path: Path) -
                     highest = np.float32(max(highest, batch))
                     same = np.float32(2.0) if same else same
                     loop.collect_metrics(noise=torch.rand((), generator=noise))
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
 
-    lines: list[str] = []
-    with pytest.raises(Interrupted):
-        train(lines, 6)
-    assert any("highest: your loop changes" in line for line in lines), lines
-    lines.clear()
-    train(lines, None)
-    (lost,) = [line for line in lines if "is not as it was" in line]
+    first, again = cut(train, 6)
+    assert any("highest: your loop changes" in line for line in first), first
+    lost = lost_of(again)
     assert "highest (0.0, was 4.0)" in lost and "noise (another value)" in lost and "same" not in lost
 
 
@@ -414,12 +401,10 @@ def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(first):
                     loop.collect_metrics(loss=batch.sum())
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
                 for _, batch in loop.iter_steps(second, name="second"):
                     loop.collect_metrics(loss=batch.sum())
-                if -loop.step == (stop_at or 0):
-                    loop.call_soon(Interrupt("a pause"))
+                pause(loop, -loop.step == (stop_at or 0))
 
     lines: list[str] = []
     for stop_at in (5, -8):
@@ -437,8 +422,7 @@ def test_another_stream_than_the_checkpoints_names_the_variable_that_chose_it(tm
         with opened(tmp_path, {}, []) as loop:
             for _ in loop.iter_epochs():
                 for step, _ in loop.iter_steps(BATCHES, name=f"task{task}"):
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
                 task += 1
 
     with pytest.raises(Interrupted):

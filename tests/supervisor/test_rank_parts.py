@@ -398,6 +398,7 @@ def test_what_cannot_be_given_to_other_ranks(
 
 
 def on(device: str, name: str = "w") -> Encoded:
+    """The state of a model with one array, which was saved on that device."""
     array = HostArray("F32", (1,), np.zeros(4, np.uint8), "torch", {"device": device, "parameter": True})
     return Encoded({"user": {name: {"$array": f"user/{name}"}}}, {f"user/{name}": array})
 
@@ -700,7 +701,6 @@ def test_any_difference_is_found_and_named(other: dict[str, Any], path: str) -> 
 
 def test_the_device_of_an_array_is_each_ranks_own() -> None:
     assert digests(on("cuda:0")) == digests(on("cuda:1"))
-    assert on("cuda:1").arrays["user/w"].extra["device"] == "cuda:1"
 
 
 @pytest.mark.parametrize(
@@ -758,7 +758,15 @@ def test_samples_that_differ_have_other_digests(make: Callable[[int], Any], path
 
 
 def test_a_long_dictionary_of_a_dataset_is_left_out_of_the_comparison() -> None:
-    files = Files()
-    files.paths, files.names = {"cat": [0]}, {f"{n}.png": [n] for n in range(100_000)}  # type: ignore[assignment]
-    stream: Any = SimpleNamespace(dataset=files)
-    assert list(samples(stream)) == ["dataset.paths.cat"]
+    class Files:
+        def __init__(self) -> None:
+            self.labels, self.places = {"cat": [0]}, {f"{n}.png": [n] for n in range(100_000)}
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, n: int) -> int:
+            return n
+
+    stream: Any = SimpleNamespace(dataset=Files())
+    assert list(samples(stream)) == ["dataset.labels.cat"]

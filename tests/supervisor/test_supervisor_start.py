@@ -78,12 +78,10 @@ def test_init_fn_only_when_there_is_nothing_to_recover_local_init_fn_always(tmp_
     }
     crashed(tmp_path / "run", **hooks)
     assert calls == ["init", "ready", "local", "ready"]
-    calls.clear()
-    stepwise(tmp_path / "run", **hooks).train()
-    assert calls == ["ready", "local", "ready"]
-    calls.clear()
-    stepwise(tmp_path / "run", **hooks).train()
-    assert calls == ["ready", "local", "ready"]
+    for _ in range(2):
+        calls.clear()
+        stepwise(tmp_path / "run", **hooks).train()
+        assert calls == ["ready", "local", "ready"]
 
 
 def test_init_fn_sees_the_seed_applied_and_its_values_are_trained_from(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 import everstep
 from everstep import Every, Supervisor
 from everstep.data import arrays
+from everstep.data.wrappers import CursorWrapper, StreamWrapper
 from everstep.errors import DataError, UsageError
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import nothing_left
@@ -274,33 +275,29 @@ def test_ctrl_c_at_a_prompt_saves_and_keeps_the_session(
 STEPS = 12
 
 
-class Struck(everstep.data.Cursor):
+class Struck(CursorWrapper):
     """Numbers; the fetch of one of them fails, and the signal that is to blame comes with the error."""
 
-    def __init__(self, inner: Any, at: int, number: int | None) -> None:
-        self.inner, self.at, self.number = inner, at, number
-        self.fetch_error_may_be_signal = True
+    fetch_error_may_be_signal = True
+    at, number = -1, None
 
     def __next__(self) -> Any:
-        if self.inner.position()["batches"] == self.at:
+        if self.position()["batches"] == self.at:
             if self.number is not None:
                 os.kill(os.getpid(), self.number)
             raise DataError("a worker died")
-        return next(self.inner)
-
-    def position(self) -> Any:
-        return self.inner.position()
+        return next(self.cursor)
 
 
-class Struckable(everstep.data.Stream):
+class Struckable(StreamWrapper):
     def __init__(self, at: int = -1, number: int | None = None) -> None:
-        self.data, self.at, self.number = arrays(np.arange(STEPS), batch_size=1), at, number
+        super().__init__(arrays(np.arange(STEPS), batch_size=1))
+        self.at, self.number = at, number
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Struck:
-        return Struck(self.data.open(purpose, pass_index, position, seed=seed), self.at, self.number)
-
-    def describe(self, seed: int) -> Any:
-        return self.data.describe(seed)
+        cursor = Struck(self.stream.open(purpose, pass_index, position, seed=seed))
+        cursor.at, cursor.number = self.at, self.number
+        return cursor
 
 
 def train(run_dir: Path, door: str, stream: Struckable) -> tuple[list[float], Any]:

@@ -45,6 +45,10 @@ def apart(run_dir: Path) -> list[int]:
     return [one.step for one in everstep.runs.evaluations(run_dir)]
 
 
+def written_lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [*map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())]
+
+
 def train_and_evaluate(
     door: everstep.Trainer, **how: Any
 ) -> tuple[everstep.supervisor.Ending, dict[str, float]]:
@@ -88,7 +92,7 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
     run_dir = tmp_path / "run"
     _, metrics = train_and_evaluate(door(run_dir))
     assert evaluated(run_dir) == [6, 10] and apart(run_dir) == []
-    lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
+    lines = written_lines(run_dir)
     written = {line["step"]: line["valid/loss"] for line in lines if "valid/loss" in line}
     assert written.keys() == {6, 10} and written[10] == metrics["valid/loss"]
     for number, struck in enumerate(("EIO:loop.tail:3", "EIO:loop.tail_end:3", "SIGTERM:loop.tail_end:3")):
@@ -111,7 +115,7 @@ def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> No
         door = trainer(run_dir, task, services=[everstep.Evaluate("valid", everstep.Never()), *services])
         train_and_evaluate(door)
         assert evaluated(run_dir) == [4] and apart(run_dir) == []
-        lines = map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())
+        lines = written_lines(run_dir)
         found = [{name: line[name] for name in line if name != "valid/eval_time"} for line in lines]
         return sorted(found, key=repr)
 
@@ -528,11 +532,8 @@ def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
     door(tmp_path / "run", steps=6).run_training()
     found = list(door(tmp_path / "run").watch())
     assert [one.checkpoint for one in found] == [
-        "epoch-0000-step-00000000",
-        *(f"step-0000000{step}" for step in (1, 2, 3)),
-        "epoch-0001-step-00000004",
-        "step-00000005",
-        "epoch-0002-step-00000006",
+        *("epoch-0000-step-00000000", "step-00000001", "step-00000002", "step-00000003"),
+        *("epoch-0001-step-00000004", "step-00000005", "epoch-0002-step-00000006"),
     ]
     task = TinyTask()
     for one in found:

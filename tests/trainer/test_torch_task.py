@@ -41,6 +41,20 @@ class Linear(everstep.torch.Task):
         return {"loss": cross_entropy(self.model(x), y)}
 
 
+class Halving(Linear):
+    """Its learning rate is halved at each update."""
+
+    scheduler_interval = "update"
+    built = 0
+
+    def build(self) -> None:
+        self.built += 1
+        super().build()
+
+    def build_scheduler(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
 def train(run_dir: Path, task: Linear, batch: int = 4, **arguments: Any) -> Linear:
     lines: list[str] = []
     streams = {
@@ -143,18 +157,12 @@ def test_the_mean_of_tokens_that_are_not_padding_is_that_of_the_whole_batch(tmp_
     def run(name: str, batch: int, **arguments: Any) -> tuple[torch.Tensor, list[float]]:
         task = Tokens(**arguments)
         data = {"train": everstep.data.arrays(torch.arange(11), tokens, batch_size=batch)}
-        options: dict[str, Any] = {
-            "max_epoch": 2,
-            "seed": 3,
-            "services": [everstep.services.Console(sink=list)],
-        }
-        everstep.Trainer(task, data, tmp_path / name, **options).run_training()
+        everstep.Trainer(task, data, tmp_path / name, max_epoch=2, seed=3).run_training()
         losses = "window_loss" if arguments else "loss"
-        phases = ("step", "tail")
         found = [
-            (r[1], float.fromhex(r[5])) for p in phases for r in rows(tmp_path / name, p) if r[3] == losses
+            row for phase in ("step", "tail") for row in rows(tmp_path / name, phase) if row[3] == losses
         ]
-        return weights(task), [value for _, value in sorted(found)]
+        return weights(task), [float.fromhex(row[5]) for row in sorted(found, key=lambda row: row[1])]
 
     small, small_losses = run("small", 2, accumulate=4)  # 2 2 2 2 | 2 1
     large, large_losses = run("large", 8)  # 8 | 3
@@ -202,14 +210,9 @@ def test_a_scaled_update_waits_for_the_device_once() -> None:
 def test_nothing_of_a_step_waits_for_the_device() -> None:
     """The meta device has no values: who wants to read one fails."""
 
-    class Everything(Linear):
+    class Everything(Halving):
         def build_optimizer(self, model: Any) -> Any:
             return torch.optim.AdamW(model.parameters())
-
-        scheduler_interval = "update"
-
-        def build_scheduler(self, optimizer: Any) -> Any:
-            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
         def elements(self, batch: Any) -> Any:
             return batch[1].to("meta").sum()
@@ -274,20 +277,6 @@ def test_a_compiled_model_is_the_model_and_resumes_to_the_bit(tmp_path: Path) ->
     assert values(tmp_path / "whole", "loss") == pytest.approx(losses, abs=1e-6)
     start(tmp_path / "plain", **compiled)  # a run may go on compiled, or not
     assert straight.state().keys() == plain.state().keys()
-
-
-class Halving(Linear):
-    """Its learning rate is halved at each update."""
-
-    scheduler_interval = "update"
-    built = 0
-
-    def build(self) -> None:
-        self.built += 1
-        super().build()
-
-    def build_scheduler(self, optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,9 @@ def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
     trainer(tmp_path / "test only", services=[everstep.Evaluate("test")], max_epoch=1).run_training()
     assert not rows(tmp_path / "test only", "eval/valid")
     for name in ("valid", "test"):
-        found = rows(tmp_path / "run", f"eval/{name}")
-        assert [(row[0], row[1], row[3]) for row in found] == [
-            (epoch, step, f"{name}/{metric}")
-            for epoch, step in ((1, 4), (2, 8))
-            for metric in ("loss", "noise")
-        ]
+        found = [(row[0], row[1], row[3]) for row in rows(tmp_path / "run", f"eval/{name}")]
+        loss, noise = f"{name}/loss", f"{name}/noise"
+        assert found == [(1, 4, loss), (1, 4, noise), (2, 8, loss), (2, 8, noise)]
 
 
 def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -> None:
@@ -156,10 +153,7 @@ def test_an_epoch_of_your_own(tmp_path: Path) -> None:
     names = {row[3] for row in rows(tmp_path / "run", "step")}
     assert names == {"loss", "extra/loss"}
     assert {row[3] for row in rows(tmp_path / "run", "tail")} == {
-        "valid/loss",
-        "valid/noise",
-        "valid2/loss",
-        "valid2/noise",
+        *("valid/loss", "valid/noise", "valid2/loss", "valid2/noise"),
     }
 
 
@@ -253,11 +247,7 @@ def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     trainer(tmp_path / "run", lines=lines, services=services).run_training()
     found = [line for line in lines if line.startswith("[Epoch")]
     tags = [line.partition("]")[0] for line in found]
-    assert tags == [
-        "[Epoch 1/2, Step 0",
-        "[Epoch 1/2, Step 4",
-        "[Epoch 2/2, Step 8",
-    ]
+    assert tags == ["[Epoch 1/2, Step 0", "[Epoch 1/2, Step 4", "[Epoch 2/2, Step 8"]
     assert not any("±" in line.partition("valid/loss")[2].partition(";")[0] for line in found)
     assert "valid/loss" in found[0] and "(*)" in found[0] and "] loss:" not in found[0]
     assert all("valid/eval time: " in line for line in found)

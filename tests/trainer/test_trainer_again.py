@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ class CtrlC(TinyTask):
         return super().eval_step(batch)
 
 
-def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
+def evaluated_twice(run_dir: Path, at: int = 0) -> CtrlC:
     """Two evaluations at each boundary, one before the first step, and services that decide after them."""
     every = everstep.Every(steps=3) | everstep.Every(epochs=1)
     services = [
@@ -241,7 +242,7 @@ def evaluated_twice(run_dir: Path, at: int = 0, **arguments: Any) -> CtrlC:
         everstep.Checkpoints(everstep.Every(epochs=2)),
     ]
     task = CtrlC(at)
-    trainer(run_dir, task, services=services, max_epoch=2, **arguments).run_training()
+    trainer(run_dir, task, services=services, max_epoch=2).run_training()
     return task
 
 
@@ -299,10 +300,13 @@ def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
 READS: list[int] = []
 
 
-def counted(**arguments: Any) -> Counted:
+def shuffled(**arguments: Any) -> Any:
+    return everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
+
+
+def counted() -> Counted:
     """A stream that tells which batches were read."""
-    stream = everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
-    return Counted(stream, lambda batch: READS.append(int(batch[0][0])))
+    return Counted(shuffled(), lambda batch: READS.append(int(batch[0][0])))
 
 
 class Scaled(TinyTask):
@@ -330,12 +334,12 @@ SCALES = (1.0, 2.0, 0.5)
 NAMES = ("a", "b", "c")
 
 
-def runs(folder: Path, tasks: Mapping[str, everstep.Task], **arguments: Any) -> list[everstep.Trainer]:
+def runs(folder: Path, tasks: Mapping[str, everstep.Task]) -> list[everstep.Trainer]:
     """A Trainer for each task, by the name of its run; their data is one object."""
-    data = arguments.pop("data", None) or counted()
+    data = counted()
     every = everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)
     return [
-        trainer(folder / name, task, streams={"train": data}, services=[every], max_epoch=3, **arguments)
+        trainer(folder / name, task, streams={"train": data}, services=[every], max_epoch=3)
         for name, task in tasks.items()
     ]
 
@@ -398,9 +402,7 @@ def test_one_that_fails_leaves_the_others_alone_and_goes_on_behind_them(
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("at", [1, 7, 12])
 def test_a_signal_saves_all_and_all_go_on(tmp_path: Path, alone: Path, at: int) -> None:
-    def interrupt() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
+    interrupt = partial(os.kill, os.getpid(), signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted) as raised:
         everstep.trainer.MultiRun(runs(tmp_path, scaled(b=(at, interrupt)))).run_training()
@@ -474,10 +476,6 @@ def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: P
         ]
 
     assert_as_alone(tmp_path, together)
-
-
-def shuffled(**arguments: Any) -> Any:
-    return everstep.data.arrays(np.arange(8.0), batch_size=2, shuffle=True, **arguments)
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
