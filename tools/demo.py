@@ -25,8 +25,7 @@ from pathlib import Path
 
 import timeline
 
-from everstep.drill.divergence import Undisturbed, cause
-from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike
+from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike, Undisturbed, cause
 from everstep.drill.report import bars
 from everstep.proof.compare import compare_runs
 from everstep.record import Difference, RunJournal

@@ -18,7 +18,7 @@ import torch
 import everstep
 from everstep import Every, Supervisor
 from everstep.data import arrays
-from everstep.data.wrappers import CursorWrapper, StreamWrapper
+from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import DataError, UsageError
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import nothing_left
