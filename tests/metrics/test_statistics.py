@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import ConfigError, MetricError
-from everstep.metrics import Stats, Window, aggregation
+from everstep.metrics import Stats, Window, statistics
 from everstep.metrics.statistics import Aggregate, ExactSum, checked_statistics
 
 finite = st.floats(-1e12, 1e12, allow_subnormal=False)
@@ -177,7 +177,7 @@ def test_a_million_values_in_bounded_memory_and_exactly() -> None:
 
 
 def test_beyond_the_bound_quantiles_are_those_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregation, "KEPT", 10_000)
+    monkeypatch.setattr(statistics, "KEPT", 10_000)
     values = np.random.default_rng(2).permutation(100_000).astype(float).tolist()
     found = aggregate(values, 997, ("median", "q90", "nanq10"))
     for name, q in (("median", 0.5), ("q90", 0.9), ("nanq10", 0.1)):

@@ -89,9 +89,10 @@ class Exchange(ABC):
     Made on the main thread, used by one other thread.  All ranks enter `save` equally often.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, limit: float | None = None) -> None:
         assert group.store is not None
-        self.rank, self._group, self._limit = group.rank, group, group.limit
+        self.rank, self._group = group.rank, group
+        self._limit = group.limit if limit is None else limit
         self._store = group.store.below("saves/")
         self._count, self._oldest = 0, 1
         """Numbers of this save, and of the first one of which this rank has not deleted its keys."""

@@ -154,6 +154,8 @@ class SharedStream(StreamWrapper):
         """Place before the batch read last."""
         self._here: _Place | None = None
         """Place of the cursor."""
+        self._end: tuple[str, int, Any] | None = None
+        """Place at which a pass was found to end."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SharedCursor(self, (purpose, pass_index, position), seed)
@@ -177,6 +179,8 @@ class SharedStream(StreamWrapper):
 
     def after(self, place: _Place, seed: int) -> tuple[Any, _Place] | None:
         """Return the batch after a place, and the place after the batch; None at the end of the pass."""
+        if self._end == place.at:
+            return None
         if self._before is None or self._before.at != place.at:
             self.go_to(place.at, seed)
             cursor, self._here = self.cursor, None  # not known if the next line fails
@@ -184,7 +188,7 @@ class SharedStream(StreamWrapper):
             try:
                 self._batch = next(cursor)
             except StopIteration:
-                self._here = place._replace(left=0)
+                self._end, self._here = place.at, place._replace(left=0)
                 return None
             at = (*place.at[:2], cursor.position())
             self._before = place
