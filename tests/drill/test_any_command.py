@@ -128,6 +128,24 @@ def test_a_power_cut_strikes_renames_only_where_it_is_asked_for(power_cut: bool,
     assert (("power cut rename", "tear:file:2:0") in strikes) == power_cut
 
 
+def test_a_power_cut_empties_nothing_behind_a_link_or_outside_the_run(tmp_path: Path) -> None:
+    precious, out = tmp_path / "precious", tmp_path / "out"
+    for folder in (precious, out / "new", out / "kept"):
+        folder.mkdir(parents=True)
+        (folder / "data").write_text("whole")
+    for name, target in {"far": precious, "near": out / "kept", "dangling": tmp_path / "nowhere"}.items():
+        (out / name).symlink_to(target)
+    (out / "new" / "linked").symlink_to(precious / "data")
+    (out / "new" / "nowhere").symlink_to(tmp_path / "nowhere")
+    observer = Observer(str(tmp_path / "trace"), "", str(out))
+    for source in (*(out / name for name in ("far", "near", "dangling", "new")), precious):
+        observer._rename_unsynced(str(source), str(tmp_path / f"{source.name}-renamed"))
+    emptied = [
+        (tmp_path / name / "data").read_text() for name in ("precious-renamed", "out/kept", "new-renamed")
+    ]
+    assert emptied == ["whole", "whole", ""]
+
+
 def test_a_renamed_file_keeps_what_was_synced_and_nothing_else(tmp_path: Path) -> None:
     # from the inside: from the outside it is the test after this one, of eight processes
     observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))

@@ -133,16 +133,20 @@ class Observer:
     def syncing(self, sync: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap `os.fsync` or `os.fdatasync`, to know what a power cut would leave."""
 
-        def observed(file: Any) -> None:
-            sync(file)
-            found = os.stat(file if isinstance(file, int) else file.fileno())
+        def observed(fd: Any) -> None:
+            sync(fd)
+            found = os.stat(fd if isinstance(fd, int) else fd.fileno())
             self.synced[found.st_dev, found.st_ino] = _written(found)
 
         return observed
 
     def _rename_unsynced(self, source: str, target: str) -> None:
-        inside = [os.path.join(parent, each) for parent, _, names in os.walk(source) for each in names]
+        walked = [] if os.path.islink(source) else os.walk(source)
+        inside = [os.path.join(parent, each) for parent, _, names in walked for each in names]
         for file in inside or [source]:
+            # what a link leads to, or what comes from elsewhere, may be somebody's data
+            if os.path.islink(file) or not os.path.realpath(file).startswith(self.folders):
+                continue
             found = os.stat(file)
             if os.path.isfile(file) and self.synced.get((found.st_dev, found.st_ino)) != _written(found):
                 os.truncate(file, 0)
