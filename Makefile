@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where an image sets this, each process of a demo or a test would compile PyTorch anew, for ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo play test check campaign lock bench proof-gpu conformance docs dist clean
+.PHONY: demo play test check style campaign lock bench proof-gpu conformance docs dist clean
 .DEFAULT_GOAL := demo
 
 # Two twins train, one is killed twice, and both end in the same state; half a minute.
@@ -22,13 +22,18 @@ play: .venv/.demo
 	[ "$$signalled" ] || exit $$status
 
 # The gate: the same verdict on any day (tests/gate.py).
-test: check
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+# mypy runs beside the tests, as it needs one core for most of a minute; what it finds is printed last.
+test: style
+	@$(BIN)/mypy --no-error-summary >.venv/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS); tests=$$?; \
+	wait $$types || { cat .venv/mypy.log; exit 1; }; exit $$tests
 
-check: .venv/.test
+check: style
+	@$(BIN)/mypy --no-error-summary
+
+style: .venv/.test
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
-	@$(BIN)/mypy --no-error-summary
 
 # What is random, timed, long or of this machine: MINUTES=20 SEED=123 ONLY=tests/laws.  It reports, adds a line to
 # docs/campaigns.md, and keeps no commit out.

@@ -213,8 +213,9 @@ def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 
 @cache
 def unparsed(text: str) -> list[list[str]]:
-    """The statements of each block."""
-    return [[ast.unparse(statement) for statement in block] for block in blocks(ast.parse(text))]
+    """The statements of each block; a definition is ""."""
+    everything = blocks(ast.parse(text))
+    return [["" if hasattr(one, "name") else ast.unparse(one) for one in block] for block in everything]
 
 
 def where(block: list[str], pattern: str) -> list[int]:

@@ -539,7 +539,6 @@ def check_sink(
             f"{[*(found - expected)][:5]} (step, name, value); write each valid row once"
         )
 
-    _check_in_runs(make_sink, (), {}, inspect)
     if isinstance(make_sink(), RemoteSink):
         with isolated(), tempfile.TemporaryDirectory() as folder:
             program, lines = _Program(make_sink, (), {}, Path(folder)), 0
@@ -547,6 +546,7 @@ def check_sink(
                 lines += 1
                 program.lines_to_kill = lines
                 inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
+    _check_in_runs(make_sink, (), {}, inspect)
 
 
 def _counted(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
