@@ -43,6 +43,24 @@ def test_eight_processes_train_into_one_index(tmp_path: Path, place: Location) -
     assert everything(tmp_path / "again.db") == everything(place)
 
 
+def test_of_two_that_make_an_index_at_once_neither_sees_an_empty_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, link, made = tmp_path / "everstep.db", os.link, list[Path]()
+
+    def first(source: str, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert not place.exists() and Path(source).read_bytes().startswith(b"SQLite format 3\0")
+        with Database(place).write():
+            made.append(place)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", first)
+    with Database(place).write():
+        assert made == [place]
+    assert [*tmp_path.iterdir()] == [place]
+
+
 def test_every_ending_has_its_status(made: Path) -> None:
     database = Database(None)
     sync(database, [made])

@@ -31,6 +31,8 @@ BUSY_SECONDS = 30.0
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
 _MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
+_WAL = b"\2\2"
+"""Versions of the format in a file's header that mean WAL."""
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
 _MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 """Errors of a damaged file; rows are shipped once, so a row that exists is of another database's pages."""
@@ -65,7 +67,8 @@ class Database:
             if place is None:
                 place = Path(tempfile.mkdtemp(prefix="everstep-index-")) / FILE
                 weakref.finalize(self, shutil.rmtree, place.parent, ignore_errors=True)
-            if _version_of(place) not in (0, VERSION):
+            # the version of its tables; 0 of what is not an index
+            if int.from_bytes(_head(place)[60:], "big") not in (0, VERSION):
                 place = place.with_name(f"{place.stem}-{VERSION}{place.suffix}")
             self.place = self._file = place
             self.name = str(place)
@@ -141,12 +144,15 @@ class Database:
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.execute("PRAGMA user_version = 0")  # so that there is a first page
             page = bytearray(empty.serialize())
-        page[18:20] = b"\2\2"  # the versions of the format that mean WAL
+        page[18:20] = _WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            # which nobody else can read: it gets the values of private runs
-            with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            # whole at once: of an empty file another process would change the mode.  And which nobody else
+            # can read: it gets the values of private runs
+            with tempfile.NamedTemporaryFile(dir=self._file.parent, prefix=f"{self._file.name}.") as file:
                 file.write(page)
+                file.flush()
+                os.link(file.name, self._file)
         except FileExistsError:
             return  # another process was first
         except OSError as error:
@@ -196,6 +202,9 @@ class Database:
 def _sqlite(path: Path, patience: float) -> Engine:
     """Make an engine for a file, opened for each use: readers do not wait, a writer locks as it begins."""
     address = f"file:{quote(os.fsencode(path))}?mode=rw"
+    # Other software may have left a mode whose file `_require_own_files` refuses.  Only that one is changed:
+    # beside writers the statement may stay open, and then SQLite takes no function from SQLAlchemy.
+    other_mode = path.exists() and _head(path)[18:20] != _WAL
 
     def connect() -> sqlite3.Connection:
         _require_own_files(path)
@@ -204,9 +213,9 @@ def _sqlite(path: Path, patience: float) -> Engine:
         )
         with contextlib.ExitStack() as if_it_fails:
             if_it_fails.callback(connection.close)
-            # other software may have left another mode, which needs a file that `_require_own_files` refuses
-            with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
-                connection.execute("PRAGMA journal_mode = WAL")
+            if other_mode:
+                with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
+                    connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
             if_it_fails.pop_all()
         return connection
@@ -233,14 +242,14 @@ def _require_own_files(path: Path) -> None:
                 )
 
 
-def _version_of(path: Path) -> int:
-    """Read the version of the tables from a file's header; 0 for what is not an index."""
+def _head(path: Path) -> bytes:
+    """Read the start of a database's header; nothing of what is none."""
     try:
         with open_regular(path) as file:
             head = file.read(64)
     except OSError:
-        return 0
-    return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
+        return b""
+    return head if head.startswith(b"SQLite format 3\0") else b""
 
 
 def _postgres(address: URL, patience: float) -> Engine:
