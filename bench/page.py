@@ -2,11 +2,13 @@
 
     python bench/page.py [--runs 10000] [--overlay 200] [--points 10000] [--folder FOLDER] [--index-alone]
                          [--postgres URL] [--rivals tensorboard mlflow trackio aim] [--rival-runs 1000]
+                         [--rival-overlay 10] [--python PYTHON]
 
 Runs are made as a training makes them: a run directory with a journal each; the index is made from these.
 The server is the command `everstep ui` in a process of its own, asked over HTTP as a browser asks, by one
 client; a value is the time from the request to the last byte.  `--index-alone` and `--postgres` ask again
-where no journal can be read, as of runs on other machines.  `--rivals` writes the losses for TensorBoard,
+where no journal can be read, as of runs on other machines.  The first picture is asked of Chromium, where
+Playwright is installed.  `--rivals` writes the losses for TensorBoard,
 MLflow, Trackio and Aim, too, where they are installed, and asks these as their own pages ask.
 """
 
