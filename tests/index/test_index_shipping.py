@@ -31,6 +31,7 @@ from everstep.labels import add_tags
 from everstep.record import Block, Journal, Position, RunDir, RunJournal, RunLock
 from everstep.record.journal_format import segment_path
 from everstep.services import Image, TensorBoard
+from everstep.ui.curves import CurveOptions, curves
 from postgres_server import Server
 from tiny_runs import Boom, Tiny, boom_at
 from waiting import until
@@ -74,6 +75,34 @@ def test_the_valid_rows_are_those_of_the_journal(tmp_path: Path, place: Location
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
     (run,) = all_runs(database, ["valid_loss"])
     assert (run["status"], run["step"], run["epoch"], run["valid_loss"]) == ("finished", 16, 4, 0.25)
+
+
+@pytest.mark.campaign("machine", gate=1)
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_an_overlay_from_a_server_is_that_from_a_file(tmp_path: Path, place: Location) -> None:
+    """Curves of very many rows, which are read from sketches, and all others."""
+    draw, folder = np.random.default_rng(1), tmp_path / "runs"
+    for name in "ab":
+        write(folder / name, draw.standard_normal(1000).tolist())
+        write(folder / name, draw.standard_normal(6000).tolist(), 2, Position(1, 0))
+    asked = [
+        CurveOptions("step", "loss", points=20),
+        CurveOptions("step", "loss", begin=0, points=20),
+        CurveOptions("step", "loss", axis="time", points=20, superseded=True),
+        CurveOptions("step", "loss"),
+    ]
+
+    def overlays(database: Database) -> list[Any]:
+        assert sync(database, [folder]).problems == []
+        listed = sorted(all_runs(database), key=lambda run: str(run["name"]))
+        return [
+            [[list(curve[part]) for part in ("x", "min", "max", "last")] for curve in found["series"]]
+            for found in (curves(database, listed, options) for options in asked)
+        ]
+
+    sketched, whole, *others = overlays(Database(place))
+    assert [sketched, whole, *others] == overlays(Database(tmp_path / "file.db"))
+    assert len(sketched) == 2 and sketched != whole, "only one of these is read from sketches"
 
 
 def test_shipped_piece_by_piece_it_is_the_same(tmp_path: Path, place: Location) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 import orjson
 import uvicorn
-from sqlalchemy import func, select
+from sqlalchemy import false, func, select, update
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.datastructures import Headers, MutableHeaders
@@ -53,6 +53,7 @@ _PAUSE, _SHARE = 0.5, 4
 _MANY = 1000
 """Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
 
+_OLD = "the page may lack the newest rows"
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
 
@@ -85,6 +86,12 @@ class FollowedIndex:
             self._read()
         if self._is_own or len(self.table.rows) < _MANY:
             self._look()
+        else:  # a look comes later, but whether it may write is told at once
+            try:
+                with suppress(IndexBusyError), Database(self.database.place, 0).write() as connection:
+                    connection.execute(update(segments).values(run=segments.c.run).where(false()))
+            except UnwritableIndexError as error:
+                self._trouble = [f"{_OLD}: {error}"]
 
     @property
     def problems(self) -> list[str]:
@@ -135,7 +142,7 @@ class FollowedIndex:
         try:
             self._ship()
         except (IndexBusyError, UnwritableIndexError) as error:
-            trouble = [f"the page may lack the newest rows: {error}"]
+            trouble = [f"{_OLD}: {error}"]
         self._read()
         self._trouble = trouble
 
