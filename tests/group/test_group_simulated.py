@@ -307,7 +307,7 @@ def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""
     program = """
     from everstep.metrics.statistics import AcrossRanks
-    group = find_group(limit=100)
+    group = find_group()
     values = [(step // 2, "loss", step + rank / 3) for step in range(200_000 + 50_000 * rank)]
     found = AcrossRanks(group).steps(values, {step: 1.5 - rank for step in range(125_000)})
     sizes = {len(found), sum(name == "loss" for _, name, _ in found), [step for step, *_ in found] == sorted(

@@ -34,7 +34,7 @@ from everstep.services.console import Voice
 run = Path("{run}")
 os.environ["TORCHELASTIC_ERROR_FILE"] = str(run / f"error-{{rank}}.json")
 dist.init_process_group("gloo")
-group = find_group(limit=60)
+group = find_group()
 signals = SignalWatch(lambda: None)
 signals.install()
 journal = Journal.open(run, rank + 1, None, {{}})
@@ -179,7 +179,7 @@ def test_the_other_rank_leaves_with_the_first_cause(
 
 JOINED = """
 from everstep.group import Peers
-group = find_group(limit=60)
+group = find_group()
 peers = Peers(group)
 group.barrier("all have joined")
 """
@@ -210,7 +210,7 @@ def test_a_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
 import everstep.group.peers
 from everstep.errors import GroupError
 everstep.group.peers.REACH = 1
-group = find_group(limit=60)
+group = find_group()
 if rank == 1:  # it says an address at which nobody is
     gather = group.gather
     group.gather = lambda value, what: gather([value[0], 9] if "addresses" in what else value, what)

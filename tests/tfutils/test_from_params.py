@@ -15,23 +15,12 @@ import digits_params
 import numpy as np
 import pytest
 import torch
-from digits_params import (
-    accuracy,
-    counted,
-    features,
-    mean_of,
-    mnist_model,
-    numpy_model,
-    params,
-    running_mean,
-    train_loop,
-)
+from digits_params import accuracy, features, mean_of, mnist_model, params
 
 import everstep
 from everstep.backends.torch.tfutils import parts
 from everstep.checkpoint import Checkpoint, read_checkpoint
 from everstep.compat.tfutils import intermediate_results, recorded_params
-from everstep.compat.tfutils_params import TreeOfTest, checked, configuration, restored
 from everstep.errors import (
     ChangedError,
     ConfigError,
@@ -97,7 +86,7 @@ def model_in(saved: Checkpoint) -> dict[str, Any]:
 
 
 def test_the_tutorial_is_trained_and_resumed_exactly() -> None:
-    loop = {"train_params__train_loop": {"func": train_loop}, "train_params__num_steps": 12}
+    loop = {"train_params__train_loop": {"func": digits_params.train_loop}, "train_params__num_steps": 12}
     whole = train("whole", **loop)
     failed(**params(**loop))
     ending = train(**loop)
@@ -188,7 +177,7 @@ def test_clipping_around_an_optimizer_class_and_parameters_that_are_not_trained(
 
 
 def test_aggregations_of_validations() -> None:
-    online = params(train_params__num_steps=1, **{f"{VALID}__online_agg_func": running_mean})
+    online = params(train_params__num_steps=1, **{f"{VALID}__online_agg_func": digits_params.running_mean})
     valid = online["validation_params"]["valid0"]
     valid["data"], valid["agg_func"] = valid.pop("data_params"), None
     start(**online)
@@ -201,7 +190,7 @@ def test_aggregations_of_validations() -> None:
 def test_a_model_of_numpy_trains_itself() -> None:
     def begin(exp_id: str, num_steps: int) -> str:
         tree = params(exp_id, train_params__num_steps=num_steps, train_params__targets=None)
-        tree["model_params"] = {"func": numpy_model, "seed": 3}
+        tree["model_params"] = {"func": digits_params.numpy_model, "seed": 3}
         del tree["loss_params"], tree["optimizer_params"], tree["validation_params"]
         return str(start(**tree).digest)
 
@@ -215,7 +204,7 @@ def test_a_model_of_numpy_trains_itself() -> None:
 @pytest.mark.campaign("long")
 def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
     widths, seeds = (4, 6, 4), (3, 3, 5)
-    data = {"func": counted, "batch_size": 20}
+    data = {"func": digits_params.counted, "batch_size": 20}
     models = [{"func": mnist_model, "seed": seed, "width": w} for w, seed in zip(widths, seeds, strict=True)]
     tree = params("several", train_params__data_params=data, train_params__num_steps=4)
     digits_params.READS.clear()
@@ -468,8 +457,10 @@ def test_a_run_is_made_again_from_its_record(trained: Path) -> None:
 def test_a_pattern_is_recorded_as_a_string_that_finds_the_same() -> None:
     pattern = re.compile("a.b", re.IGNORECASE | re.DOTALL)
     tree = {"load_params": {"to_restore": pattern}, "model_params": {"func": mnist_model}}
-    recorded: Any = configuration(checked(TreeOfTest, tree)).tree
-    assert restored(recorded)["load_params"]["to_restore"] == "(?is)a.b" and re.search("(?is)a.b", "A\nb")
+    doors: Any = everstep.compat.tfutils
+    recorded = doors.configuration(doors.checked(doors.TreeOfTest, tree)).tree
+    assert doors.restored(recorded)["load_params"]["to_restore"] == "(?is)a.b"
+    assert re.search("(?is)a.b", "A\nb")
 
 
 def test_functions_are_recorded_with_where_they_come_from() -> None:

@@ -334,9 +334,9 @@ SCALES = (1.0, 2.0, 0.5)
 NAMES = ("a", "b", "c")
 
 
-def runs(folder: Path, tasks: Mapping[str, everstep.Task]) -> list[everstep.Trainer]:
+def runs(folder: Path, tasks: Mapping[str, everstep.Task], data: Any = None) -> list[everstep.Trainer]:
     """A Trainer for each task, by the name of its run; their data is one object."""
-    data = counted()
+    data = counted() if data is None else data
     every = everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)
     return [
         trainer(folder / name, task, streams={"train": data}, services=[every], max_epoch=3)
@@ -439,6 +439,15 @@ def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
 
     endings = assert_as_alone(tmp_path, together)
     assert endings[0].step == 8 and endings[2].step == 9
+
+
+def test_a_batch_left_out_at_the_end_of_a_pass_counts_in_each_run(tmp_path: Path) -> None:
+    def together(folder: Path) -> list[everstep.Trainer]:
+        batches = [(np.arange(2.0),), (np.zeros(0),)]
+        data = everstep.data.checked(batches, empty_batch="ignore")
+        return runs(folder, {name: Scaled() for name in NAMES}, data)
+
+    assert_as_alone(tmp_path, together)
 
 
 @pytest.mark.campaign("long")

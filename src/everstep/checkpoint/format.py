@@ -262,6 +262,11 @@ class Checkpoint:
     meta: Json
 
     @property
+    def tree(self) -> Encoded:
+        """The state tree of the rank that reads, with its arrays."""
+        return Encoded(self.structure, self.arrays)
+
+    @property
     def step(self) -> int:
         return self.name.step
 

@@ -1,42 +1,50 @@
-"""tfutils' door: a tree of parameters is translated into a task, streams and services for a `Trainer`."""
+"""tfutils' doors: a tree of parameters is translated into a task, streams and services for a `Trainer`."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
+import sys
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-
-from everstep.arguments import checked_keywords
-from everstep.checkpoint import CheckpointName, Store, find_checkpoint
-from everstep.compat.tfutils_params import (
-    Load,
-    Place,
-    SaveOfTest,
-    TrainingTree,
-    Tree,
-    TreeOfTest,
-    Validation,
-    checked,
-    configuration,
-    each_model,
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
 )
-from everstep.compat.tfutils_params import recorded_params as recorded_params
-from everstep.compat.tfutils_task import Data, ParamsTask, ValidationBatch
+
+from everstep.arguments import checked_keywords, plain
+from everstep.checkpoint import CheckpointName, Store, find_checkpoint
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Service
-from everstep.data import as_stream
+from everstep.contracts.tasks import Task
+from everstep.data import arrays, as_stream
+from everstep.data.adapt import SequenceStream
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, HiLossError, LossBoundError, MetricError, NoCheckpointError, nearest
+from everstep.experiment.calls import misfits
 from everstep.experiment.experiment import note_uncommitted
+from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.predictions import as_array, npz
-from everstep.record import Evaluation, RunDir, located, record_evaluation, to_read
+from everstep.experiment.validation import Mistakes, Problem, problems_of
+from everstep.record import Evaluation, RunDir, RunJournal, located, record_evaluation, to_read
+from everstep.record.trust import distrust
+from everstep.redaction import without_credentials
 from everstep.schedule import Every
 from everstep.services.checkpoints import Checkpoints, Index
 from everstep.services.evaluate import Evaluate
@@ -50,6 +58,461 @@ from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
 
 __all__ = ["intermediate_results", "recorded_params", "test_from_params", "train_from_params"]
+
+# ------------------------------------------------------------------------- the tree, and its record
+
+
+def _validation_name(name: str) -> str:
+    if not name or "/" in name or name == "train":
+        raise ConfigError(f"{name!r} cannot name a validation; give another name, without '/'")
+    return name
+
+
+Text = Annotated[str, Field(min_length=1)]
+Names = Text | list[Text]
+Number = Annotated[float, BeforeValidator(plain)]
+Count = Annotated[int, BeforeValidator(plain), Field(ge=1)]
+Seed = Annotated[int, BeforeValidator(plain), Field(ge=0)]
+AnyFunction = Callable[..., Any]
+Options = dict[str, Any]
+
+
+class Section(BaseModel):
+    """Dictionary of a tree: its keys with types and defaults."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Function(Section):
+    """A function and, under all other keys, its arguments; `positional` and `by_name` come from elsewhere."""
+
+    model_config = ConfigDict(extra="allow")
+    positional: ClassVar[int] = 0
+    by_name: ClassVar[tuple[str, ...]] = ()
+    func: AnyFunction
+
+    def __call__(self, *positional: Any, **by_name: Any) -> Any:
+        arguments = {name: value for name, value in self if name != "func"}
+        return self.func(*positional, **{**arguments, **by_name})
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _require_arguments(self.func, self.model_extra or {}, self.positional, self.by_name)
+        return self
+
+
+class Model(Function):
+    by_name = ("inputs", "train", "seed")
+    seed: Seed = 0
+
+
+class TrainData(Function):
+    by_name = ("batch_size",)
+    batch_size: Count
+
+
+class OfStep(Function):
+    positional = 2
+
+
+class Rate(Function):
+    by_name = ("global_step",)
+
+
+class OptimizerParams(Section):
+    model_config = ConfigDict(extra="allow")
+    optimizer: AnyFunction
+    optimizer_class: AnyFunction | None = None
+    clip: bool | Options | None = None
+    trainable_names: Names | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _require_arguments(self.optimizer_class or self.optimizer, self.model_extra or {}, 1, ("lr",))
+        return self
+
+
+class Place(Section):
+    host: Text | None = None
+    port: Count | None = None
+    dbname: Text | None = None
+    collname: Text | None = None
+    exp_id: Text | None = None
+    cache_dir: Text | Path | None = None
+
+
+class Save(Place):
+    do_save: bool = True
+    save_initial_filters: bool = True
+    save_metrics_freq: Count = 100
+    save_valid_freq: Count = 3000
+    save_filters_freq: Count = 30000
+    cache_filters_freq: Count = 3000
+    cache_max_num: Count = 6
+
+
+class SaveOfTest(Place):
+    do_save: bool = True
+    save_intermediate_freq: Count | None = None
+
+
+class Load(Place):
+    do_restore: bool = True
+    restore_global_step: bool = True
+    query: Options | None = None
+    from_ckpt: Text | Path | None = None
+    to_restore: Names | re.Pattern[str] | AnyFunction | None = None
+    load_param_dict: dict[str, str] | None = None
+
+
+class Validation(Section):
+    data_params: Function = Field(validation_alias=AliasChoices("data_params", "data"))
+    targets: OfStep
+    num_steps: Count | None = None
+    agg_func: AnyFunction | None = None
+    online_agg_func: AnyFunction | None = None
+
+
+class Train(Section):
+    data_params: TrainData
+    targets: OfStep | None = None
+    validate_first: bool = True
+    thres_loss: Number | None = 100
+    num_steps: Count | None = None
+    minibatch_size: Count | None = None
+    train_loop: OfStep | None = None
+
+
+class Loss(Section):
+    pred_targets: Names
+    loss_func: AnyFunction
+    loss_func_kwargs: Options = {}
+    agg_func: AnyFunction | None = None
+    agg_func_kwargs: Options = {}
+
+
+class Tree(Section):
+    """What the trees of a training and of a test have in common."""
+
+    model_params: Model
+    validation_params: dict[Annotated[str, AfterValidator(_validation_name)], Validation] = {}
+    train_params: Train | None = None
+    loss_params: Loss | None = None
+    learning_rate_params: Rate | None = None
+    optimizer_params: OptimizerParams | None = None
+
+
+class TrainingTree(Tree):
+    save_params: Save
+    train_params: Train
+    load_params: Load | None = None
+
+
+class TreeOfTest(Tree):
+    load_params: Load
+    save_params: SaveOfTest | None = None
+
+
+_GONE = {
+    "save_params.save_to_gfs": "arrays are kept by save_intermediate_freq of test_from_params, or a service",
+    "save_params.save_intermediate_freq": "it is test_from_params's: training records every step",
+    "validation_params.valid_loop": "each batch goes to the targets' func; combine them by online_agg_func",
+    "train_params.queue_params": "give data that reads ahead: everstep.data.prefetch, or a loader's workers",
+    "loss_params.loss_per_case_func": "it is loss_func",
+    "loss_params.targets": "it is pred_targets",
+}
+"""Keys of tfutils that are refused -> the replacement."""
+
+_Tree = TypeVar("_Tree", bound=Tree)
+
+
+def checked(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
+    """Check the arguments of a program, and fill in the defaults."""
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    try:
+        return kind.model_validate(arguments)
+    except ValidationError as error:
+        problems = problems_of(error, arguments, kind)
+    for at, (place, text) in enumerate(problems):
+        why = _GONE.get(f"{place[0]}.{place[-1]}") if text.startswith("unknown key") else None
+        problems[at] = Problem(place[:-1], f"{place[-1]} is gone: {why}") if why else problems[at]
+    raise Mistakes(problems)
+
+
+def _require_arguments(
+    function: Any, arguments: Mapping[str, Any], positional: int, by_name: tuple[str, ...]
+) -> None:
+    who = getattr(function, "__name__", function)
+    if faults := [fault for _, fault in misfits(function, arguments, positional, by_name)]:
+        raise Mistakes(Problem((), f"{who}() {fault}") for fault in faults)
+
+
+def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of each model: lists have one dictionary for each, the others are shared."""
+    lengths = {name: len(value) for name, value in arguments.items() if isinstance(value, list)}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ConfigError(f"lists of parameters need one dictionary for each model: {counts}")
+    for number in range(next(iter(lengths.values()), 1)):
+        yield {name: value[number] if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+_FREE = (
+    "save_params",
+    "load_params",
+    "validation_params",
+    "train_params.num_steps",
+    "train_params.validate_first",
+    "train_params.thres_loss",
+)
+"""Parameters that may change between two starts: they touch no step; a resume compares services by itself."""
+_ORIGIN = ("source", "version")
+"""Keys of a function's origin, beside its import path under `CALL`."""
+_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "a": re.ASCII}
+"""Flags of a regular expression, as it names them in itself."""
+
+
+def configuration(tree: Tree) -> Configuration:
+    """Make the record of a tree: functions by import path, paths and regular expressions as strings.
+
+    Its code are the folders of the functions that belong to no package with a version.
+    """
+    origins: list[str] = []
+    code: list[Path] = []
+
+    def described(value: Any, place: str) -> Any:
+        if isinstance(value, Mapping | BaseModel):
+            return {k: described(part, f"{place}.{k}" if place else k) for k, part in dict(value).items()}
+        if isinstance(value, list | tuple):
+            return [described(part, f"{place}.{at}") for at, part in enumerate(value)]
+        if isinstance(value, re.Pattern):
+            flags = "".join(letter for letter, flag in _FLAGS.items() if value.flags & flag)
+            return f"(?{flags}){value.pattern}" if flags else value.pattern
+        if not (callable(value) and hasattr(value, "__qualname__")):
+            return value
+        module = getattr(value, "__module__", None) or type(getattr(value, "__self__", None)).__module__
+        source = getattr(sys.modules.get(module), "__file__", None)
+        if module == "__main__" and source is not None:
+            module = Path(source).stem
+        record = {CALL: f"{module}:{value.__qualname__}", "source": source}
+        version = getattr(sys.modules.get(module.partition(".")[0]), "__version__", None)
+        if isinstance(version, str):
+            record["version"] = version
+        elif source is not None:
+            code.append(Path(source).absolute().parents[module.count(".")])
+        origins.extend(f"{place}.{name}" for name in _ORIGIN)
+        return record
+
+    config = Configuration.of(described(tree, ""), _FREE)
+    assert config is not None
+    return replace(config, free=(*_FREE, *origins), code=tuple(dict.fromkeys(code)))
+
+
+def restored(tree: Any, place: str = "") -> Any:
+    """Turn the record of a tree into parameters again."""
+    if isinstance(tree, list):
+        return [restored(part, f"{place}.{at}") for at, part in enumerate(tree)]
+    if not isinstance(tree, Mapping):
+        return tree
+    if not (CALL in tree and tree.keys() <= {CALL, *_ORIGIN}):
+        return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
+    if "<" in str(tree[CALL]):
+        raise ConfigError(
+            f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
+        )
+    return imported(str(tree[CALL]))
+
+
+def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, Any]:
+    """Return the parameters that a run's newest start recorded; `train_from_params` makes the run again.
+
+        params = everstep.compat.tfutils.recorded_params("runs/digits/basic")
+        everstep.compat.tfutils.train_from_params(**params)
+
+    Args:
+        trust: import the code that the run names, even if the run is not marked as this user's:
+            docs/guide/trust.md.
+    """
+    run_dir = to_read(run_dir)
+    facts = RunJournal(run_dir).facts()
+    tree = without_credentials(facts.get("config") or {})
+    if not isinstance(tree, dict) or "model_params" not in tree:
+        raise ConfigError(f"{run_dir} was not made by train_from_params; start it by its own program")
+    admit(run_dir, tree, distrust(run_dir, facts), trust, facts)
+    params: dict[str, Any] = restored(tree)
+    return params
+
+
+# ------------------------------------------------------------------------- data and task
+
+
+_RESERVED = ("loss", "learning_rate", "optimizer", "__grads__")
+"""Names that a target may not have."""
+
+
+class ValidationBatch(NamedTuple):
+    """Batch of a validation, with the validation's name."""
+
+    name: str
+    batch: Any
+
+
+class Data:
+    """The data that `data_params` describe; a dictionary of arrays is divided into batches.
+
+    In training they are shuffled with a seed of their own: models with different seeds can share the data.
+    """
+
+    def __init__(self, params: Function, place: str, *, shuffle: bool) -> None:
+        self.data: Any = params()
+        self.names: tuple[str, ...] | None = None
+        """Names of a batch's parts, for a dictionary of arrays."""
+        self.example: Mapping[str, Any] = Example(self.data)
+        if not isinstance(self.data, Mapping):
+            return
+        size = getattr(params, "batch_size", None)
+        if size is None:
+            raise ConfigError(f"{place}.batch_size is missing; give the number of samples in a batch")
+        if not self.data:
+            raise ConfigError(f"{place}.func returned an empty dictionary; return arrays by name")
+        self.names = tuple(self.data)
+        self.example = {name: array[:size] for name, array in self.data.items()}
+        self.data = arrays(*self.data.values(), batch_size=size, shuffle=shuffle, seed=0)
+
+
+class Example(UserDict[str, Any]):
+    """Batch that shows the shapes of the data, read when a model first looks at it."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    @cached_property
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        stream = as_stream(self._source)
+        if not isinstance(self._source, Stream) and not isinstance(stream, SequenceStream):
+            raise ConfigError(
+                "model_params.func looks at its inputs, and to read one of a "
+                f"{type(self._source).__name__} would take it from the training; give sizes as arguments"
+            )
+        with closing(stream.open("example", 0, seed=0)) as batches:
+            return dict(next(batches))
+
+
+class ParamsTask(Task):
+    """Task of `train_from_params` and `test_from_params`; a `train_loop` gets it as its argument."""
+
+    def __init__(self, tree: Tree, data: Mapping[str, Data], global_step: int = 0) -> None:
+        self._tree, self._data, self._train = tree, data, tree.train_params
+        self._counted = {"global_step": global_step}
+        self._rate: float | None = None
+        """Learning rate of the current step; None if the tree has none."""
+        self._torch: Any = None
+
+    def build_model(self) -> Any:
+        example = next(iter(self._data.values())).example
+        model = self._tree.model_params(inputs=example, train=self._train is not None)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            self._torch = importlib.import_module("everstep.backends.torch.tfutils")
+        steps_itself = self._torch is None and self._train is not None and self._train.train_loop is None
+        if not callable(model) or (steps_itself and not hasattr(model, "train_step")):
+            raise ConfigError(
+                f"model_params.func returned {model!r:.80}; return a torch.nn.Module, or a callable object "
+                "with train_step(inputs, learning_rate), state_dict and load_state_dict"
+            )
+        return model
+
+    def build_optimizer(self, model: Any) -> Any:
+        if self._train is None:
+            return None
+        for name in ("loss_params", "optimizer_params"):
+            is_given = getattr(self._tree, name) is not None
+            if self._torch is None and is_given:
+                raise ConfigError(f"{name}: a {type(model).__name__} trains itself; leave it out")
+            if self._torch is not None and not is_given and self._train.train_loop is None:
+                raise ConfigError(f"{name} is missing; give it: a torch model needs it")
+        if (params := self._tree.optimizer_params) is None:
+            return None
+        # The rate of step 0, wherever the training begins: given options are compared at each resume.
+        rate = {} if (lr := self._rate_of(0)) is None else {"lr": lr}
+        how = {"inner": params.optimizer_class, "clip": params.clip, "names": params.trainable_names}
+        return self._torch.optimizer(model, params.optimizer, {**(params.model_extra or {}), **rate}, **how)
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the model, the optimizer if there is one, and the step that decides the learning rate."""
+        return {**super().state(), **({} if self._train is None else {"global_step": self._counted})}
+
+    def _inputs(self, name: str, batch: Any) -> dict[str, Any]:
+        if (names := self._data[name].names) is not None:
+            batch = dict(zip(names, batch, strict=True))
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
+            )
+        return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        assert self._train is not None
+        inputs, self._rate = self._inputs("train", batch), self._rate_of(self._counted["global_step"])
+        for group in () if self._rate is None or self.optimizer is None else self.optimizer.param_groups:
+            group["lr"] = self._rate
+        loop = self._train.train_loop
+        metrics: Mapping[str, Any] = self.step(inputs) if loop is None else loop(self, inputs)
+        self._counted["global_step"] += 1
+        return metrics if self._rate is None else {**metrics, "learning_rate": self._rate}
+
+    def _rate_of(self, step: int) -> float | None:
+        rate = self._tree.learning_rate_params
+        return None if rate is None else float(rate(global_step=step))
+
+    def step(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make an update, as without a `train_loop`; a `train_loop` may call this method."""
+        assert self._train is not None
+        if self._torch is None:
+            return {**self.model.train_step(inputs, learning_rate=self._rate), **self._targets(inputs)}
+        size = self._train.minibatch_size
+        metrics: Mapping[str, Any] = self._torch.train(self.optimizer, self.loss, inputs, size)
+        return metrics
+
+    def loss(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the loss of a batch or minibatch, and the targets of `train_params`."""
+        if (params := self._tree.loss_params) is None:
+            raise ConfigError("loss_params is missing; give it, or leave task.loss() out of your train_loop")
+        names = [params.pred_targets] if isinstance(params.pred_targets, str) else params.pred_targets
+        for name in names:
+            if name not in inputs:
+                raise ConfigError(f"pred_targets: a batch has no {name!r}; {nearest(name, inputs)}")
+        outputs = self.model(inputs)
+        loss = params.loss_func(outputs, *(inputs[name] for name in names), **params.loss_func_kwargs)
+        mean = self._torch.mean if params.agg_func is None else params.agg_func
+        return {"loss": mean(loss, **params.agg_func_kwargs), **self._targets(inputs, outputs)}
+
+    def _targets(self, inputs: Mapping[str, Any], outputs: Any = None) -> dict[str, Any]:
+        assert self._train is not None
+        if self._train.targets is None:
+            return {}
+        metrics = self._train.targets(inputs, self.model(inputs) if outputs is None else outputs)
+        for name in _RESERVED:
+            if name in metrics:
+                raise ConfigError(f"train_params.targets: {name!r} is taken; give that target another name")
+        return dict(metrics)
+
+    def eval_step(self, batch: ValidationBatch) -> Mapping[str, Any]:
+        inputs = self._inputs(*batch)
+        metrics: Mapping[str, Any] = self._tree.validation_params[batch.name].targets(
+            inputs, self.model(inputs)
+        )
+        return metrics
+
+    def batch_size(self, batch: Any) -> float:
+        return super().batch_size(batch.batch if isinstance(batch, ValidationBatch) else batch)
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._torch is None else sys.modules["torch"].no_grad()
+
+
+# ------------------------------------------------------------------------- the doors
+
 
 _Models: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]]
 
@@ -416,13 +879,12 @@ def _queried(place: Load) -> Path:
 
 
 def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFrom, int]:
-    """Choose what to load, `entry` or all but the counter; returns the choice and the checkpoint's step."""
+    """Choose what to load, of `entry` or of all but the counter; return it, and the checkpoint's step."""
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:
         raise NoCheckpointError(f"{path} has no checkpoint to load; check load_params")
     known = [name for name in names_in(checkpoint) if name != _COUNTER]
     known = [name for name in known if entry in (None, name.partition("/")[0])]
-    include, exclude = (None, f"^{_COUNTER}$") if entry is None else (f"^{re.escape(entry)}(?:/|$)", None)
     wanted = None
     rename: dict[str, str] = {}
     if load.load_param_dict is not None:
@@ -440,10 +902,10 @@ def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFro
             wanted = [_complete(name, known) for name in names]
         if not wanted:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
-    if wanted is not None:
-        include, exclude = f"^(?:{'|'.join(map(re.escape, wanted))})$", None
+    include = None if wanted is None else f"^(?:{'|'.join(map(re.escape, wanted))})$"
     reset = () if load.restore_global_step else ("step",)
-    return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
+    init = InitFrom(path, include=include, exclude=f"^{_COUNTER}$", rename=rename, reset=reset)
+    return init, checkpoint.step
 
 
 def _complete(name: str, known: list[str]) -> str:

@@ -217,11 +217,6 @@ class Stream(ABC):
         """Stream that reads the data: this stream, or the stream inside it."""
         return self
 
-    @property
-    def shareable(self) -> bool:
-        """Whether several runs can share the stream: seed, pass and position alone decide the batches."""
-        return self.keeps_place is None
-
     def sample_ids(self, purpose: str, pass_index: int, index: int, *, seed: int) -> list[int] | None:
         """Return the numbers of the samples in one batch of a pass; None where the stream cannot tell."""
         return None

@@ -186,7 +186,6 @@ class IterableStream(OwnStream):
     """
 
     rank_keys = ("state", "random")
-    shareable = False
     samples_of = ()  # drawn from the start of the pass: they must not follow from the steps since
 
     def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:

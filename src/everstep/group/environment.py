@@ -41,22 +41,19 @@ class Single(Group):
         return [value]
 
 
-def find_group(limit: float | None = None) -> Group:
+def find_group() -> Group:
     """Join the group that this process is part of; all its ranks have to do so.
 
     A process group that the program has initialised counts first, then the variables of a launcher
     (WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them).  With neither, or in a group of one,
-    this is a `Single`, and nothing is imported.
-
-    Args:
-        limit: seconds to wait for the other ranks, here and in the operations of the group; None: what
-            EVERSTEP_GROUP_LIMIT says, else 600.
+    this is a `Single`, and nothing is imported.  EVERSTEP_GROUP_LIMIT has the seconds to wait for the other
+    ranks, here and in the operations of the group; else 600.
     """
     is_launched = os.environ.get("WORLD_SIZE", "1") != "1"
     if not is_launched and all(backend.processes() == 1 for backend in backends.active()):
         return Single()
     # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
-    limit = _limit() if limit is None else limit
+    limit = _limit()
     end_with_torchrun()
     rank, size, store = importlib.import_module(_STORE).connect(limit)
     return StoreGroup(rank, size, store, limit)

@@ -49,8 +49,8 @@ class RunColumns:
         for name in dict.fromkeys([*asked, *names]):
             self._require(name)
         for leaf in conditions:
-            if leaf.path == "status" and leaf.operator in ("$eq", "$in"):
-                for status in set(map(str, leaf.values)) - {*STATUSES, "None"}:
+            if leaf.path == "status" and leaf.operator == "$in":
+                for status in set(map(str, leaf.value)) - {*STATUSES, "None"}:
                     raise ConfigError(f"there is no status {status!r}; {nearest(status, STATUSES)}")
         holds = matcher(where)
         return [

@@ -40,21 +40,16 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 class Leaf(NamedTuple):
-    """Condition on the values at a path: $eq, $gt, $gte, $lt, $lte, $in, $exists or `CONTAINS`."""
+    """Condition on the values at a path: $in (also for $eq), $gt, $gte, $lt, $lte, $exists or `CONTAINS`."""
 
     path: str
     operator: str
     value: Any
 
     @property
-    def values(self) -> list[Any]:
-        """The values with which it compares."""
-        return self.value if self.operator == "$in" else [self.value]
-
-    @property
     def about_missing(self) -> bool:
         """Whether it may hold of a document without a value."""
-        return self.operator == "$exists" or any(value is None for value in self.values)
+        return self.operator == "$exists" or (self.operator == "$in" and None in self.value)
 
 
 class Not(NamedTuple):
@@ -147,7 +142,8 @@ def _condition(path: str, sign: str, value: Any) -> Node:
         raise ConfigError(
             f"{path}: {value!r} is not a JSON value; give numbers, strings, lists ..."
         ) from None
-    return Not(Leaf(path, "$eq", value)) if sign == "$ne" else Leaf(path, sign, value)
+    leaf = Leaf(path, "$in", [value]) if sign in ("$eq", "$ne") else Leaf(path, sign, value)
+    return Not(leaf) if sign == "$ne" else leaf
 
 
 _PART = re.compile(
@@ -181,11 +177,10 @@ def parse_words(text: str) -> Group:
 
 
 def _comparison(name: str, sign: str, text: str) -> Node:
-    is_quoted = text[0] in "\"'"
-    value: Any = text[1:-1] if is_quoted else text
-    if name != "name" and not is_quoted:
+    value: Any = text[1:-1] if text[0] in "\"'" else text
+    if name != "name":
         with contextlib.suppress(ValueError):
-            value = float(text)
+            value = float(text)  # not of a number in quotes
     if sign in _SIGNS:
         return Leaf(name, _SIGNS[sign], value)
     equal = Leaf(name, "$in", [value, value == "true"] if value in ("true", "false") else [value])
@@ -200,22 +195,17 @@ def matcher(node: Node) -> Callable[[Values], bool]:
     if isinstance(node, Group):
         parts, every = [matcher(part) for part in node.parts], node.every
         return lambda values: (all if every else any)(part(values) for part in parts)
-    path = node.path
+    path, wanted = node.path, node.value
     if node.operator == "$exists":
-        return lambda values: bool(values(path)) == node.value
-    test, missing = _test(node), node.about_missing
-    return lambda values: any(map(test, there)) if (there := values(path)) else missing
-
-
-def _test(leaf: Leaf) -> Callable[[Any], bool]:
-    wanted = leaf.value
-    if leaf.operator == CONTAINS:
-        return lambda value: isinstance(value, str) and wanted in value
-    if leaf.operator in ("$eq", "$in"):
-        keys = {_key(value) for value in leaf.values}
-        return lambda value: _key(value) in keys
-    kind, order = _kind_of(wanted), _ORDERS[leaf.operator]
-    return lambda value: _kind_of(value) == kind and bool(order(value, wanted))
+        return lambda values: bool(values(path)) == wanted
+    if node.operator == CONTAINS:
+        return lambda values: any(isinstance(value, str) and wanted in value for value in values(path))
+    if node.operator == "$in":
+        keys = set(map(_key, wanted))
+        # null holds of a document without a value, too
+        return lambda values: any(_key(value) in keys for value in values(path) or [None])
+    kind, order = _kind_of(wanted), _ORDERS[node.operator]
+    return lambda values: any(_kind_of(each) == kind and order(each, wanted) for each in values(path))
 
 
 def _kind_of(value: Any) -> type:
@@ -232,29 +222,22 @@ def _key(value: Any) -> tuple[Any, Any]:
     return _kind_of(value), value if value == value else "nan"
 
 
-def values_at(tree: Mapping[str, Any], path: str) -> list[Any]:
+def values_at(tree: Any, path: str) -> list[Any]:
     """List the values to which a path leads; a list is followed by its elements.
 
     A path is names joined by dots.  It goes through objects by name and through lists by number; an object in
     a list is reached without the number, too: `a.b` of {"a": [{"b": 1}, {"b": 2}]} is 1 and 2.
     """
     values: list[Any] = []
-    for value in _below(tree, path):
-        values += [value, *value] if isinstance(value, list) else [value]
-    return values
-
-
-def _below(value: Any, path: str) -> Iterator[Any]:
-    if isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict):
-                yield from _below(item, path)
-        value = {str(at): item for at, item in enumerate(value)}
-    for key, item in value.items() if isinstance(value, dict) else ():
+    if isinstance(tree, list):
+        values += [value for item in tree if isinstance(item, dict) for value in values_at(item, path)]
+        tree = {str(at): item for at, item in enumerate(tree)}
+    for key, item in tree.items() if isinstance(tree, dict) else ():
         if key == path:
-            yield item
+            values += [item, *item] if isinstance(item, list) else [item]
         elif path.startswith(f"{key}."):
-            yield from _below(item, path[len(key) + 1 :])
+            values += values_at(item, path[len(key) + 1 :])
+    return values
 
 
 def ordered(rows: Iterable[Row], name: str, descending: bool) -> list[Row]:

@@ -185,9 +185,10 @@ def _rows(connection: Connection, collection: str, where: Node) -> Generator[dic
     elif collection == "evaluations":
         chosen = chosen.where(v.phase.not_in(("head", "step")))
     for leaf in leaves(where, required=True):
-        is_text = all(isinstance(value, str) and value == clean(value) for value in leaf.values)
-        if is_text and leaf.operator in ("$eq", "$in") and leaf.path in ("run", "phase", "name"):
-            chosen = chosen.where(columns[leaf.path].in_(leaf.values))
+        if leaf.operator != "$in" or leaf.path not in ("run", "phase", "name"):
+            continue
+        if all(isinstance(value, str) and value == clean(value) for value in leaf.value):
+            chosen = chosen.where(columns[leaf.path].in_(leaf.value))
     with connection.execute(chosen, execution_options={"yield_per": 10_000}) as found:
         for row in map(dict, found.mappings()):
             if "value" in row:

@@ -12,7 +12,7 @@ from everstep.checkpoint import Checkpoint, Store, read_checkpoint
 from everstep.record import ABSENT, Difference, RunDir, RunJournal
 from everstep.record.journal_reader import Key, Value
 from everstep.record.step_comparison import row_words
-from everstep.state import Encoded, leaves
+from everstep.state import leaves
 
 _Facts: TypeAlias = dict[tuple[int, str], list[bytes]]
 """Facts of a run by (rank, path); a second value under a path is a difference."""
@@ -66,7 +66,7 @@ def differing_rows(
 
 def state_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Path -> bytes of every leaf of a checkpoint's state tree, `wall/` included."""
-    return {path: bytes(data) for path, data in leaves(Encoded(checkpoint.structure, checkpoint.arrays))}
+    return {path: bytes(data) for path, data in leaves(checkpoint.tree)}
 
 
 def _component(path: str) -> tuple[str, str]:
@@ -97,7 +97,7 @@ def _facts(run_dir: Path) -> _Facts:
         return facts
     last = store.read(names[-1])
     facts[0, "checkpoint"], facts[0, "ranks"] = [str(last.name).encode()], [str(last.ranks).encode()]
-    trees = [Encoded(last.structure, last.arrays)]
+    trees = [last.tree]
     trees += [store.read(last.name, rank).own for rank in range(1, last.ranks)]
     for rank, tree in enumerate(trees):
         for path, data in leaves(tree):

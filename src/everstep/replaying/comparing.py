@@ -31,7 +31,6 @@ from everstep.replaying.execution import (
     program_of,
 )
 from everstep.services.replayed import differing_leaves
-from everstep.state import Encoded
 
 
 @dataclass
@@ -215,7 +214,7 @@ def _of_states(one: Store, other: Store, name: CheckpointName) -> Difference | N
     if len(digests) == 1:
         return None
     a, b = one.read(name), other.read(name)
-    paths = differing_leaves(Encoded(a.structure, a.arrays), Encoded(b.structure, b.arrays))
+    paths = differing_leaves(a.tree, b.tree)
     values = f"that in {name}", "another"
     return Difference("state", paths[0], *values, name.step, place="epoch") if paths else None
 

@@ -167,7 +167,7 @@ class Replayed(BuiltIn):
                     raise
                 return  # the run is being trained, and retention has deleted it meanwhile
             here = self._tree("epoch" if at_end else "step")
-        differing = differing_leaves(Encoded(saved.structure, saved.arrays), here)
+        differing = differing_leaves(saved.tree, here)
         self._note("state", name=name, step=boundary.step, differing=differing)
 
     def _note(self, at: str, **facts: Any) -> None:

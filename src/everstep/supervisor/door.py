@@ -184,7 +184,7 @@ class Door(RunView):
 
     def __enter__(self) -> Self:
         self._engine.enter()
-        if self._engine.user.task is None and self._engine.ranks.writer:
+        if self._engine.user.task is None and self._engine.ranks.group.writer:
             self._engine.variables.entered()
         return self
 

@@ -118,7 +118,7 @@ class Engine:
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
         self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
-        log = None if self.ranks.writer else f"rank-{self.ranks.group.rank:05d}.log"
+        log = None if self.ranks.group.writer else f"rank-{self.ranks.group.rank:05d}.log"
         if (replayed := self.board.find(Replayed)) is not None:
             replayed.require(opening.run_dir.id, opening.run_dir.path)
             log = "replay.log"

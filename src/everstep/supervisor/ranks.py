@@ -45,11 +45,6 @@ class Ranks:
         self._signal: int | None = None
         self._actions: list[Pending] = []
 
-    @property
-    def writer(self) -> bool:
-        """Whether this process owns the run directory."""
-        return self.group.writer
-
     def join(self, stack: ExitStack) -> None:
         """Join the group of this process, and watch for ranks that are lost."""
         self.group = group = find_group()
@@ -74,7 +69,7 @@ class Ranks:
                 group, steps, self._wakeups.look, lost_group.watch, lost_group.leaving.is_set
             )
             stack.callback(agreement.close)
-            self._wakeups.agree_by(agreement, keeps_time=self.writer)
+            self._wakeups.agree_by(agreement, keeps_time=group.writer)
 
     @contextmanager
     def telling(self) -> Iterator[None]:

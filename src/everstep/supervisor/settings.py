@@ -179,7 +179,6 @@ class Settings:
         self.recovery, self.retry = _first(Recovery, self.services), _first(Retry, self.services)
         self.hang_watch, self.console = _first(HangWatch, self.services), _first(Console, self.services)
         self.mirror = self.checkpoints.mirror if self.replay is None else None
-        self.mirror_wait = self.checkpoints.mirror_wait
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])
             kind.require(service.moments, f"service {service.name!r}", service.schedule)

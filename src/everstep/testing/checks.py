@@ -794,7 +794,7 @@ class _Program:
 def _final(run_dir: Path, ending: Ending) -> _Final:
     store = Store(run_dir, ending.segment, lambda text: None)
     checkpoint = store.read(store.names()[-1])
-    content = _content(Encoded(checkpoint.structure, checkpoint.arrays))
+    content = _content(checkpoint.tree)
     content = {path: data for path, data in content.items() if not _in(path, "wall")}
     for row in RunJournal(run_dir).rows():
         if not row.wall:

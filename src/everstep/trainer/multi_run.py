@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,13 +46,13 @@ class MultiRun:
             raise ConfigError(
                 'the Trainers of a MultiRun read one stream; give each of them the same object as "train"'
             )
-        if not stream.shareable:
+        # seed, pass and position alone have to decide the batches
+        if stream.keeps_place is not None or stream.resumes is not None:
             raise ConfigError(
                 f"several runs cannot share {stream!r:.80}; give everstep.data.arrays(...) or loader(...)"
             )
-        seeds = [trainer.seed for trainer in self.trainers]
-        described = [None if seed is None else stream.describe(seed) for seed in (*seeds, 0, 1)]
-        own_seed = described[-1] is not None and all(each in (None, described[-1]) for each in described)
+        seeds, described = [trainer.seed for trainer in self.trainers], stream.describe(0)
+        own_seed = described is not None and described == stream.describe(1)
         if not own_seed and (None in seeds or len(set(seeds)) > 1):
             raise ConfigError(
                 f"the runs have the seeds {seeds}; give all Trainers one seed, or the stream one of its own"
@@ -67,61 +67,57 @@ class MultiRun:
             Exception: the first failure of a run, raised after the others have ended.
         """
         refuse_several("a MultiRun", "train each model by a Trainer of its own")
-        with isolated(), closing(SharedStream(self._stream)) as reading:
-            runs = [_Training(trainer, reading) for trainer in self.trainers]
-            try:
-                while going := [run for run in runs if not run.over]:
-                    # the run that is farthest behind in the data: only the last batch has to be kept
-                    behind = min(going, key=lambda run: run.place)
-                    behind.step()
-                    if isinstance(behind.error, Interrupted):
-                        for run in going:
-                            run.interrupt(behind.error)
-            finally:
-                for run in runs:
-                    run.close()
-        if errors := [run.error for run in runs if run.error is not None]:
+        endings, errors = dict[_Training, Ending](), list[BaseException]()
+        with isolated(), closing(SharedStream(self._stream)) as shared, ExitStack() as stack:
+            runs = [stack.enter_context(closing(_Training(each, shared))) for each in self.trainers]
+            going = list(runs)
+            while going:
+                # the run that is farthest behind in the data: only the last batch has to be kept
+                run = min(going, key=lambda run: run.place)
+                try:
+                    run.step()
+                    continue
+                except StopIteration as ended:
+                    endings[run] = ended.value
+                except KeyboardInterrupt:
+                    raise
+                except Interrupted as error:
+                    errors.append(error)
+                    going = [each for each in going if each is run or each.interrupt(error)]
+                except BaseException as error:
+                    error.add_note(f"in {run.run_dir}")
+                    print(f"{run.run_dir} failed: {type(error).__name__}: {error}", flush=True)
+                    errors.append(error)
+                going.remove(run)
+        if errors:
             raise min(errors, key=lambda error: isinstance(error, Interrupted))
-        return [run.ending for run in runs if run.ending is not None]
+        return [endings[run] for run in runs]
 
 
 class _Training:
     """The training of one Trainer, a step at a time, with a random state of its own."""
 
-    def __init__(self, trainer: Trainer, reading: SharedStream) -> None:
-        self.trainer, self._reading = trainer, reading
+    def __init__(self, trainer: Trainer, shared: SharedStream) -> None:
+        self.run_dir, self._shared = trainer.run_dir, shared
         self.place = (0, 0)
         """Pass, and number of its batches that the run has read."""
-        self.over = False
-        self.ending: Ending | None = None
-        self.error: BaseException | None = None
         self._loop: TrainerLoop | None = None
-        self._steps = trainer.in_turns(reading)
-        self._random = capture()
+        self._steps, self._random = trainer.in_turns(shared), capture()
 
     def step(self) -> None:
+        """Run the next step; raise `StopIteration`, with the `Ending`, if there is none."""
         restore(self._random)
         try:
-            self._loop, self.place = next(self._steps), self._reading.place
-        except StopIteration as ended:
-            self.over, self.ending = True, ended.value
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self.over, self.error = True, error
-            if not isinstance(error, Interrupted):
-                error.add_note(f"in {self.trainer.run_dir}")
-                print(f"{self.trainer.run_dir} failed: {type(error).__name__}: {error}", flush=True)
+            self._loop, self.place = next(self._steps), self._shared.place
         finally:
             self._random = capture()
 
-    def interrupt(self, error: Interrupted) -> None:
-        """Interrupt the run, too: one that was opened after the signal has not seen it."""
-        if self._loop is None:
-            self.over = True  # not begun
-        elif not self.over:
+    def interrupt(self, error: Interrupted) -> bool:
+        """Interrupt the run if it was begun: one that was opened after the signal has not seen it."""
+        if self._loop is not None:
             assert isinstance(error.code, int)
             self._loop.call_soon(Interrupt(error.reason, error.code))
+        return self._loop is not None
 
     def close(self) -> None:
         """Leave a training that has not come to its end, as by an exception."""
@@ -138,24 +134,27 @@ class _Place(NamedTuple):
     passed_over: Sequence[int] = ()
 
 
+_END: Any = object()
+"""Takes the place of the batch after a pass."""
+
+
 class SharedStream(StreamWrapper):
     """A stream that several runs read by one cursor; the batch read last is kept for all.
 
     A run that stands elsewhere, as after a resume from another step, takes the cursor to its own place.
     """
 
+    place = (0, 0)
+    """Pass, and number of its batches, at which the run stands that has read last."""
+
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self.place = (0, 0)
-        """Pass, and number of its batches, at which the run stands that has read last."""
         self.cursor: Cursor | None = None
+        self._known: list[_Place] = []
+        """Places before and after the batch read last; the cursor stands at the last place."""
         self._batch: Any = None
-        self._before: _Place | None = None
-        """Place before the batch read last."""
-        self._here: _Place | None = None
-        """Place of the cursor."""
-        self._end: tuple[str, int, Any] | None = None
-        """Place at which a pass was found to end."""
+        self._end: tuple[tuple[str, int, Any], _Place] | None = None
+        """Place after which a pass was found to end, and that of the end, for runs that are not yet there."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SharedCursor(self, (purpose, pass_index, position), seed)
@@ -167,64 +166,58 @@ class SharedStream(StreamWrapper):
         """Describe the stream inside, which the run would read itself if it were alone."""
         return describe(self.stream, seed)
 
-    def go_to(self, at: tuple[str, int, Any], seed: int) -> _Place:
+    def find(self, at: tuple[str, int, Any], seed: int) -> _Place:
         """Return a place; the cursor goes there unless the place is known."""
-        for known in (self._before, self._here):
-            if known is not None and known.at == at:
-                return known
+        for place in self._known:
+            if place.at == at:
+                return place
         self.close()
         self.cursor = self.stream.open(*at, seed=seed)
-        self._here = _Place(at, self.cursor.done, self.cursor.remaining())
-        return self._here
+        self._known = [_Place(at, self.cursor.done, self.cursor.remaining())]
+        return self._known[0]
 
-    def after(self, place: _Place, seed: int) -> tuple[Any, _Place] | None:
-        """Return the batch after a place, and the place after the batch; None at the end of the pass."""
-        if self._end == place.at:
-            return None
-        if self._before is None or self._before.at != place.at:
-            self.go_to(place.at, seed)
-            cursor, self._here = self.cursor, None  # not known if the next line fails
+    def read(self, at: tuple[str, int, Any], seed: int) -> tuple[Any, _Place]:
+        """Return the batch after a place, or `_END`, and the place after the batch."""
+        if self._end is not None and self._end[0] == at:
+            return _END, self._end[1]
+        place = self.find(at, seed)
+        if place is self._known[-1]:
+            cursor, self._known = self.cursor, []  # no place is known if the next line fails
             assert cursor is not None
-            try:
-                self._batch = next(cursor)
-            except StopIteration:
-                self._end, self._here = place.at, place._replace(left=0)
-                return None
-            at = (*place.at[:2], cursor.position())
-            self._before = place
-            self._here = _Place(at, cursor.done, cursor.remaining(), cursor.passed_over())
-        assert self._here is not None
-        return self._batch, self._here
+            self._batch = next(cursor, _END)
+            now = (*at[:2], cursor.position())
+            after = _Place(now, cursor.done, cursor.remaining(), cursor.passed_over())
+            if self._batch is _END:
+                self._end = at, after._replace(left=0)
+                return self._batch, self._end[1]
+            self._known = [place, after]
+        return self._batch, self._known[-1]
 
     def close(self) -> None:
         if self.cursor is not None:
             self.cursor.close()
-        self.cursor = self._before = self._here = None
+        self.cursor, self._known = None, []
 
 
 class _SharedCursor(Cursor):
-    ended = False
-
-    def __init__(self, reading: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
-        self._reading, self._seed = reading, seed
+    def __init__(self, shared: SharedStream, at: tuple[str, int, Any], seed: int) -> None:
+        self._shared, self._seed = shared, seed
         self._passed_over: list[int] = []
-        self._move(reading.go_to(at, seed), 0)
-        assert reading.cursor is not None
-        self.sample_numbers = reading.cursor.sample_numbers  # type: ignore[method-assign]
+        self._move(shared.find(at, seed), 0)
+        assert shared.cursor is not None
+        self.sample_numbers = shared.cursor.sample_numbers  # type: ignore[method-assign]
 
     def _move(self, place: _Place, count: int) -> None:
         self._place, self.done = place, place.done
         self._count = count if place.done is None else place.done
-        self._reading.place = place.at[1], self._count
+        self._shared.place = place.at[1], self._count
 
     def __next__(self) -> Any:
-        following = None if self.ended else self._reading.after(self._place, self._seed)
-        if following is None:
-            self.ended = True
-            raise StopIteration
-        batch, place = following
-        self._passed_over += place.passed_over
+        batch, place = self._shared.read(self._place.at, self._seed)
         self._move(place, self._count + 1)
+        self._passed_over += place.passed_over
+        if batch is _END:
+            raise StopIteration
         return copied(batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:
@@ -235,7 +228,7 @@ class _SharedCursor(Cursor):
         return self._place.at[2]
 
     def remaining(self) -> int | None:
-        return 0 if self.ended else self._place.left
+        return self._place.left
 
 
 def copied(batch: Any) -> Any:

@@ -77,7 +77,6 @@ class DataLoaderStream(Stream):
     A loader with persistent workers, or with `in_order=False`, can be evaluated on, but not read by a run.
     """
 
-    shareable = False
     no_thread = "draw from the global random state in a thread; give the DataLoader num_workers=1 or more"
     rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
 

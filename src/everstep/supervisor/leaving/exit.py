@@ -185,7 +185,7 @@ class Exit:
         self._save_last()
         # before `ended` is recorded: a finished run has its last state on disk
         engine.saver.await_commit()
-        if engine.begun and engine.ranks.writer:
+        if engine.begun and engine.ranks.group.writer:
             # where no step was run, and nothing saved
             engine.opening.store.apply_choice()
         engine.collector.read()

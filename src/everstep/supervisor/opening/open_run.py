@@ -132,7 +132,7 @@ class OpenRun:
         self.chosen = ""
         self.request: str | None = None
         if group.writer:
-            where = settings.mirror, settings.mirror_wait, settings.path
+            where = settings.mirror, settings.checkpoints.mirror_wait, settings.path
             self.mirror = open_mirror(*where, voice.say, voice.warn)
             # a directory that is made for a mirrored run is of that run, with its seed
             self.run_dir = RunDir.open(settings.path, seed=settings.seed, about=self.mirror.facts)

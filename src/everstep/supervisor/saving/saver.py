@@ -237,7 +237,7 @@ class Saver:
 
     def tidy(self) -> None:
         """Let the writer thread tidy up after earlier starts, before it saves anything."""
-        if self._engine.ranks.writer:
+        if self._engine.ranks.group.writer:
             self._writer.submit(self.writing.tidy, lambda _: None)
 
     def _commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
