@@ -346,6 +346,24 @@ def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished(t
     assert first is not None and (first.name, first.expected, first.actual) == ("updates", "4", "2")
 
 
+@pytest.mark.parametrize(("place", "message"), [(2, "after update 2; tensors had been saved up to"), (4, "")])
+def test_a_resume_from_an_older_save_is_exact_and_says_so(place: int, message: str, tmp_path: Path) -> None:
+    every = [line("enter", 0), *(line("update", n) for n in range(1, 9))]
+    saved = {"at": "file", "rank": 0, "kind": "save", "path": "ckpt.pt"}
+    strike = {"at": "strike", "point": "update", "rank": 0}
+    struck = [*every[:3], saved, *every[3:5], saved, *every[5:7], strike]
+    starts = [
+        Start("kill:update:6:0", -9, 1.0, struck, tmp_path / "log"),
+        Start("", 0, 1.0, [line("enter", place), *every[place + 1 :]], tmp_path / "log"),
+    ]
+    report = DrillReport("train", [], 0, runs=[], steps=8, seconds=1.0)
+    campaign = _CommandCampaign(report, tmp_path, 60.0, keep=False)
+    campaign.reference = Reference(Start("", 0, 1.0, every, tmp_path / "log"))
+    # from the inside: the same from the outside takes four processes
+    result = campaign._judged("update", starts)
+    assert result.verdict == "exact" and message in result.message and bool(message) == bool(result.message)
+
+
 @pytest.mark.parametrize(
     ("drawn", "component"), [("c", "random state"), ("b c", "random state"), ("a", "samples")]
 )

@@ -254,8 +254,10 @@ class _CommandCampaign(Campaign):
         struck = f"after update {first.updates}{reference.file_words(first)}"
         hits = [bool(start.strike) for start in starts]
         result = self.result(name, summaries, done, hits, last.log, difference, struck)
-        is_anew = result.verdict == "exact" and starts[1].updates and resumed[1] == 0
-        return replace(result, message=ANEW) if is_anew else result
+        if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
+            return result
+        older = f"resumed after update {resumed[1]}; tensors had been saved up to update {saved}"
+        return replace(result, message=ANEW if not resumed[1] else older if resumed[1] < saved else "")
 
 
 LEFT = ("settings", "weights", "moments", "buffers")
@@ -427,4 +429,4 @@ class Reference:
             return ", in an evaluation" if strike["point"] == "evaluation" else ""
         before = replace(struck, lines=struck.lines[:until])
         file = before.of_rank(strike["rank"], "file")[-1]
-        return f", {file['kind']} {Path(file['path']).name}"[:20]
+        return f", {file['kind']} {Path(file['path']).name}"[:19]
