@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -70,14 +71,62 @@ def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
             lines += [{"at": "update", "rank": rank, "number": 0, "random": {}, "n": update}]
             lines += [{"at": "file", "rank": rank, "kind": "save", "path": f"{rank}.pt"}] * (update == 2)
     reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
-    strikes = reference.strikes(12, Random(0))
+    strikes, _ = reference.strikes(12, Random(0))
     files = [(name, strike) for name, strike in strikes if ":file:" in strike]
     assert files == [
-        ("before save", "kill:file:1:0"),
         ("torn save", "tear:file:1:0"),
-        ("before save @1", "kill:file:1:1"),
+        ("before save", "kill:file:1:0"),
+        ("SIGTERM save", "SIGTERM:file:1:0"),
         ("torn save @1", "tear:file:1:1"),
+        ("before save @1", "kill:file:1:1"),
+        ("SIGTERM save @1", "SIGTERM:file:1:1"),
     ]
+
+
+def test_a_short_budget_strikes_each_kind_once_and_the_middle_of_a_save_first(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = []
+    for update in range(1, 31):
+        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
+        lines += [{"at": "file", "rank": 0, "kind": "save", "path": "ckpt.pt"}] * (update % 5 == 0)
+    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+    strikes, kinds = reference.strikes(12, Random(0))
+    assert [name for name, _ in strikes[:5]] == [
+        "torn save",
+        "update",
+        "before save",
+        "SIGTERM save",
+        "SIGTERM",
+    ]
+    assert len(strikes) == 12 and len({*strikes}) == 12 and {*kinds} == {name for name, _ in strikes}
+
+
+def test_a_drill_names_the_kinds_that_it_has_not_struck() -> None:
+    results = [KillResult("update", "exact", strikes=1), KillResult("torn save", "no time")]
+    report = DrillReport(
+        "train", [], 0, runs=[], steps=4, seconds=1.0, results=results, kinds=["update", "torn save"]
+    )
+    assert "no strike of the kinds torn save; give a larger --budget" in report.verdict()
+    report.results.pop()
+    assert "no strike of the kinds torn save; give more --strikes" in report.verdict()
+    report.kinds.pop()
+    assert "no strike of the kinds" not in report.verdict()
+
+
+def test_a_save_by_a_handler_inside_a_save_is_seen_and_the_file_that_was_struck_is_named(
+    tmp_path: Path,
+) -> None:
+    observer = Observer(str(tmp_path / "trace"), "SIGTERM:file:1:0", str(tmp_path))
+    observer.optimizers.append(object())
+    was = signal.signal(signal.SIGTERM, lambda number, frame: observer.file("save", tmp_path / "other.pt"))
+    try:
+        observer.file("save", tmp_path / "ckpt.pt")
+    finally:
+        signal.signal(signal.SIGTERM, was)
+    lines = read_lines(tmp_path / "trace")
+    assert [line["at"] for line in lines] == ["file", "strike", "file"]
+    update = {"at": "update", "rank": 0, "number": 0, "random": {}}
+    struck = Start("SIGTERM:file:1:0", 0, 1.0, [update, *lines], tmp_path / "log")
+    assert Reference(struck).file_words(struck) == ", save ckpt.pt"
 
 
 def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
@@ -88,17 +137,18 @@ def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
         changed = [("open", "log.csv"), *saved, ("open", "log.csv")]
         lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in changed]
     paths = [str(line["path"]) for line in lines if line["at"] == "file"]
-    strikes = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0))
+    strikes, _ = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(13, Random(0))
     struck = [(name, paths[int(strike.split(":")[2]) - 1]) for name, strike in strikes if ":file:" in strike]
     assert struck == [
-        ("before open", "state.json"),
         ("torn open", "state.json"),
-        ("before save", "a.tmp"),
+        ("before open", "state.json"),
         ("torn save", "a.tmp"),
+        ("before save", "a.tmp"),
+        ("SIGTERM save", "a.tmp"),
         ("before rename", "a.pt"),
-        ("before open", "log.csv"),
         ("torn open", "log.csv"),
         ("before open", "log.csv"),
+        ("torn open", "log.csv"),
     ]
 
 
@@ -112,7 +162,7 @@ def test_one_strike_of_twelve_is_left_for_logs(tmp_path: Path) -> None:
     paths = [str(line["path"]) for line in lines if line["at"] == "file"]
     reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
     for count, logs in ((6, 0), (12, 1), (24, 2)):
-        strikes = [strike for _, strike in reference.strikes(count, Random(0))]
+        strikes = [strike for _, strike in reference.strikes(count, Random(0))[0]]
         struck = [paths[int(strike.split(":")[2]) - 1] for strike in strikes if ":file:" in strike]
         assert len(strikes) == count and struck.count("log.csv") == logs, count
 
@@ -124,7 +174,7 @@ def test_a_power_cut_strikes_renames_only_where_it_is_asked_for(power_cut: bool,
         lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
         saved = [("save", "a.tmp"), ("rename", "a.pt")] * (update == 2)
         lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in saved]
-    strikes = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0), power_cut)
+    strikes, _ = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0), power_cut)
     assert (("power cut rename", "tear:file:2:0") in strikes) == power_cut
 
 
@@ -179,7 +229,7 @@ def test_a_save_that_is_renamed_before_it_is_synced_does_not_survive_a_power_cut
     report = DrillReport("train", [], 0, runs=[], steps=0, seconds=0.0)
     campaign = _CommandCampaign(report, tmp_path / "drill", 600.0, keep=False)
     campaign.begin(command, command)
-    strikes = dict(campaign.reference.strikes(12, Random(0), power_cut=True))
+    strikes = dict(campaign.reference.strikes(12, Random(0), power_cut=True)[0])
     assert campaign.strike("power cut", strikes["power cut rename"]).verdict == verdict
 
 
@@ -294,6 +344,24 @@ def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished(t
     # from the inside: the same from the outside takes eight processes, and is the test after this one
     first = campaign._judged("SIGTERM", [struck, whole]).divergence
     assert first is not None and (first.name, first.expected, first.actual) == ("updates", "4", "2")
+
+
+@pytest.mark.parametrize(("place", "message"), [(2, "after update 2; tensors had been saved up to"), (4, "")])
+def test_a_resume_from_an_older_save_is_exact_and_says_so(place: int, message: str, tmp_path: Path) -> None:
+    every = [line("enter", 0), *(line("update", n) for n in range(1, 9))]
+    saved = {"at": "file", "rank": 0, "kind": "save", "path": "ckpt.pt"}
+    strike = {"at": "strike", "point": "update", "rank": 0}
+    struck = [*every[:3], saved, *every[3:5], saved, *every[5:7], strike]
+    starts = [
+        Start("kill:update:6:0", -9, 1.0, struck, tmp_path / "log"),
+        Start("", 0, 1.0, [line("enter", place), *every[place + 1 :]], tmp_path / "log"),
+    ]
+    report = DrillReport("train", [], 0, runs=[], steps=8, seconds=1.0)
+    campaign = _CommandCampaign(report, tmp_path, 60.0, keep=False)
+    campaign.reference = Reference(Start("", 0, 1.0, every, tmp_path / "log"))
+    # from the inside: the same from the outside takes four processes
+    result = campaign._judged("update", starts)
+    assert result.verdict == "exact" and message in result.message and bool(message) == bool(result.message)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,9 @@ def test_wrong_usage() -> None:
         (("train.ipynb",), "nbconvert"),
         (("gone.py",), "gone.py"),
         (("--kils", "3", __file__), "--kills"),
+        (("--power-cut", __file__), "--power-cut does nothing in a drill of a script that uses everstep"),
+        (("--strikes", "12", __file__), "drill the command: everstep drill [OPTION...] -- python train.py"),
+        (("--hazard", "SIGTERM", "--", sys.executable, "train.py"), "--hazard does nothing in a drill of"),
     ):
         Path("train.ipynb").write_text("{}")
         done = command(*args)

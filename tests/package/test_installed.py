@@ -174,6 +174,16 @@ def demo_and_data(env: Environment) -> None:
     assert "exact: 1 of 1" in env.everstep("drill", "--hazard", "resume", "--kills", 1, "train.py")
 
 
+def reinforcement_learning(env: Environment) -> None:
+    """Run the recipe's program for some steps; it learns from step 100 on."""
+    page = (ROOT / "docs" / "recipes" / "reinforcement_learning.md").read_text()
+    program = page.partition("<!-- snippet: recipe -->\n```python\n")[2].partition("```")[0]
+    short = program.replace("max_step=1500", "max_step=110")
+    assert short != program
+    (env.folder / "cartpole.py").write_text(short)
+    assert re.search(r"^digest of the state: \w{32}$", env.python("cartpole.py"), re.M)
+
+
 USES: dict[str, Callable[[Environment], None]] = {
     "": core,
     "cli": cli,
@@ -185,6 +195,7 @@ USES: dict[str, Callable[[Environment], None]] = {
     "wandb": logger("WandB('tests', mode='offline')"),
     "mlflow": logger("MLflow('sqlite:///mlflow.db')"),
     "trackio": logger("Trackio('tests')"),
+    "rl": reinforcement_learning,
     "torch,data,demo": demo_and_data,
 }
 """Extras -> what they are for."""

@@ -53,6 +53,19 @@ _DRILL = {
 }
 
 
+_OF_ANY_COMMAND = {"strikes", "power_cut", "resume_cmd"}
+_OF_A_SCRIPT = {"ranks", "kills", "max_steps", "hazards"}
+
+
+def _require_of(form: str, names: set[str], remedy: str) -> None:
+    """Refuse options that the other form of a drill has."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise ConfigError(f"{option.opts[0]} does nothing in a drill of {form}; {remedy}")
+
+
 @cli.command(interspersed=False, **_DRILL)
 def drill_command(
     script: Path = cli.argument(type=cli.PATH),
@@ -89,9 +102,13 @@ def drill_command(
     cli.leave_in_order()
     try:
         if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(script) is None:
-            some = {name: options[name] for name in options.keys() - {"strikes", "power_cut", "resume_cmd"}}
+            remedy = "leave it out, or drill the command: everstep drill [OPTION...] -- python train.py"
+            _require_of(f"a script that uses everstep ({script})", _OF_ANY_COMMAND, remedy)
+            some = {name: options[name] for name in options.keys() - _OF_ANY_COMMAND}
             report = campaign.drill(script, args, say=cli.say, **some)
         else:
+            remedy = "leave it out, or drill a script that uses everstep: everstep drill [OPTION...] train.py"
+            _require_of(f"any command ({script})", _OF_A_SCRIPT, remedy)
             names = "strikes", "seed", "timeout", "budget", "power_cut", "keep"
             some = {name: options[name] for name in names}
             some["resume"] = shlex.split(options["resume_cmd"] or "")

@@ -164,7 +164,8 @@ def drill_command(
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
         campaign = _CommandCampaign(report, folder, timeout, keep is not None)
         campaign.begin(command, resume or command)
-        return campaign.run(campaign.reference.strikes(strikes, Random(seed), power_cut), deadline, say)
+        aimed, report.kinds = campaign.reference.strikes(strikes, Random(seed), power_cut)
+        return campaign.run(aimed, deadline, say)
 
 
 def _require_small(folder: Path) -> None:
@@ -253,8 +254,10 @@ class _CommandCampaign(Campaign):
         struck = f"after update {first.updates}{reference.file_words(first)}"
         hits = [bool(start.strike) for start in starts]
         result = self.result(name, summaries, done, hits, last.log, difference, struck)
-        is_anew = result.verdict == "exact" and starts[1].updates and resumed[1] == 0
-        return replace(result, message=ANEW) if is_anew else result
+        if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
+            return result
+        older = f"resumed after update {resumed[1]}; tensors had been saved up to update {saved}"
+        return replace(result, message=ANEW if not resumed[1] else older if resumed[1] < saved else "")
 
 
 LEFT = ("settings", "weights", "moments", "buffers")
@@ -266,6 +269,16 @@ def _difference(part: str, was: Any, now: Any, update: int, place: str = "step",
     return Difference(
         COMPONENTS.get(part, part), part, *values, update, place=place, rank=rank, note=CAUSES[part]
     )
+
+
+def _in_turns(strikes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Order (kind, point) so that each kind comes once before one comes twice."""
+    seen = Counter[str]()
+    turns = list[int]()
+    for kind, _ in strikes:
+        seen[kind] += 1
+        turns.append(seen[kind])
+    return [strike for _, strike in sorted(zip(turns, strikes, strict=True), key=lambda pair: pair[0])]
 
 
 def _has_tensors(file: Mapping[str, Any]) -> bool:
@@ -347,20 +360,23 @@ class Reference:
                     return _difference(part, expected, actual, n, rank=rank)
         raise AssertionError(pairs[-1])
 
-    def strikes(self, count: int, draw: Random, power_cut: bool = False) -> list[tuple[str, str]]:
-        """Choose points to strike: (name for people, value of EVERSTEP_STRIKE).
+    def strikes(
+        self, count: int, draw: Random, power_cut: bool = False
+    ) -> tuple[list[tuple[str, str]], list[str]]:
+        """Choose points to strike: (name of the kind, value of EVERSTEP_STRIKE); and name all kinds.
 
         A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
-        saves, before each change and in the middle of it.  Files that also change where no tensors are saved,
-        as logs do, come last: they get a twelfth of the strikes, and what the others leave.
+        saves: in the middle of each change, before it, and by SIGTERM.  Files that also change where no
+        tensors are saved, as logs do, get a twelfth of the strikes, and what the others leave.  Each kind is
+        struck once before one is struck twice, so that a short budget reaches as many kinds as it can.
         """
-        counts, evaluations = Counter[tuple[str, int]](), list[str]()
+        counts, evaluations = Counter[tuple[str, int]](), list[tuple[str, str]]()
         files, saves = list[tuple[int, str, str, str]](), set[int]()
         for line in self.start.lines:
             at, rank = line["at"], line["rank"]
             counts[at, rank] += 1
             if at == "evaluation":
-                evaluations.append(f"kill:{at}:{counts[at, rank]}:{rank}")
+                evaluations.append((at, f"kill:{at}:{counts[at, rank]}:{rank}"))
             if at == "file":
                 update, kind = counts["update", rank], line["kind"] + f" @{rank}" * (rank > 0)
                 files.append((update, line["path"], kind, f"{at}:{counts[at, rank]}:{rank}"))
@@ -371,24 +387,27 @@ class Reference:
             for _ in range(max(1, count // 3 - 1))
         ]
         plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
-        plan += [("evaluation", draw.choice(evaluations))] if evaluations else []
+        plan += [draw.choice(evaluations)] if evaluations else []
         files.sort(key=lambda file: abs(file[0] - last / 2))
         logs = {path for update, path, *_ in files if saves and update not in saves}
         strikes: dict[bool, list[tuple[str, str]]] = {}
         for are_logs in (False, True):
             chosen = [file for file in files if (file[1] in logs) == are_logs]
-            by_name: dict[str, list[str]] = {}
+            points = list[tuple[str, str]]()
             for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen:
-                by_name.setdefault(f"before {kind}", []).append(f"kill:{point}")
                 if kind.startswith(("open", "save")):
-                    by_name.setdefault(f"torn {kind}", []).append(f"tear:{point}")
+                    points.append((f"torn {kind}", f"tear:{point}"))
                 if kind.startswith("rename") and power_cut:
-                    by_name.setdefault(f"power cut {kind}", []).append(f"tear:{point}")
-            # in turns, so that each kind of change is struck before one is struck twice
-            turns = zip_longest(*([(name, each) for each in points] for name, points in by_name.items()))
-            strikes[are_logs] = [strike for turn in turns for strike in turn if strike is not None]
+                    points.append((f"power cut {kind}", f"tear:{point}"))
+                points.append((f"before {kind}", f"kill:{point}"))
+                if kind.startswith("save"):
+                    points.append((f"SIGTERM {kind}", f"SIGTERM:{point}"))
+            strikes[are_logs] = _in_turns(points)
         room = max(0, count - len(plan) - len(strikes[True][: count // 12]))
-        return [*plan, *strikes[False][:room], *strikes[True]][:count]
+        changes, plan = strikes[False][:room], plan[:count]
+        mixed = [each for pair in zip_longest(changes, plan) for each in pair if each is not None]
+        kinds = list(dict.fromkeys(name for name, _ in [*plan, *strikes[False], *strikes[True]]))
+        return _in_turns([*mixed, *strikes[True]][:count]), kinds
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""
@@ -404,8 +423,10 @@ class Reference:
 
     def file_words(self, struck: Start) -> str:
         """Describe the file at which a start was struck, if it was one."""
-        strike = next(line for line in struck.lines if line["at"] == "strike")
+        until = next(n for n, line in enumerate(struck.lines) if line["at"] == "strike")
+        strike = struck.lines[until]
         if strike["point"] != "file":
             return ", in an evaluation" if strike["point"] == "evaluation" else ""
-        file = struck.of_rank(strike["rank"], "file")[-1]
-        return f", {file['kind']} {Path(file['path']).name}"[:20]
+        before = replace(struck, lines=struck.lines[:until])
+        file = before.of_rank(strike["rank"], "file")[-1]
+        return f", {file['kind']} {Path(file['path']).name}"[:19]

@@ -116,6 +116,7 @@ class DrillReport:
         undisturbed: number of programs that ran undisturbed and were compared.
         cut: step at which the drill left a run that would have gone on; None if all came to their end.
         counts: what `steps` are: "steps" of a run, or "updates" of an optimizer.
+        kinds: kinds of strikes that a drill of any command found places for, one by one.
         steps_again: the steps, by their number over all runs, that were executed again.
     """
 
@@ -132,6 +133,7 @@ class DrillReport:
     undisturbed: int = 2
     cut: int | None = None
     counts: str = "steps"
+    kinds: list[str] = field(default_factory=list)
     steps_again: set[int] = field(default_factory=set)
 
     @property
@@ -205,6 +207,10 @@ class DrillReport:
             lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
         if count["no time"]:
             lines.append(f"not covered: {count['no time']} strikes, as the budget was used up")
+        tried = {one.hazard for one in self.results if one.verdict != "no time"}
+        if never := [kind for kind in self.kinds if kind not in tried]:
+            more = "a larger --budget" if count["no time"] else "more --strikes"
+            lines.append(f"not covered: no strike of the kinds {', '.join(never)}; give {more}")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
         lines += [ON_RANKS] * (self.exact and self.ranks > 1)
         if self.cut is not None:

@@ -78,11 +78,11 @@ class Observer:
         self.counts[point] = self.counts.get(point, 0) + 1
         if self.strike_at != (point, self.counts[point], self.rank):
             return
-        if self.action == "tear" and tear is not None:
-            tear()
-        number = getattr(signal, self.action, signal.SIGKILL)
-        self.write("strike", point=point, n=self.counts[point], action=self.action)
-        os.kill(self.pid, number)
+        with self.at_work():
+            if self.action == "tear" and tear is not None:
+                tear()
+            self.write("strike", point=point, n=self.counts[point], action=self.action)
+        os.kill(self.pid, getattr(signal, self.action, signal.SIGKILL))
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         known = any(each is optimizer for each in self.optimizers)
@@ -158,9 +158,11 @@ class Observer:
             return
         with self.at_work():
             path = os.path.realpath(os.fsdecode(path))
-            if path.startswith(self.folders) and "__pycache__" not in path and path != self.trace:
+            is_watched = path.startswith(self.folders) and "__pycache__" not in path and path != self.trace
+            if is_watched:
                 self.write("file", kind=kind, path=path)
-                self.reach("file", tear)
+        if is_watched:
+            self.reach("file", tear)  # a handler of the signal may save: its files are seen, too
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
