@@ -22,10 +22,10 @@ from everstep.drill.report import DrillReport, KillResult
 LOOP = Path(__file__).with_name("plain_loop.py")
 
 WRONG = {
+    "buffers": ("weights", "buffers"),
     "nothing": None,
     "optimizer": ("optimizer", "moments"),
     "schedule": ("optimizer", "settings"),
-    "buffers": ("weights", "buffers"),
     "random": ("samples", "samples"),
     "anew": ("journal", "the place"),
     "quits": ("journal", "updates"),
@@ -43,7 +43,7 @@ def drilled(wrong: str, **options: float) -> DrillReport:
     return drill_command([sys.executable, str(LOOP), wrong], **options)
 
 
-@pytest.mark.campaign("long", gate=2)
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_it_names_what_a_resume_forgets(wrong: str) -> None:
     report = drilled(wrong, strikes=1, seed=5)
