@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from itertools import product
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -43,6 +44,16 @@ def drilled(wrong: str, **options: float) -> DrillReport:
     return drill_command([sys.executable, str(LOOP), wrong], **options)
 
 
+def struck(wrong: str, name: str, folder: Path, point: str = "") -> KillResult:
+    """Strike one place; from the inside: through the door others come before it."""
+    command = [sys.executable, str(LOOP), wrong]
+    report = DrillReport("train", [], 0, runs=[], steps=0, seconds=0.0)
+    campaign = _CommandCampaign(report, folder, 600.0, keep=False)
+    campaign.begin(command, command)
+    strikes, _ = campaign.reference.strikes(12, Random(0), power_cut=True)
+    return campaign.strike(name, point or dict(strikes)[name])
+
+
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_it_names_what_a_resume_forgets(wrong: str) -> None:
@@ -59,9 +70,10 @@ def test_it_names_what_a_resume_forgets(wrong: str) -> None:
     ("wrong", "told"),
     [("nothing", "✓ exact; begun anew, nothing was saved yet"), ("fails", "✗ failed; OSError: torn")],
 )
-def test_the_table_says_what_a_resume_began_from_and_how_it_failed(wrong: str, told: str) -> None:
-    report = drilled(wrong, strikes=1, seed=1)
-    assert report.results[0].line.endswith(told), report
+def test_the_table_says_what_a_resume_began_from_and_how_it_failed(
+    wrong: str, told: str, tmp_path: Path
+) -> None:
+    assert struck(wrong, "update", tmp_path / "drill", "kill:update:2:0").line.endswith(told)
 
 
 def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
@@ -98,6 +110,22 @@ def test_a_short_budget_strikes_each_kind_once_and_the_middle_of_a_save_first(tm
         "SIGTERM",
     ]
     assert len(strikes) == 12 and len({*strikes}) == 12 and {*kinds} == {name for name, _ in strikes}
+
+
+def test_of_more_kinds_than_strikes_none_is_struck_twice_and_all_are_named(tmp_path: Path) -> None:
+    saved = [("open", "a.json"), ("save", "a.tmp"), ("rename", "a.pt"), ("remove", "old.pt")]
+    lines: list[dict[str, object]] = []
+    for update, rank in product(range(1, 9), (0, 1)):
+        lines += [{"at": "update", "rank": rank, "number": 0, "random": {}, "n": update}]
+        changed = saved if update % 4 == 0 else []
+        lines += [
+            {"at": "file", "rank": rank, "kind": kind, "path": f"{rank}{path}"} for kind, path in changed
+        ]
+    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+    strikes, kinds = reference.strikes(12, Random(0))
+    assert len({name for name, _ in strikes}) == 12 and len(kinds) == 16
+    assert {"update", "SIGTERM", "torn save", "torn save @1"} <= {name for name, _ in strikes}
+    assert reference.strikes(1, Random(0))[1] == kinds
 
 
 def test_a_drill_names_the_kinds_that_it_has_not_struck() -> None:
@@ -224,13 +252,7 @@ def test_a_renamed_file_keeps_what_was_synced_and_nothing_else(tmp_path: Path) -
 def test_a_save_that_is_renamed_before_it_is_synced_does_not_survive_a_power_cut(
     wrong: str, verdict: str, tmp_path: Path
 ) -> None:
-    # from the inside: through the door seven strikes come before this one
-    command = [sys.executable, str(LOOP), wrong]
-    report = DrillReport("train", [], 0, runs=[], steps=0, seconds=0.0)
-    campaign = _CommandCampaign(report, tmp_path / "drill", 600.0, keep=False)
-    campaign.begin(command, command)
-    strikes = dict(campaign.reference.strikes(12, Random(0), power_cut=True)[0])
-    assert campaign.strike("power cut", strikes["power cut rename"]).verdict == verdict
+    assert struck(wrong, "power cut rename", tmp_path / "drill").verdict == verdict
 
 
 def test_on_ranks_it_says_what_the_drill_of_any_command_leaves_out() -> None:

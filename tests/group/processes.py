@@ -57,8 +57,9 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    limit = {"EVERSTEP_GROUP_LIMIT": "120"}
     addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), **addresses}
+    return {**limit, **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), **addresses}
 
 
 @contextmanager

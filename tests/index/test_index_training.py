@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -59,6 +60,18 @@ def test_of_two_that_make_an_index_at_once_neither_sees_an_empty_file(
     with Database(place).write():
         assert made == [place]
     assert [*tmp_path.iterdir()] == [place]
+
+
+def test_an_index_is_made_on_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with Database(tmp_path / "everstep.db").write():
+        assert (tmp_path / "everstep.db").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["everstep.db"]
 
 
 def test_every_ending_has_its_status(made: Path) -> None:

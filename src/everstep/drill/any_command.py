@@ -365,10 +365,11 @@ class Reference:
     ) -> tuple[list[tuple[str, str]], list[str]]:
         """Choose points to strike: (name of the kind, value of EVERSTEP_STRIKE); and name all kinds.
 
-        A third strikes between updates (one by SIGTERM), one in an evaluation; the others strike the files of
-        saves: in the middle of each change, before it, and by SIGTERM.  Files that also change where no
-        tensors are saved, as logs do, get a twelfth of the strikes, and what the others leave.  Each kind is
-        struck once before one is struck twice, so that a short budget reaches as many kinds as it can.
+        Up to a third strike between updates (one by SIGTERM), one in an evaluation; the others strike the
+        files of saves: in the middle of each change, before it, and by SIGTERM.  Each of these kinds is
+        struck once before one is struck twice, so that a short budget reaches as many as it can.  Files that
+        also change where no tensors are saved, as logs do, come last: they get a twelfth of the strikes, and
+        what the others leave.
         """
         counts, evaluations = Counter[tuple[str, int]](), list[tuple[str, str]]()
         files, saves = list[tuple[int, str, str, str]](), set[int]()
@@ -403,11 +404,11 @@ class Reference:
                 if kind.startswith("save"):
                     points.append((f"SIGTERM {kind}", f"SIGTERM:{point}"))
             strikes[are_logs] = _in_turns(points)
-        room = max(0, count - len(plan) - len(strikes[True][: count // 12]))
-        changes, plan = strikes[False][:room], plan[:count]
+        changes, of_logs = strikes[False], strikes[True]
+        kinds = list(dict.fromkeys(name for name, _ in [*plan, *changes, *of_logs]))
         mixed = [each for pair in zip_longest(changes, plan) for each in pair if each is not None]
-        kinds = list(dict.fromkeys(name for name, _ in [*plan, *strikes[False], *strikes[True]]))
-        return _in_turns([*mixed, *strikes[True]][:count]), kinds
+        first = _in_turns(mixed)[: count - len(of_logs[: count // 12])]
+        return [*first, *of_logs][:count], kinds
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""

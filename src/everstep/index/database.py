@@ -31,8 +31,6 @@ BUSY_SECONDS = 30.0
 SCHEMA = f"everstep_{VERSION}"
 """Schema of the tables in PostgreSQL."""
 _MAKING = 0x6576657273746570  # advisory lock; the locks of runs are hashes of their names
-_WAL = b"\2\2"
-"""Versions of the format in a file's header that mean WAL."""
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY_DBMOVED", "55P03")  # lock_not_available
 _MALFORMED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 """Errors of a damaged file; rows are shipped once, so a row that exists is of another database's pages."""
@@ -67,8 +65,7 @@ class Database:
             if place is None:
                 place = Path(tempfile.mkdtemp(prefix="everstep-index-")) / FILE
                 weakref.finalize(self, shutil.rmtree, place.parent, ignore_errors=True)
-            # the version of its tables; 0 of what is not an index
-            if int.from_bytes(_head(place)[60:], "big") not in (0, VERSION):
+            if _version_of(place) not in (0, VERSION):
                 place = place.with_name(f"{place.stem}-{VERSION}{place.suffix}")
             self.place = self._file = place
             self.name = str(place)
@@ -144,15 +141,21 @@ class Database:
         with contextlib.closing(sqlite3.connect(":memory:")) as empty:
             empty.execute("PRAGMA user_version = 0")  # so that there is a first page
             page = bytearray(empty.serialize())
-        page[18:20] = _WAL
+        page[18:20] = b"\2\2"  # the versions of the format that mean WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            # whole at once: of an empty file another process would change the mode.  And which nobody else
-            # can read: it gets the values of private runs
+            # which nobody else can read: it gets the values of private runs.  And which is whole at once: in
+            # an empty one another process would change the mode
             with tempfile.NamedTemporaryFile(dir=self._file.parent, prefix=f"{self._file.name}.") as file:
                 file.write(page)
                 file.flush()
-                os.link(file.name, self._file)
+                try:
+                    os.link(file.name, self._file)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without hard links
+                    with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as own:
+                        own.write(page)
         except FileExistsError:
             return  # another process was first
         except OSError as error:
@@ -202,9 +205,6 @@ class Database:
 def _sqlite(path: Path, patience: float) -> Engine:
     """Make an engine for a file, opened for each use: readers do not wait, a writer locks as it begins."""
     address = f"file:{quote(os.fsencode(path))}?mode=rw"
-    # Other software may have left a mode whose file `_require_own_files` refuses.  Only that one is changed:
-    # beside writers the statement may stay open, and then SQLite takes no function from SQLAlchemy.
-    other_mode = path.exists() and _head(path)[18:20] != _WAL
 
     def connect() -> sqlite3.Connection:
         _require_own_files(path)
@@ -213,9 +213,12 @@ def _sqlite(path: Path, patience: float) -> Engine:
         )
         with contextlib.ExitStack() as if_it_fails:
             if_it_fails.callback(connection.close)
-            if other_mode:
-                with contextlib.suppress(sqlite3.OperationalError):  # this user may only read
-                    connection.execute("PRAGMA journal_mode = WAL")
+            # other software may have left another mode, which needs a file that `_require_own_files` refuses
+            try:  # to its end: else it may stay open beside other processes, and SQLAlchemy's functions fail
+                connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname.startswith("SQLITE_BUSY"):  # else this user may only read
+                    raise
             connection.execute("PRAGMA synchronous = NORMAL")  # a replica: losing the last second is no loss
             if_it_fails.pop_all()
         return connection
@@ -242,14 +245,14 @@ def _require_own_files(path: Path) -> None:
                 )
 
 
-def _head(path: Path) -> bytes:
-    """Read the start of a database's header; nothing of what is none."""
+def _version_of(path: Path) -> int:
+    """Read the version of the tables from a file's header; 0 for what is not an index."""
     try:
         with open_regular(path) as file:
             head = file.read(64)
     except OSError:
-        return b""
-    return head if head.startswith(b"SQLite format 3\0") else b""
+        return 0
+    return int.from_bytes(head[60:], "big") if head.startswith(b"SQLite format 3\0") else 0
 
 
 def _postgres(address: URL, patience: float) -> Engine:
