@@ -74,6 +74,18 @@ def test_an_index_is_made_on_a_file_system_without_hard_links(
     assert [path.name for path in tmp_path.iterdir()] == ["everstep.db"]
 
 
+def test_a_second_database_in_the_process_takes_no_lock_from_the_first(tmp_path: Path) -> None:
+    """Where a process closes a file, its locks are given back: others would take the index for closed."""
+    place = tmp_path / "everstep.db"
+    lock = "fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002"  # the bytes of SQLite's shared lock
+    take = [sys.executable, "-c", f"import fcntl; fcntl.lockf(open({str(place)!r}, 'r+'), {lock})"]
+    with Database(place).write():
+        Database(place)
+        done = subprocess.run(take, capture_output=True, text=True, check=False)
+    assert "BlockingIOError" in done.stderr
+    assert not subprocess.run(take, check=True, capture_output=True).stderr
+
+
 def test_every_ending_has_its_status(made: Path) -> None:
     database = Database(None)
     sync(database, [made])

@@ -51,8 +51,6 @@ _DRILL = {
     "resume_cmd": cli.option("COMMAND", "Of any command: the one that goes on, if it is another."),
     "keep": cli.KEEP,
 }
-
-
 _OF_ANY_COMMAND = {"strikes", "power_cut", "resume_cmd"}
 _OF_A_SCRIPT = {"ranks", "kills", "max_steps", "hazards"}
 
