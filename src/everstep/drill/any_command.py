@@ -404,11 +404,10 @@ class Reference:
                 if kind.startswith("save"):
                     points.append((f"SIGTERM {kind}", f"SIGTERM:{point}"))
             strikes[are_logs] = _in_turns(points)
-        changes, of_logs = strikes[False], strikes[True]
-        kinds = list(dict.fromkeys(name for name, _ in [*plan, *changes, *of_logs]))
-        mixed = [each for pair in zip_longest(changes, plan) for each in pair if each is not None]
-        first = _in_turns(mixed)[: count - len(of_logs[: count // 12])]
-        return [*first, *of_logs][:count], kinds
+        kinds = list(dict.fromkeys(name for name, _ in [*plan, *strikes[False], *strikes[True]]))
+        mixed = [each for pair in zip_longest(strikes[False], plan) for each in pair if each is not None]
+        first = _in_turns(mixed)[: count - len(strikes[True][: count // 12])]
+        return [*first, *strikes[True]][:count], kinds
 
     def saved_before(self, struck: Start) -> int:
         """Return the last update after which the struck start had completed a save of tensors; 0 for none."""

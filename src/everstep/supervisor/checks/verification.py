@@ -125,12 +125,14 @@ class Verifier:
             self._started = True
             self._first_step_done(step)
         pending, read = self._collector.pending, self._collector.open_rows
-        has_values = (pending and pending[-1][0] == step) or any(at == step for at, *_ in read.values())
-        if not self.places and not has_values and (digest := self._update()) is not None:
-            self._trail.note(step, "copy", "update/parameters", digest)
-        for stream, count in self.places.items():
-            self._streams[stream].per_step[1] = count
-        self.places.clear()
+        if self.places:
+            for stream, count in self.places.items():
+                self._streams[stream].per_step[1] = count
+            self.places.clear()
+        elif not (pending and pending[-1][0] == step) and all(at != step for at, *_ in read.values()):
+            digest = self._update()
+            if digest is not None:
+                self._trail.note(step, "copy", "update/parameters", digest)
         self._trail.step(step, epoch, pending, read)
         if self._trail.compare is not None:
             self._comparison.step_done(step)
