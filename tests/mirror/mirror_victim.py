@@ -38,15 +38,16 @@ def in_a_process(act: Callable[[], Any], answer: Path, spec: str | None = None) 
 
 
 def picked(points: list[str], at_most: int) -> list[str]:
-    """Specs that kill at each point at its first, its last and, spread between them, further times."""
+    """Specs that kill at each point at its first time, near its last and, spread between, further times."""
     specs = []
     for point, count in Counter(points).items():
-        times = sorted({1 + round(i * (count - 1) / max(1, at_most - 1)) for i in range(at_most)})
+        last = count - count // 8  # rows are flushed by the clock: a start has a part more or less to upload
+        times = sorted({1 + round(i * (last - 1) / max(1, at_most - 1)) for i in range(at_most)})
         specs += [f"kill:{point}:{n}" for n in times]
     return specs
 
 
-_hand_over = RunMirror.committed
+_hand_over = RunMirror.retain_and_upload
 
 
 def _uploaded(self: RunMirror, *arguments: Any, **options: Any) -> None:
@@ -117,7 +118,7 @@ if __name__ == "__main__":
     plan = json.loads(sys.argv[2])
     if plan["mirrors"].startswith("s3:"):
         import s3fs  # noqa: F401  # once, and not in each process
-    RunMirror.committed = _uploaded  # type: ignore[method-assign]  # or starts reach a point unequally often
+    RunMirror.retain_and_upload = _uploaded  # type: ignore[method-assign]  # or starts reach a point unequally often
     campaign = Campaign(Path(sys.argv[1]), plan["mirrors"], plan["scenario"])
     specs = campaign.run(plan["at_most"])
     print(json.dumps([campaign.wrong, specs, campaign.killed]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from mirror_program import make, train
+from mirror_victim import picked
 
 import everstep
 from everstep import hazard
@@ -20,6 +21,14 @@ from everstep.errors import ConfigError, MirrorError, RunLockedError
 from everstep.mirror import run_mirror
 from tiny_runs import Tiny, rows
 from waiting import until
+
+
+def test_a_victim_of_the_campaign_is_killed_at_each_point_first_and_late() -> None:
+    # so the gate imports what only the campaign runs: a name that was gone had stopped the mirror's kills
+    assert picked(["mirror.put"] * 16 + ["mirror.list"], 3) == [
+        *(f"kill:mirror.put:{n}" for n in (1, 7, 14)),
+        "kill:mirror.list:1",
+    ]
 
 
 @pytest.fixture
