@@ -88,7 +88,7 @@ PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
         ("low", r"metric 'x' is 'low', a str: collect one real number"),
         (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
         (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
-        (np.ones(3), r"metric 'x': .*reduce it"),
+        (np.ones(3), r"metric 'x': .*shape \(3,\).*\.mean\(\)"),
         (None, r"metric 'x' is None, a NoneType"),
     ],
 )
