@@ -24,7 +24,7 @@ import everstep
 import gate
 from everstep import Every
 from everstep.data import arrays
-from everstep.errors import Interrupted, NotResumableError
+from everstep.errors import Interrupted, NotResumableError, RestoreError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Tiny
 from tiny_task import TinyTask, numbers, trainer
@@ -671,8 +671,91 @@ def buffers_modes_and_frozen_parameters(run: Path, tick: Tick) -> Any:
     return net.last.bias.item(), net.norm.training, net.first.weight.requires_grad
 
 
+class Memory(torch.nn.Module):
+    """With tensors and containers under two names, buffers that come and go, an attribute that goes."""
+
+    def __init__(self, other: Any = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("hidden", None, persistent=False)
+        self.register_buffer("scale", None)
+        self.register_buffer("first", torch.ones(1), persistent=False)
+        self.register_buffer("second", torch.ones(1))
+        self.view, self.views = self.mean.expand(3), [self.mean[None]]
+        self.bank = torch.zeros(2) if other is None else other.bank
+        self.list: list[float] = [] if other is None else other.list
+        self.array = np.zeros(2)
+        self.seen = torch.from_numpy(self.array)
+        self.past, self.warm = torch.zeros(1), True
+
+
+MEMORIES: dict[str, Callable[[Memory, Memory, torch.Tensor], Any]] = {
+    "a view of a buffer": lambda one, _, x: (one.mean.mul_(0.9).add_(x), one.view.sum())[-1],
+    "a view in a list": lambda one, _, x: (one.views[0].mul_(0.9).add_(x), one.mean)[-1],
+    "a shared tensor": lambda one, two, x: (one.bank.add_(x), two.bank.sum())[-1],
+    "a shared list": lambda one, two, x: (one.list.append(x.item()), sum(two.list))[-1],
+    "an array and its tensor": lambda one, _, x: (np.add(one.array, x.item(), one.array), one.seen.sum())[-1],
+    "a tensor written through its data": lambda one, _, x: (one.past.data.add_(x), one.past)[-1],
+    "buffers that are filled": lambda one, _, x: sum(
+        setattr(one, name, x if (old := getattr(one, name)) is None else old + x) or getattr(one, name)
+        for name in ("hidden", "scale")
+    ),
+    "buffers that are emptied": lambda one, _, x: sum(
+        0 if getattr(one, name) is None else (x, setattr(one, name, None))[0] for name in ("first", "second")
+    ),
+    "an attribute that is deleted": lambda one, _, x: (
+        (x, delattr(one, "warm"))[0] if hasattr(one, "warm") else 0
+    ),
+}
+
+
+def memories(run: Path, tick: Tick, name: str) -> Any:
+    net = torch.nn.ModuleDict({"one": (one := Memory()), "two": Memory(one), "last": torch.nn.Linear(1, 1)})
+    optimizer = torch.optim.SGD(net["last"].parameters(), 1e-2)
+    with loop(run, Every(steps=2), state={"net": net, "optimizer": optimizer}) as train:
+        for _ in train.iter_epochs():
+            for _, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4, shuffle=True)):
+                optimizer.zero_grad()
+                read = torch.as_tensor(MEMORIES[name](net["one"], net["two"], x.mean(0)))
+                net["last"](read.detach().float().reshape(1)).square().sum().backward()
+                optimizer.step()
+                tick()
+    return net["last"].weight.item(), net["last"].bias.item()
+
+
+class Flat(torch.optim.SGD):
+    """Its parameters are views of one tensor, which alone is stepped."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        own = self.param_groups[0]["params"]
+        self.flat = torch.cat([each.detach().reshape(-1) for each in own])
+        for each, view in zip(own, self.flat.split([p.numel() for p in own]), strict=True):
+            each.data = view.view_as(each)
+
+    def step(self, closure: Any = None) -> None:
+        grads = [each.grad.reshape(-1) for each in self.param_groups[0]["params"]]
+        self.flat.sub_(torch.cat(grads), alpha=0.1)
+
+
+def parameters_in_order(run: Path, tick: Tick, make: Any, again: Any = list) -> Any:
+    """In another order, perhaps, when it starts again, as a set of names gives; gradients are summed."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(3)))
+    named = list(model.parameters())
+    optimizer = make(list(again(named)) if (run / "run.json").exists() else named)
+    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}) as train:
+        for _ in train.iter_epochs():
+            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4)):
+                (model(x).square().mean() + 3 * model[0].weight.sum() + model[1].bias.sum()).backward()
+                if step % 2 == 0:
+                    optimizer.step(lambda: 0.0)
+                    optimizer.zero_grad()
+                tick()
+    return [each.item() for each in model.parameters()]
+
+
 def gradients(run: Path, tick: Tick, zero: str) -> Any:
-    """Used up by each update, or by every second; zeroed before it, or after it."""
+    """Used up by each update, or by every second; zeroed before it, or after it, or in part."""
     model = torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}, max_epoch=2) as train:
@@ -683,7 +766,9 @@ def gradients(run: Path, tick: Tick, zero: str) -> Any:
                 model(x).square().mean().backward()
                 if zero != "after two" or step % 2 == 0:
                     optimizer.step()
-                    if zero != "before":
+                    if zero == "in part":
+                        model.weight.grad = None
+                    elif zero != "before":
                         optimizer.zero_grad()
                 tick()
     return model.weight.sum().item()
@@ -712,8 +797,11 @@ ZOO: dict[str, Program] = {
     "two epoch loops, by a limit": partial(two_epoch_loops, left_by="limit"),
     "two epoch loops, by break": partial(two_epoch_loops, left_by="break"),
     **{
-        f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ("before", "after", "after two")
+        f"gradients zeroed {zero}": partial(gradients, zero=zero)
+        for zero in ("before", "after", "after two", "in part")
     },
+    "parameters that are views of one tensor": partial(parameters_in_order, make=Flat),
+    **{name: partial(memories, name=name) for name in MEMORIES},
     **{
         f"a {name}, saved {every}": partial(program, every=every)
         for name, program in (("trainer", a_trainer), ("supervisor", passes_of_a_supervisor))
@@ -770,6 +858,21 @@ def test_struck_at_any_tick_it_ends_the_same(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.campaign("long", gate=5)
+@pytest.mark.parametrize("at", [3, 4])
+def test_parameters_in_another_order_keep_their_state(tmp_path: Path, at: int) -> None:
+    program = partial(parameters_in_order, make=torch.optim.Adam, again=reversed)
+    assert not start(program, tmp_path / "struck", at, terminate)[0]
+    assert start(program, tmp_path / "struck")[1][0] == start(program, tmp_path / "whole")[1][0]
+
+
+@pytest.mark.parametrize("make", [Flat, torch.optim.LBFGS])
+def test_another_order_is_refused_where_one_tensor_is_for_all(tmp_path: Path, make: Any) -> None:
+    program = partial(parameters_in_order, make=make, again=reversed)
+    assert not start(program, tmp_path, 3, terminate)[0]
+    with pytest.raises(RestoreError, match="is parameter 0, and was parameter 5"):
+        start(program, tmp_path)
+
+
 @pytest.mark.parametrize("name", OF_HEADS)
 def test_struck_where_a_head_does_something_to_a_generator(tmp_path: Path, name: str) -> None:
     assert require_exact(tmp_path, OF_HEADS[name]) == []

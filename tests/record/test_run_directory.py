@@ -278,6 +278,16 @@ def test_a_forked_worker_cannot_drop_the_lock(tmp_path):
     lock.release()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_that_a_step_forks_leaves_the_run_alone(tmp_path):
+    with everstep.Supervisor(tmp_path, {"slot": everstep.Slot(0)}, max_step=3, seed=1) as sv:
+        while not sv.should_stop():
+            sv.advance()
+            if sv.step == 2:
+                assert in_child(lambda: sv.__exit__(SystemExit, SystemExit(1), None)) == 0
+    assert sv.ending.finished and sv.ending.step == 3 and not list(tmp_path.glob("failures/*"))
+
+
 def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
     """The worker outlives its killed parent, and its inherited file is open."""
     worker = "if os.fork() == 0:\n    os.write(1, b'here\\n')\n    os._exit(len(os.read(0, 1)))"

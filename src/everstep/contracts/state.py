@@ -209,6 +209,9 @@ class Entry(ABC):
         """Yield (key, entry) for each item of a container."""
         return iter(())
 
+    def relate(self, entries: Mapping[str, Entry]) -> None:  # noqa: B027
+        """Look at all entries of the state, when they have been made: an optimizer steps what models hold."""
+
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Yield (path, live array): saved arrays at and below the path are held as that array is held."""
         return iter(())

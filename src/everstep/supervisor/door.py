@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,6 +184,7 @@ class Door(RunView):
         self._registered = 0
 
     def __enter__(self) -> Self:
+        self._process = os.getpid()
         self._engine.enter()
         if self._engine.user.task is None and self._engine.ranks.group.writer:
             self._engine.variables.entered()
@@ -194,6 +196,10 @@ class Door(RunView):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        if (
+            os.getpid() != self._process
+        ):  # a child that a step has forked: run, threads and signals are not its own
+            return False
         return Exit(self._engine).leave(error)
 
     @property

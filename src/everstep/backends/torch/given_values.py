@@ -22,6 +22,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,15 @@ def mark_of(value: Any, read: bool = False) -> Any:
     return kind, value if kind in SCALARS else id(value)
 
 
+def _references(mark: Any) -> Iterator[weakref.ref[Tensor]]:
+    """Yield the references to tensors inside a mark."""
+    if isinstance(mark, weakref.ref):
+        yield mark
+    elif isinstance(mark, tuple | list):
+        for each in mark:
+            yield from _references(each)
+
+
 def version_of(tensor: Tensor) -> int:
     """Return torch's count of a tensor's changes; 0 where there is none: of a lazy one, in inference mode."""
     return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
@@ -133,13 +143,49 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+@dataclass(frozen=True)
+class _GivenValue:
+    """A given value.
+
+    Attributes:
+        mark: its mark.
+        copy: a copy, or what stands in its place.
+        held: the value itself, if it is a container or a NumPy array that was copied; a mark knows a tensor.
+        content: mark of its tensors' elements, if there are some.  torch's count of changes is not enough: it
+            leaves out writes through `.data`, and counts what a resume has written to the base of a view.
+    """
+
+    mark: Any
+    copy: Any
+    held: Any = None
+    content: Any = None
+
+    @classmethod
+    def of(cls, value: Any, mark: Any, copied: Callable[[Any], Any]) -> _GivenValue:
+        copy = copied(value)
+        if copy is _NOT_SAVED:
+            return cls(mark, copy)
+        is_held = copy is not _NOT_COPIED and type(value) in (np.ndarray, *_LISTS, *_DICTS)
+        has_tensors = any(isinstance(each, Tensor) for each in arrays(value))
+        return cls(mark, copy, value if is_held else None, mark_of(value, read=True) if has_tensors else None)
+
+    def is_still(self, value: Any) -> bool:
+        """Whether a value is the given one, unchanged."""
+        mark = mark_of(value)
+        if self.content is None or (self.copy is _NOT_COPIED and same(self.mark, mark)):
+            return same(self.mark, mark)
+        given, live = list(_references(self.mark)), list(_references(mark))
+        are_same = len(given) == len(live) and all(a() is b() for a, b in zip(given, live, strict=True))
+        return are_same and same(self.content, mark_of(value, read=True))
+
+
 class _Given:
-    """By owner and name: the mark of the given value, and a copy; `read` as for `mark_of`."""
+    """By owner and name: the given values; `read` as for `mark_of`."""
 
     def __init__(self, read: bool = False) -> None:
         self._read = read
         # by identity: the hash of a metric of torchmetrics follows from what it has collected
-        self._given: MutableMapping[Any, dict[str, tuple[Any, Any]]] = WeakIdKeyDictionary()
+        self._given: MutableMapping[Any, dict[str, _GivenValue]] = WeakIdKeyDictionary()
         self._left: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
@@ -150,7 +196,7 @@ class _Given:
         self._given[owner] = {
             name: before[name]
             if name in before and name in left and same(left[name], mark)
-            else (mark, copied(live[name]))
+            else _GivenValue.of(live[name], mark, copied)
             for name, mark in marks.items()
         }
 
@@ -158,7 +204,7 @@ class _Given:
         """Mark the present values as made by training, not given; called when a loop is left."""
         self._left[owner] = {name: mark_of(value, self._read) for name, value in live.items()}
 
-    def of(self, owner: Any) -> dict[str, tuple[Any, Any]]:
+    def of(self, owner: Any) -> dict[str, _GivenValue]:
         return self._given.get(owner, {})
 
 
@@ -170,6 +216,11 @@ _OWN = {
 """Attributes of every such object, which are saved in other places or belong to no step."""
 _GENERATOR = "everstep: state of a generator"
 """First item of the pair that is saved for a generator."""
+_IN_PLACE = "everstep: changed in place"
+"""First item of the pair that is saved for the given object, written to: other names may hold it, too, or a
+view of it, so that it is written to at a resume, and not replaced."""
+_DELETED = "everstep: deleted"
+"""First item of the pair that is saved for an attribute that training has deleted."""
 _NOT_SAVED, _NOT_COPIED = object(), object()
 """In place of the copy of a value that is no state, or too large."""
 _attributes = _Given()
@@ -214,43 +265,135 @@ def save_attributes(root: Any, skip: Skip = _nothing) -> dict[str, dict[str, Any
 def load_attributes(root: Any, saved: dict[str, dict[str, Any]], skip: Skip = _nothing) -> None:
     """Undo `save_attributes`: restore the saved attributes, and set all others to their given values."""
     for path, owner in owners(root):
-        own, live, given = saved.get(path, {}), vars(owner), _attributes.of(owner)
+        own, given = saved.get(path, {}), _attributes.of(owner)
         for name in _changed(owner, skip).keys() - own.keys() & given.keys():
-            value = given[name][1]
+            value, mark = given[name].copy, given[name].mark
             if value is _NOT_COPIED:
                 raise RestoreError(
                     f"{type(owner).__name__}.{name} was changed by a loop of this process, and is too large "
                     "to be kept twice: make a new model, or keep it in a buffer (register_buffer)"
                 )
             if value is not _NOT_SAVED:
-                _restore(owner, name, copy.deepcopy(value))
+                _restore(owner, name, _tagged(value, mark, value, is_copy=True))
         for name, value in own.items():
-            here, restored = live.get(name), copy.deepcopy(value)
-            if isinstance(here, Tensor) and isinstance(restored, Tensor):
-                restored = restored.to(here.device)
-            _restore(owner, name, restored)
+            _restore(owner, name, value)
 
 
-def _restore(owner: Any, name: str, value: Any) -> None:
-    if not (isinstance(value, tuple) and len(value) == 2 and value[0] == _GENERATOR):
-        vars(owner)[name] = value
-        return
-    generator = vars(owner).get(name)
-    if type(generator) not in GENERATORS:
-        raise RestoreError(
-            f"{type(owner).__name__}.{name} was a generator when it was saved and is {generator!r:.60}: make "
-            "the generator where the object is made, not in a step"
-        )
-    set_state_of(generator, value[1])
+def _restore(owner: Any, name: str, saved: Any) -> None:
+    live = vars(owner)
+    if _has_tag(saved, _DELETED):
+        live.pop(name, None)
+    elif _has_tag(saved, _GENERATOR):
+        generator = live.get(name)
+        if type(generator) not in GENERATORS:
+            raise RestoreError(
+                f"{type(owner).__name__}.{name} was a generator when it was saved and is {generator!r:.60}: "
+                "make the generator where the object is made, not in a step"
+            )
+        set_state_of(generator, saved[1])
+    else:
+        given, here = _attributes.of(owner).get(name), live.get(name)
+        restored = _restored(saved, given.mark if given else None, given.held if given else None)
+        if isinstance(here, Tensor) and isinstance(restored, Tensor):
+            restored = restored.to(here.device)
+        live[name] = restored
 
 
 def _changed(owner: Any, skip: Skip) -> dict[str, Any]:
     given = _attributes.of(owner)
-    return {
-        name: _as_saved(value)
+    changed: dict[str, Any] = {
+        name: _tagged(value, given[name].mark, given[name].held) if name in given else _as_saved(value)
         for name, value in attributes(owner, skip).items()
-        if not (name in given and same(given[name][0], mark_of(value))) and is_saveable(value)
+        if not (name in given and given[name].is_still(value)) and is_saveable(value)
     }
+    members = (owner._parameters, owner._buffers, owner._modules) if isinstance(owner, Module) else ()
+    gone = (name for name in given if not any(name in held for held in (vars(owner), *members)))
+    return changed | dict.fromkeys(gone, (_DELETED, None))
+
+
+def _tagged(value: Any, mark: Any, held: Any = None, *, is_copy: bool = False) -> Any:
+    """Return what is saved of an attribute; what is still the given object, written to, has a tag.
+
+    Args:
+        mark: mark of the given value.
+        held: the given value, if it is a container or a NumPy array.
+        is_copy: whether `value` is a copy of the given value: then all of it has a tag.
+    """
+    if type(value) in GENERATORS or _has_tag(value, _GENERATOR):
+        return _as_saved(value)
+    if type(value) is Tensor:
+        return (_IN_PLACE, value) if is_copy or _tensor_of(mark) is value else value
+    inner = _marks_inside(mark)
+    saved = value
+    if inner and type(value) in (list, tuple):
+        saved = type(value)(_tagged(v, inner.get(i), is_copy=is_copy) for i, v in enumerate(value))
+    elif inner and type(value) in _DICTS:
+        saved = type(value)((k, _tagged(v, inner.get(k), is_copy=is_copy)) for k, v in value.items())
+    return (_IN_PLACE, saved) if held is value and type(value) not in SCALARS else saved
+
+
+def _restored(saved: Any, mark: Any, held: Any = None) -> Any:
+    """Return the value of an attribute: the given object, written to, where a tag says so, else a copy."""
+    in_place = _has_tag(saved, _IN_PLACE)
+    value = saved[1] if in_place else saved
+    inner = _marks_inside(mark)
+    if type(value) in (list, tuple):
+        value = type(value)(_restored(v, inner.get(i)) for i, v in enumerate(value))
+    elif type(value) in _DICTS:
+        value = type(value)((k, _restored(v, inner.get(k))) for k, v in value.items())
+    else:
+        value = copy.deepcopy(value)
+    here = (_tensor_of(mark) if isinstance(value, Tensor) else held) if in_place else None
+    if here is None or type(here) is not type(value):
+        return value
+    return here if _write(here, value) else value
+
+
+def _write(here: Any, value: Any) -> bool:
+    """Give an object the elements of another one; return False if it cannot have them."""
+    if isinstance(here, Tensor | np.ndarray):
+        if here.shape != value.shape or here.dtype != value.dtype:
+            return False
+        if isinstance(here, Tensor):
+            if here.is_inference():
+                return False
+            # of a dimension that was expanded there is one element in memory
+            first = tuple(slice(0, 1) if step == 0 else slice(None) for step in here.stride())
+            with torch.no_grad():
+                here[first].copy_(value[first])
+        elif here.flags.writeable:
+            here[...] = value
+        return here.flags.writeable if isinstance(here, np.ndarray) else True
+    if isinstance(here, list):
+        here[:] = value
+    elif isinstance(here, set | dict | deque):
+        here.clear()
+        getattr(here, "extend" if isinstance(here, deque) else "update")(value)
+    else:  # a tuple, or a frozen set
+        return False
+    return True
+
+
+def _has_tag(saved: Any, tag: str) -> bool:
+    return type(saved) is tuple and len(saved) == 2 and type(saved[0]) is str and saved[0] == tag
+
+
+def _tensor_of(mark: Any) -> Tensor | None:
+    """Return the tensor that was marked, if it is still there."""
+    if isinstance(mark, tuple) and len(mark) == 3 and isinstance(mark[1], weakref.ref):
+        tensor: Tensor | None = mark[1]()
+        return tensor
+    return None
+
+
+def _marks_inside(mark: Any) -> dict[Any, Any]:
+    """Return the marks of the items of a list or dict with tensors inside, by number or key."""
+    if not (isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], list)):
+        return {}
+    kind, marks = mark
+    if kind in _DICTS:
+        return {key[1]: value for key, value in zip(marks[::2], marks[1::2], strict=True)}
+    return dict(enumerate(marks))
 
 
 def _as_saved(value: Any) -> Any:
@@ -331,7 +474,7 @@ def use_settings(schedule: Any, names: Collection[str]) -> None:
 def _given(obj: Any) -> dict[str, Any]:
     if not _options.of(_itself(obj)):
         enter_options(obj)
-    return {name: value for name, (_, value) in _options.of(_itself(obj)).items()}
+    return {name: given.copy for name, given in _options.of(_itself(obj)).items()}
 
 
 def _itself(obj: Any) -> Any:

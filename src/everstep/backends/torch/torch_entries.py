@@ -13,7 +13,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from everstep.backends.numpy import GeneratorEntry
 from everstep.backends.torch import given_values
-from everstep.backends.torch.model_wrappers import BareNames, address, bare, contents, stepped_by, tensors_of
+from everstep.backends.torch.model_wrappers import (
+    BareNames,
+    address,
+    bare,
+    contents,
+    named_parameters,
+    stepped_by,
+    tensors_of,
+)
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
 from everstep.backends.torch.tensor_memory import raise_failure
@@ -21,11 +29,11 @@ from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, St
 from everstep.errors import StateError
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_CLASS, _INNER = "class", "inner"
+_CLASS, _INNER, _NAMES = "class", "inner", "names"
 _METADATA = "_metadata"
 """Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
 _BUFFERS = "_buffers"
-"""Key of the buffers that the state_dict leaves out: training may change those, too."""
+"""Key of the buffers that the state_dict leaves out, and of those that are None: training may change them."""
 _FLAGS = "_flags"
 """Key of the names of submodules in evaluation mode and of frozen parameters."""
 _LOADERS = ("load_state_dict", "_load_from_state_dict", "set_extra_state")
@@ -125,11 +133,17 @@ class ModuleEntry(Entry):
         versions = {names.bare(name): v for name, v in getattr(state, _METADATA, {}).items() if v != plain}
         if versions:
             tree[_METADATA] = versions
-        if buffers := {names.bare(n): b for n, b in self.module.named_buffers() if n not in state}:
+        left_out = {n: b for n, b in self.module.named_buffers() if n not in state} | self._empty_buffers()
+        if buffers := {names.bare(name): buffer for name, buffer in left_out.items()}:
             tree[_BUFFERS] = buffers
         if changed := given_values.save_attributes(self.module):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
         return {**tree, _FLAGS: {"made": self._made, "now": self._flags()}}
+
+    def _empty_buffers(self) -> dict[str, None]:
+        """Return the names of the buffers that are None now."""
+        parts = ((f"{path}." if path else "", part._buffers) for path, part in self.module.named_modules())
+        return {path + key: None for path, own in parts for key, buffer in own.items() if buffer is None}
 
     def _flags(self) -> dict[str, list[str]]:
         names = self._names
@@ -148,6 +162,7 @@ class ModuleEntry(Entry):
         names = self._look()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
         modules = {path for path, _ in self.module.named_modules()}
+        empty = self._empty_buffers()
 
         def check(tree: Any) -> Mismatch:
             if not isinstance(tree, dict):
@@ -155,9 +170,11 @@ class ModuleEntry(Entry):
             saved = {names.live(name): _shape(value) for name, value in tree.items() if name not in BESIDE}
             owners = map(names.live, tree.get(_ATTRIBUTES, {}))
             differing = [n for n in live if n in saved and saved[n] != live[n]]
+            emptied = {names.live(name) for name, b in tree.get(_BUFFERS, {}).items() if b is None}
             return Mismatch(
-                [names.bare(name) for name in live if name not in saved],
-                [name for name in saved if name not in live] + [m for m in owners if m not in modules],
+                [names.bare(name) for name in live if name not in saved and name not in emptied],
+                [name for name in saved if name not in live and name not in empty]
+                + [m for m in owners if m not in modules],
                 [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
             )
 
@@ -166,9 +183,14 @@ class ModuleEntry(Entry):
     def load(self, tree: Any) -> None:
         self._require_as_made()
         self.check(tree).require_none()
-        names, present = self._look(), self.module.state_dict()
-        live = ((names.live(name), value) for name, value in tree.items() if name not in BESIDE)
-        state = OrderedDict((name, laid_like(present.get(name), value)) for name, value in live)
+        names = self._look()
+        live = {names.live(name): value for name, value in tree.items() if name not in BESIDE}
+        buffers = {names.live(name): value for name, value in tree.get(_BUFFERS, {}).items()}
+        empty = self._empty_buffers()
+        for name, value in (buffers | {name: live[name] for name in empty if name in live}).items():
+            self._load_buffer(name, value)  # first those that are None here, or were: the others have places
+        present = self.module.state_dict()
+        state = OrderedDict((name, laid_like(present.get(name), value)) for name, value in live.items())
         metadata = {name: {"version": 1} for name in getattr(present, _METADATA, {})}
         metadata |= {names.live(name): about for name, about in tree.get(_METADATA, {}).items()}
         state._metadata = metadata  # type: ignore[attr-defined]
@@ -177,8 +199,6 @@ class ModuleEntry(Entry):
         except RuntimeError:
             raise_failure(state.values())
             raise
-        for name, saved in tree.get(_BUFFERS, {}).items():
-            self._load_buffer(names.live(name), saved)
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
         given_values.load_attributes(self.module, attributes)
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
@@ -187,14 +207,21 @@ class ModuleEntry(Entry):
             for name, parameter in self.module.named_parameters():
                 parameter.requires_grad_(names.bare(name) not in flags["now"]["frozen"])
 
-    def _load_buffer(self, name: str, saved: Tensor) -> None:
-        """Load a buffer in place if the shape fits; a buffer that has grown, as a cache does, is replaced."""
-        owner, _, key = name.rpartition(".")
-        buffers = dict(self.module.named_buffers())
-        if name in buffers and _shape(buffers[name]) == _shape(saved):
-            buffers[name].copy_(saved)
-        elif name in buffers:
-            setattr(self.module.get_submodule(owner), key, saved.to(buffers[name].device))
+    def _load_buffer(self, name: str, saved: Tensor | None) -> None:
+        """Load a buffer in place if the shape fits; one that has grown, as a cache does, is replaced."""
+        path, _, key = name.rpartition(".")
+        try:
+            owner = self.module.get_submodule(path)
+        except AttributeError:  # a part that this program has no more
+            return
+        live = owner._buffers.get(key)
+        if saved is not None and live is not None and _shape(live) == _shape(saved):
+            live.copy_(saved)
+        elif key in owner._buffers and saved is None:
+            owner._buffers[key] = None
+        elif key in owner._buffers and saved is not None:
+            beside = live if live is not None else next(tensors_of([owner, self.module]), saved)
+            owner._buffers[key] = saved.to(beside.device, copy=True)
 
     def enter(self) -> None:
         given_values.enter_attributes(self.module)
@@ -249,6 +276,8 @@ class OptimizerEntry(_OptionsEntry):
     """Entry of an optimizer: class, options of groups, state of each parameter, attributes of its own class.
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
+    torch's state knows a parameter by its number.  Saved are also the names that the state's models have for
+    the parameters, so that each keeps its state where the program lists them in another order.
     """
 
     # each rank counts the elements of its own parts of the batches
@@ -257,11 +286,36 @@ class OptimizerEntry(_OptionsEntry):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
+        self._models: dict[str, ModuleEntry] = {}
+        self._named: tuple[list[int], list[str]] = ([], [])
+        """Numbers of the parameters when `_names` was last called, and its answer."""
+
+    def relate(self, entries: Mapping[str, Entry]) -> None:
+        self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
+
+    def _names(self) -> list[str]:
+        """Return the names of the parameters in the state's models; [] unless each has one of its own."""
+        stepped = list(map(id, stepped_by(self.obj)))
+        if stepped != self._named[0]:
+            for each in self._models.values():
+                reshard(each.module)
+            names = {
+                id(parameter): f"{entry}/{name}"
+                for entry, each in reversed(
+                    self._models.items()
+                )  # of two models that share it, the first one
+                for name, parameter in named_parameters(each.module)
+            }
+            listed = [names[number] for number in stepped if number in names]
+            self._named = stepped, listed if len(listed) == len(stepped) else []
+        return self._named[1]
 
     def save(self) -> Any:
         if self._sharded:
             self._require_restorable()
         tree = {**self.obj.state_dict(), _CLASS: self._class}
+        if names := self._names():
+            tree[_NAMES] = names
         saved = {number: given_values.save_attributes(layer) for number, layer in self._layers()}
         if own := {number: attributes[""] for number, attributes in saved.items() if attributes}:
             tree[_ATTRIBUTES] = own
@@ -310,13 +364,33 @@ class OptimizerEntry(_OptionsEntry):
         reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
         if tree[_CLASS] != self._class:
             reshaped.append(f"{tree[_CLASS]} -> {self._class}")
+        if not reshaped and (order := self._order(tree)) is not None:
+            groups = [number for number, count in enumerate(live) for _ in range(count)]
+            own = [tree.get(_ATTRIBUTES), *(v for state in tree["state"].values() for v in state.values())]
+            # one tensor for all parameters, as LBFGS has in lists, has their order inside
+            is_bound = self._sharded or any(isinstance(value, dict | list) for value in own)
+            moved = [n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])]
+            reshaped += [
+                f"{self._names()[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]
+            ]
         return Mismatch([], [], reshaped)
+
+    def _order(self, tree: Any) -> list[int] | None:
+        """Return the saved number of each parameter; None if it is the same, or other names were saved."""
+        names, saved = self._names(), tree.get(_NAMES, [])
+        if names == saved or set(names) != set(saved) or len(names) != len(saved):
+            return None
+        numbers = {name: number for number, name in enumerate(saved)}
+        return [numbers[name] for name in names]
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
         parameters = stepped_by(self.obj)
+        if (order := self._order(tree)) is not None:
+            own = {index: tree["state"][old] for index, old in enumerate(order) if old in tree["state"]}
+            tree = {**tree, "state": own}
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
-        beside = (_CLASS, _ATTRIBUTES, _INNER)
+        beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
         for number, layer in self._layers():
             given_values.load_attributes(layer, {"": tree.get(_ATTRIBUTES, {}).get(number, {})})

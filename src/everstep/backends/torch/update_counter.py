@@ -200,7 +200,7 @@ class TorchUpdateCounter:
     def gradients(self) -> Any:
         """Return the gradients that are still to be used, and whether optimizers reuse theirs.
 
-        The key of a parameter is its index in its optimizer, or its name in a model if no optimizer of the
+        The key of a parameter is its name in a model, or its index in its optimizer if no model of the
         state has it.  Returns None if there is nothing to save.
         """
         tree: dict[str, Any] = {}
@@ -242,12 +242,13 @@ class TorchUpdateCounter:
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
 
     def _parameters(self) -> Iterable[tuple[str, int | str, Tensor]]:
-        """Return (entry, index or name, parameter), each parameter once; those of optimizers come first."""
+        """Return (entry, name or index, parameter), each parameter once; those of optimizers come first."""
         models = list(model_parameters(self._objects))  # first: it puts away what a forward pass has gathered
+        names = {id(p): f"{owner}.{name}" if name else owner for owner, name, p in reversed(models)}
         first: dict[int, tuple[str, int | str, Tensor]] = {}
         for owner, watched in self._own.items():
             for index, parameter in enumerate(stepped_by(watched.optimizer)):
-                first.setdefault(id(parameter), (owner, index, parameter))
+                first.setdefault(id(parameter), (owner, names.get(id(parameter), index), parameter))
         for owner, name, parameter in models:
             first.setdefault(id(parameter), (owner, name or 0, parameter))
         return first.values()
@@ -273,11 +274,14 @@ class _Watched:
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
         self.gone = False
         """Whether the last update was made before a resume, so that its gradients are gone."""
+        self._updates = 0
+        self._all: list[_Mark] = []
+        """Marks of all gradients; empty unless the update was the 1st, 2nd, 4th, 8th ... of the start."""
 
-    def _now(self) -> list[_Mark]:
-        """Mark the sentinels' gradients as they are; each update comes here."""
+    def _now(self, parameters: list[Tensor]) -> list[_Mark]:
+        """Mark the gradients of some parameters as they are; each update comes here with the sentinels."""
         marks: list[_Mark] = []
-        for parameter in self.sentinels:
+        for parameter in parameters:
             grad = parameter.grad
             if self.sharded and grad is not None and is_sharded(grad):
                 grad = grad._local_tensor  # type: ignore[attr-defined]  # `fully_shard` adds to this one
@@ -286,29 +290,37 @@ class _Watched:
 
     def stepped(self) -> None:
         """Mark the gradients with which the optimizer has stepped."""
-        last, marks = self.marks[0] if self.marks else None, self._now()
+        last, marks = self.marks[0] if self.marks else None, self._now(self.sentinels)
+        self._updates += 1
         if not self.reused:
             if last is not None:
                 self.reused = marks[0] is not None and marks[0][0]() is last[0]()
             elif self.gone:
                 self.reused = False
-        self.marks, self.gone = marks, False
+            # now and then all are compared: a program may zero some gradients of an optimizer, and sum others
+            if self._all:
+                now = self._now(stepped_by(self.optimizer))
+                if any(a and b and a[0]() is b[0]() for a, b in zip(self._all, now, strict=False)):
+                    self.reused = True
+            is_looked_at = self._updates & (self._updates - 1) == 0
+            self._all = self._now(stepped_by(self.optimizer)) if is_looked_at else []
         if not any(marks) and self._choose():
-            self.stepped()
+            marks = self._now(self.sentinels)
+        self.marks, self.gone = marks, False
 
     def held(self) -> bool | None:
         """Whether the gradients are still the objects of the last update; None before the first update."""
         last = self.marks[0] if self.marks else None
         if last is None:
             return False if self.gone else None
-        now = self._now()[0]
+        now = self._now(self.sentinels)[0]
         return now is not None and now[0]() is last[0]()
 
     def resume(self, reused: bool | None, held: bool | None) -> None:
         """Take over the saved facts; restored gradients count as still to be used."""
         self.reused, self.marks, self.gone = reused, [], held is False
         if held and self._choose():
-            self.marks = [mark and (mark[0], -1) for mark in self._now()]
+            self.marks = [mark and (mark[0], -1) for mark in self._now(self.sentinels)]
 
     def _choose(self) -> bool:
         """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
@@ -324,7 +336,7 @@ class _Watched:
         return all(
             now is then is None
             or (now is not None and then is not None and now[0]() is then[0]() and now[1] == then[1])
-            for now, then in zip(self._now(), self.marks, strict=True)
+            for now, then in zip(self._now(self.sentinels), self.marks, strict=True)
         )
 
 

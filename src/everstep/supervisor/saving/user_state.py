@@ -38,6 +38,9 @@ class UserState:
         """Object by name, bare also where it was declared by `PerRank`."""
         bare = given | {name: each.value for name, each in declared.items()}
         self.entries: dict[str, Entry] = {name: make_entry(name, value) for name, value in bare.items()}
+        every = dict(_every(self.entries.items()))
+        for entry in every.values():
+            entry.relate(every)
         self.counters: dict[str, UpdateCounter] = {}
         """They count the updates of the optimizers, by the name of the framework."""
         self._guarded: tuple[list[str], frozenset[str]] = ([], frozenset())
@@ -282,11 +285,11 @@ class UserState:
                 )
 
     def random_state(self) -> dict[str, Any]:
-        return {path: entry.save() for path, entry in _generators(self.entries.items())}
+        return {path: entry.save() for path, entry in _every(self.entries.items()) if entry.is_random}
 
     def set_random_state(self, saved: Mapping[str, Any]) -> None:
-        for path, entry in _generators(self.entries.items()):
-            if path in saved:
+        for path, entry in _every(self.entries.items()):
+            if entry.is_random and path in saved:
                 entry.load(saved[path])
 
     def options(self) -> dict[str, dict[str, str]]:
@@ -402,11 +405,11 @@ def _saved(name: str, entry: Entry) -> Any:
         return entry.save()
 
 
-def _generators(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+def _every(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+    """Yield entries, and those inside of them, with their paths."""
     for name, entry in entries:
-        if entry.is_random:
-            yield str(name), entry
-        yield from _generators((f"{name}/{key}", each) for key, each in entry.inner())
+        yield str(name), entry
+        yield from _every((f"{name}/{key}", each) for key, each in entry.inner())
 
 
 def _named(state: Any) -> list[tuple[Any, Any]]:
