@@ -14,22 +14,8 @@ import torch
 import everstep
 from everstep import Boundary, Every, Service
 from everstep.errors import Interrupted, ProgressError, StateError
-from everstep.record import RunJournal
 from everstep.testing import ManualClock, nothing_left
-from tiny_runs import Boom, Tiny, events
-
-
-def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        if step == 40:
-            raise Boom
-
-    with pytest.raises(Boom):
-        Tiny(tmp_path, samples=90, max_epoch=1).train(inside)
-    assert list(RunJournal(tmp_path).series("loss", "step")[0]) == list(range(1, 40))
-
-
-# -------------------------------------------------------------------------------------------- clocks
+from tiny_runs import Tiny, events
 
 
 def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> None:
@@ -116,9 +102,6 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     ]
 
 
-# -------------------------------------------------------------------------------------- evaluations
-
-
 @pytest.mark.parametrize("where", ["steps", "tail"])
 def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(
     tmp_path: Path, where: str
@@ -146,29 +129,6 @@ def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(
     assert train("with", where) == train("without", "")
 
 
-def test_an_evaluation_that_raises_leaves_modes_and_random_state_as_they_were(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
-    model[1].eval()
-
-    def evaluate() -> None:
-        with loop.evaluation():
-            assert not model.training
-            torch.rand(()), np.random.rand()
-            raise Boom
-
-    with everstep.TrainLoop(tmp_path, {"model": model}, max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            before, (_, _, place, *_) = torch.get_rng_state(), np.random.get_state()
-            with pytest.raises(Boom):
-                evaluate()
-            assert torch.equal(torch.get_rng_state(), before) and np.random.get_state()[2] == place
-            assert model.training and not model[1].training
-            break
-
-
-# ------------------------------------------------------------------------------------ saves, printing
-
-
 def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:
     every = everstep.Every(steps=2) | everstep.At(4) | everstep.Every(epochs=1)
     announced: list[str] = []
@@ -194,9 +154,6 @@ def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.Capt
     assert out[0] == "[Step 1] hello"
     assert out[1].startswith("[Step 1] loss: 0.5; epoch time: ")
     assert out[2] == "ended: max_epoch 1 is reached (step 1, finished)"
-
-
-# ------------------------------------------------------------------------------------ what must train
 
 
 def train_linear(run: Path, names: str, *, step: bool = True) -> None:
@@ -230,6 +187,3 @@ LACKING: dict[str, str] = {
 def test_an_optimizer_that_the_state_lacks_is_an_error(tmp_path: Path, names: str, message: str) -> None:
     with pytest.raises(StateError, match=message):
         train_linear(tmp_path / "run", names)
-
-
-# ------------------------------------------------------------------------------- services that report

@@ -30,12 +30,10 @@ def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
-# ------------------------------------------------------------------------------------------- leaving
-
-
 def test_break_completes_the_step_ends_the_pass_and_the_tail_runs(tmp_path: Path) -> None:
     seen: list[Any] = []
-    with loop_in(tmp_path / "run", max_epoch=2) as loop:
+    saves = everstep.Checkpoints(Every(steps=1), keep_last=None)
+    with loop_in(tmp_path / "run", max_epoch=2, services=[saves]) as loop:
         loop.on("AFTER_STEP", lambda b: seen.append(f"after {b.step}"))
         for epoch in loop.iter_epochs():
             for step, batch in loop.iter_steps(list("abcd")):
@@ -50,20 +48,8 @@ def test_break_completes_the_step_ends_the_pass_and_the_tail_runs(tmp_path: Path
     assert [r[1] for r in rows(tmp_path / "run", "step")] == [1, 2, 3, 4]
     assert [r[1] for r in rows(tmp_path / "run", "tail")] == [2, 4]
     assert loop.ending.finished and loop.step == 4
-
-
-def test_a_left_step_has_no_snapshot_of_its_own(tmp_path: Path) -> None:
-    saves = everstep.Checkpoints(Every(steps=1), keep_last=None)
-    with loop_in(tmp_path / "run", max_epoch=1, services=[saves]) as loop:
-        for _ in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2, 3]):
-                if step == 2:
-                    break
-    assert names(tmp_path / "run") == [
-        "epoch-0000-step-00000000",
-        "epoch-0001-step-00000002",
-        "step-00000001",
-    ]
+    of_steps = [name for name in names(tmp_path / "run") if name.startswith("step")]
+    assert of_steps == ["step-00000001", "step-00000003"], "a step that was left has no snapshot of its own"
 
 
 def test_an_epoch_loop_left_by_break_is_closed_at_the_exit_and_resumable(tmp_path: Path) -> None:
@@ -86,17 +72,14 @@ def test_an_epoch_loop_left_by_break_is_closed_at_the_exit_and_resumable(tmp_pat
 
 
 def test_after_an_exception_the_last_commit_is_finished_and_none_is_started(tmp_path: Path) -> None:
-    tiny = Tiny(
-        tmp_path / "run", max_epoch=2, services=[everstep.Checkpoints(Every(steps=3), keep_last=None)]
-    )
-    with pytest.raises(Boom, match="at 4"):
-        tiny.train(inside=boom_at(4))
+    saves = everstep.Checkpoints(Every(steps=3), keep_last=None)
+    tiny = Tiny(tmp_path / "run", samples=20, max_epoch=2, services=[saves])
+    with pytest.raises(Boom, match="at 6"):
+        tiny.train(inside=boom_at(6))
     assert names(tmp_path / "run") == ["epoch-0000-step-00000000", "step-00000003"]
-    assert (tiny.loop.ending.step, tiny.loop.ending.reason) == (3, "Boom: at 4")
+    assert (tiny.loop.ending.step, tiny.loop.ending.reason) == (5, "Boom: at 6")
     assert not tiny.loop.ending.finished
-
-
-# ---------------------------------------------------------------------------------- generators kept alive
+    assert list(RunJournal(tmp_path / "run").series("loss", "step")[0]) == [1, 2, 3, 4, 5]
 
 
 def test_a_generator_that_is_kept_too_long_says_so(tmp_path: Path) -> None:
@@ -118,9 +101,6 @@ def test_a_generator_that_is_kept_too_long_says_so(tmp_path: Path) -> None:
         next(old)
     with pytest.raises(UsageError, match="after the with block"):
         next(epochs)
-
-
-# ------------------------------------------------------------------------------------------------ streams
 
 
 def test_two_streams_under_one_name(tmp_path: Path) -> None:
@@ -191,9 +171,6 @@ def test_data_without_any_batch(tmp_path: Path) -> None:
             run_over(loop_in(tmp_path / str(number), max_epoch=2), data)
 
 
-# ------------------------------------------------------------------------ what a resumed epoch does again
-
-
 def heads_and_tails(run_dir: Path, boom: int | None = None, again: Callable[..., None] | None = None) -> Tiny:
     tiny = Tiny(run_dir, max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))])
     with tiny.loop as loop:
@@ -201,8 +178,11 @@ def heads_and_tails(run_dir: Path, boom: int | None = None, again: Callable[...,
             if again is not None:
                 again(epoch, "head", loop.resumed_mid_epoch)
             loop.collect_metrics(lr=1.0 / epoch)
+            loop.print_logs()
+            assert loop.batch_index is None
             for step, (ids,) in loop.iter_steps(tiny.data):
                 tiny.update(ids)
+                loop.collect_metrics(number=loop.batch_index)
                 if step == boom:
                     raise Boom
             if again is not None:
@@ -216,7 +196,14 @@ def heads_and_tails(run_dir: Path, boom: int | None = None, again: Callable[...,
 
 
 @pytest.mark.parametrize("at", [6, 8, -2])
-def test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys(tmp_path: Path, at: int) -> None:
+def test_a_resumed_epoch_has_the_rows_and_lines_of_the_whole_and_those_of_its_head_once(
+    tmp_path: Path, at: int
+) -> None:
+    def printed(tiny: Tiny) -> list[str]:
+        """What lines say of metrics, without times."""
+        parts = [part for line in tiny.lines for part in line.partition("] ")[2].split("; ")]
+        return [part for part in parts if part.startswith(("loss: ", "lr: ", "number: ", "score: "))]
+
     straight = heads_and_tails(tmp_path / "straight")
     with pytest.raises(Boom):
         heads_and_tails(tmp_path / "run", at)
@@ -224,52 +211,16 @@ def test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys(tmp_pa
     tiny = heads_and_tails(tmp_path / "run", None, lambda *call: calls.append(call))
     assert calls[:4] == [(2, "head", True), (2, "tail", True), (3, "head", False), (3, "tail", False)]
     assert tiny.result() == straight.result()
+    resumed = printed(tiny)
+    assert len(resumed) > 5 and resumed == printed(straight)[-len(resumed) :]
+    numbers = [row[5] for row in rows(tmp_path / "run", "step") if row[3] == "number"]
+    assert numbers == [float(n).hex() for n in range(4)] * 3
     heads = rows(tmp_path / "run", "head")
     assert [(r[0], r[1], r[4]) for r in heads] == [(1, 0, 0), (2, 4, 0), (3, 8, 0)]
     tails = rows(tmp_path / "run", "tail")
     assert [(r[0], r[1], r[4]) for r in tails] == [(e, 4 * e, seq) for e in (1, 2, 3) for seq in (0, 1, 2)]
     every = [(r.epoch, r.step, r.phase, r.name, r.seq) for r in RunJournal(tmp_path / "run").rows()]
     assert len(every) == len(set(every))
-
-
-def test_the_mean_of_a_resumed_epoch_is_that_of_the_whole(tmp_path: Path) -> None:
-    straight = Tiny(tmp_path / "straight", max_epoch=1).train(tail=lambda loop, e: loop.print_logs())
-    with pytest.raises(Boom):
-        Tiny(tmp_path / "run", max_epoch=1, services=[everstep.Checkpoints(Every(steps=1))]).train(
-            inside=boom_at(3)
-        )
-    tiny = Tiny(tmp_path / "run", max_epoch=1).train(tail=lambda loop, e: loop.print_logs())
-    printed = [line.partition("loss: ")[2] for line in tiny.lines + straight.lines if "loss: " in line]
-    loss = [part.partition(";")[0] for part in printed]
-    assert loss[0] == loss[1]
-    assert rows(tmp_path / "run", "epoch") == rows(tmp_path / "straight", "epoch")
-
-
-@pytest.mark.parametrize("at", [2, 8])
-def test_lines_printed_at_the_head_are_not_printed_again(tmp_path: Path, at: int) -> None:
-    def train(run: Path, boom: int | None) -> list[str]:
-        lines: list[str] = []
-        services = [everstep.Checkpoints(Every(steps=1)), everstep.services.Console(sink=lines.append)]
-        data = [float(number) for number in range(6)]
-        with everstep.TrainLoop(run, {"w": [0]}, max_epoch=2, services=services, show_eta=False) as loop:
-            for epoch in loop.iter_epochs():
-                loop.collect_metrics(head=float(epoch))
-                loop.print_logs()
-                for step, x in loop.iter_steps(data):
-                    loop.collect_metrics(loss=x)
-                    if step == boom:
-                        raise Boom
-                loop.print_logs()
-        return [line.partition("loss: ")[2].split(" ")[0] for line in lines if "loss: " in line]
-
-    straight = train(tmp_path / "straight", None)
-    with pytest.raises(Boom):
-        train(tmp_path / "run", at)
-    resumed = train(tmp_path / "run", None)
-    assert resumed and resumed == straight[-len(resumed) :]
-
-
-# ---------------------------------------------------------------------------------------- best weights
 
 
 def test_the_best_names_no_weights_that_are_not_its_own(tmp_path: Path) -> None:

@@ -66,9 +66,6 @@ def test_request_stop_ends_after_the_step_and_says_why(tmp_path: Path) -> None:
     assert Tiny(tmp_path / "run", max_epoch=5).train().seen == []
 
 
-# ---------------------------------------------------------------------------------- the time budget
-
-
 @pytest.mark.parametrize("way", ["max_time", "StopAfter"])
 def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path: Path, way: str) -> None:
     looks = Told("looks", lambda boundary: None)  # due at each step: the budget is noticed there
@@ -96,8 +93,6 @@ def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path:
     assert ran == [5, 10]
     assert tiny.result() == straight.result()
 
-
-# ------------------------------------------------------------------------------------------- early stop
 
 LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.2, 3.1, 1.0, 0.5, 0.4, 0.3]
 
@@ -133,25 +128,16 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
     assert stopper.waited == 2
 
 
-# --------------------------------------------------------------------------- finished runs, and reopened ones
-
-
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=3).train()
     for limits in ({"max_epoch": 1}, {"max_epoch": 3, "max_step": 2}):
         again = Tiny(tmp_path / "run", **limits).train()
         assert again.seen == [] and again.w.tobytes() == tiny.w.tobytes()
         assert again.loop.step == 12
-
-
-def test_a_limit_that_is_lower_than_where_the_resume_stands(tmp_path: Path) -> None:
     with pytest.raises(Boom):
-        Tiny(tmp_path / "run", max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))]).train(
-            inside=boom_at(7)
-        )
-    tiny = Tiny(tmp_path / "run", max_step=3).train()
-    assert tiny.seen == [] and tiny.loop.step == 6
-    assert tiny.loop.ending.finished
+        Tiny(tmp_path / "cut", max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))]).train(boom_at(7))
+    tiny = Tiny(tmp_path / "cut", max_step=3).train()
+    assert tiny.seen == [] and tiny.loop.step == 6 and tiny.loop.ending.finished
 
 
 def stops_at_6() -> Service:
@@ -195,9 +181,6 @@ def test_a_run_that_a_service_has_ended_is_reopened_by_changing_it(
     tiny = Tiny(tmp_path / "run", max_epoch=11, services=services).train(tail=validate)
     assert tiny.seen[0][:2] == goes_on
     assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
-
-
-# ------------------------------------------------------------------------------------ best, never mixed
 
 
 Kept = dict[int, tuple[bytes, bytes]]
@@ -244,9 +227,6 @@ def test_restore_at_end_not_after_an_exception_and_not_without_a_best(tmp_path: 
     tiny.train(tail=lambda loop, epoch: loop.collect_metrics(valid_loss=float("nan")))
     assert tiny.w.tobytes() == Tiny(tmp_path / "plain", max_epoch=2).train().w.tobytes()
     assert tiny.loop.best is None
-
-
-# ------------------------------------------------------------------- epochs that a limit cut short
 
 
 def test_a_cut_epoch_without_a_checkpoint_inside_says_so_and_the_next_begins(tmp_path: Path) -> None:

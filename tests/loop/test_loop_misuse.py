@@ -20,9 +20,6 @@ def collecting(**values: float) -> Any:
     return lambda loop, epoch: loop.collect_metrics({name: value / epoch for name, value in values.items()})
 
 
-# ------------------------------------------------------------------------------------ what is watched
-
-
 @pytest.mark.parametrize("given", [[Best("valid_loss")], [Best("valid_loss"), Best("valid_acc", save=False)]])
 def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: Path, given: Any) -> None:
     def tail(loop: Any, epoch: int) -> None:
@@ -34,9 +31,6 @@ def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: 
     first = next(line for line in tiny.lines if "valid acc" in line)
     assert first.count(" (*)") == 2
     assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
-
-
-# ---------------------------------------------------------------------------- metrics that never come
 
 
 WATCHING = {
@@ -100,9 +94,6 @@ def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------------------- what trains uncounted
-
-
 class Net:
     """The smallest training with torch: weights, their optimizer, one update."""
 
@@ -153,9 +144,6 @@ def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None
         net.train(tmp_path / "boom", lambda loop: trains(loop, Boom()))
     with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
         net.train(tmp_path / "run", trains)
-
-
-# --------------------------------------------------------------------------- a second step loop
 
 
 def test_a_second_step_loop_over_other_data_is_said_once(tmp_path: Path) -> None:
