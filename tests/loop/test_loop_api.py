@@ -193,11 +193,6 @@ def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
     assert loop.ending.best == loop.best
 
 
-def marks_of(lines: list[str], metric: str) -> list[str]:
-    parts = [part for line in lines for part in line.partition("] ")[2].split("; ")]
-    return [part.partition(": ")[2] for part in parts if part.startswith(f"{metric}: ")]
-
-
 @pytest.mark.parametrize(
     ("values", "printed_from", "marks"),
     [
@@ -219,7 +214,8 @@ def test_the_mark_is_on_the_line_of_the_best_and_on_no_later_one(
                 loop.collect_metrics(loss=values[epoch - 1])
             if epoch >= printed_from:
                 loop.print_logs()
-    assert marks_of(lines, "loss") == marks
+    parts = [part for line in lines for part in line.partition("] ")[2].split("; ")]
+    assert [part.partition(": ")[2] for part in parts if part.startswith("loss: ")] == marks
 
 
 def test_training_summary(make: Make, lines: list[str], tmp_path: Path) -> None:
