@@ -109,10 +109,7 @@ def test_a_permutation_is_one_and_is_pure(length, seed, purpose, pass_index):
 
 GOOD = {"x": np.zeros(2), "y": np.zeros(2)}
 BAD: dict[str, tuple[Any, str]] = {
-    "empty_batch": (
-        {"x": np.zeros(0), "y": np.zeros(0)},
-        r"a batch is empty \(sizes 'x': 0, 'y': 0\)",
-    ),
+    "empty_batch": ({"x": np.zeros(0), "y": np.zeros(0)}, r"a batch is empty \(sizes 'x': 0, 'y': 0\)"),
     "unequal_lengths": ({"x": np.zeros(2), "y": np.zeros(1)}, r"not equally long \(sizes 'x': 2, 'y': 1\)"),
     "missing_source": ({"x": np.zeros(2), "yy": np.zeros(2)}, r"no source 'y'; did you mean 'yy'"),
     "unused_source": ({**GOOD, "name": ["a", "b"]}, r"nothing uses 'name'"),
@@ -416,8 +413,7 @@ def test_a_quarantined_batch_takes_its_weight_along() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
-    [([1, 2], "list"), (iter([1]), "list_iterator"), (data.replay(range(3)), "range")],
+    ("given", "kind"), [([1, 2], "list"), (iter([1]), "list_iterator"), (data.replay(range(3)), "range")]
 )
 def test_data_that_all_ranks_would_read_alike_is_refused_by_name(given: Any, kind: str) -> None:
     stream = as_stream(given)

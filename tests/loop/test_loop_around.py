@@ -98,10 +98,7 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     assert seen == {"step_time": 4.0, "valid_time": 3.0, "epoch_time": 8.0}
     assert [
         (t["epoch"], t["steps"], t["seconds"], t["data_wait"]) for t in events(loop.run_dir, "times")
-    ] == [
-        (1, [1, 4], 8.0, 1.0),
-        (2, [5, 8], 8.0, 1.0),
-    ]
+    ] == [(1, [1, 4], 8.0, 1.0), (2, [5, 8], 8.0, 1.0)]
 
 
 @pytest.mark.parametrize("where", ["steps", "tail"])

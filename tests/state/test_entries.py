@@ -14,12 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import (
-    BinaryAUROC,
-    MulticlassAccuracy,
-    MulticlassPrecision,
-    MulticlassRecall,
-)
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassPrecision, MulticlassRecall
 from torchmetrics.wrappers import MinMaxMetric, Running
 
 import everstep

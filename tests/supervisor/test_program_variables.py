@@ -289,9 +289,9 @@ class StatefulLoader(CachedLoader):
 def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
     tmp_path: Path, kind: type[CachedLoader]
 ) -> None:
-    def train(stop_at: int | None, _lines: list[str]) -> float:
+    def train(_lines: list[str], stop_at: int | None, run: str = "run") -> float:
         total, loader = everstep.Slot(0.0), kind()
-        with opened(tmp_path / str(stop_at), {"total": total}, _lines) as loop:
+        with opened(tmp_path / run, {"total": total}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for _, batch in loop.iter_steps(loader):
                     total.value += float(batch)
@@ -299,14 +299,12 @@ def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
         return float(total.value)
 
     lines: list[str] = []
-    undisturbed = train(None, [])
-    with pytest.raises(Interrupted):
-        train(4, lines)
-    (tmp_path / "None").rename(tmp_path / "undisturbed")
-    (tmp_path / "4").rename(tmp_path / "None")
-    lines = [line for line in lines if "your loop changes" in line]
     again: list[str] = []
-    resumed = train(None, again)
+    undisturbed = train([], None, "whole")
+    with pytest.raises(Interrupted):
+        train(lines, 4)
+    resumed = train(again, None)
+    lines = [line for line in lines if "your loop changes" in line]
     lost = [line for line in again if "is not as it was" in line]
     if kind is StatefulLoader:
         assert resumed == undisturbed and not lost and not lines
