@@ -672,18 +672,18 @@ def buffers_modes_and_frozen_parameters(run: Path, tick: Tick) -> Any:
 
 
 def gradients(run: Path, tick: Tick, zero: str) -> Any:
-    """Used up by each update, or by every second; zeroed before it, or after it."""
+    """Used up by each update, or by every second, or used by two; zeroed before it, or after it."""
     model = torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}, max_epoch=2) as train:
         for _ in train.iter_epochs():
             for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=3)):
-                if zero == "before":
+                if zero == "before" or (zero == "before every second" and step % 2):
                     optimizer.zero_grad()
                 model(x).square().mean().backward()
                 if zero != "after two" or step % 2 == 0:
                     optimizer.step()
-                    if zero != "before":
+                    if not zero.startswith("before"):
                         optimizer.zero_grad()
                 tick()
     return model.weight.sum().item()
@@ -712,7 +712,8 @@ ZOO: dict[str, Program] = {
     "two epoch loops, by a limit": partial(two_epoch_loops, left_by="limit"),
     "two epoch loops, by break": partial(two_epoch_loops, left_by="break"),
     **{
-        f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ("before", "after", "after two")
+        f"gradients zeroed {zero}": partial(gradients, zero=zero)
+        for zero in ("before", "before every second", "after", "after two")
     },
     **{
         f"a {name}, saved {every}": partial(program, every=every)
