@@ -100,6 +100,21 @@ def test_a_module_of_another_shape_is_refused_with_three_lists() -> None:
     assert make_entry("net", nn.Linear(2, 3)).check([1]).reshaped == ["a list -> a Linear"]
 
 
+def test_versions_of_submodules_reach_their_loading() -> None:
+    class Versioned(nn.Linear):
+        _version = 3
+        loaded = None
+
+        def _load_from_state_dict(self, state: Any, prefix: Any, metadata: Any, *rest: Any) -> None:
+            Versioned.loaded = metadata.get("version")
+            super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+    encoded = snapshot(net=nn.Sequential(Versioned(1, 1)))
+    Versioned._version = 4
+    restore(encoded, net=nn.Sequential(Versioned(1, 1)))
+    assert Versioned.loaded == 3
+
+
 def test_tensors_and_parameters_are_restored_in_place() -> None:
     parameter, buffer = nn.Parameter(torch.ones(2)), torch.ones(2, 2).t()[0]
     alias = buffer.view(2)
