@@ -427,15 +427,16 @@ def test_limits_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path:
     def start(free: tuple[str, ...] = (), **config: Any) -> None:
         Tiny(tmp_path / "run", max_epoch=config["epochs"], config=config, config_free=free).train()
 
-    start(epochs=1, workers=0, lr=0.1, note="first")
-    start(epochs=2, workers=2, lr=0.1, note="first")
-    with pytest.raises(ChangedError, match=r'config\.note: stored "first", given "second"'):
-        start(epochs=3, workers=2, lr=0.1, note="second")
-    start(("note",), epochs=3, workers=2, lr=0.1, note="second")
+    first, second = {"text": "first"}, {"text": "second"}
+    start(epochs=1, workers=0, lr=0.1, note=first)
+    start(epochs=2, workers=2, lr=0.1, note=first)
+    with pytest.raises(ChangedError, match=r'config\.note\.text: stored "first", given "second"'):
+        start(epochs=3, workers=2, lr=0.1, note=second)
+    start(("note",), epochs=3, workers=2, lr=0.1, note=second)
     with pytest.raises(ChangedError, match=r"config\.lr: stored 0\.1, given 0\.2"):
-        start(("note",), epochs=4, workers=2, lr=0.2, note="second")
+        start(("note",), epochs=4, workers=2, lr=0.2, note=second)
     with pytest.raises(ConfigError, match=r"config has no 'not'; did you mean 'note'"):
-        start(("not",), epochs=4, workers=2, lr=0.1, note="second")
+        start(("not",), epochs=4, workers=2, lr=0.1, note=second)
 
 
 @pytest.fixture(autouse=True)
