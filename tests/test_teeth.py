@@ -44,7 +44,7 @@ class Fault(NamedTuple):
     test: str
 
 
-SAVE = "supervisor/test_no_copy.py::test_rows_then_the_checkpoint_then_retention"
+SAVE = "supervisor/test_forged_checkpoints.py::test_rows_then_the_checkpoint_then_retention"
 ORDER = "checkpoint/test_checkpoint_crash.py::test_the_real_calls_put_data_then_the_name_then_its_folder"
 COMMIT = r"committed = self\._write_whole\("
 FAULTS = {
@@ -92,7 +92,7 @@ FAULTS = {
     ),
     "a dropped generator": Fault(
         (Edit(r"backends\.get\(name\)\.set_random_state\(state\)", "pass"),),
-        "state/test_random_state.py",
+        "state/test_entries.py",
     ),
     "no check of checksums": Fault(
         (Edit(r"if found\.hexdigest\(\) != record", ""),),
@@ -112,7 +112,7 @@ FAULTS = {
                 r"self\._journal\.append\(block\)", "self._journal.append(block); self._journal.append(block)"
             ),
         ),
-        "loop/test_loop_leaving.py::test_head_metrics_are_not_written_twice_and_tails_write_the_same_keys",
+        "loop/test_loop_leaving.py::test_a_resumed_epoch_has_the_rows_and_lines_of_the_whole",
     ),
     "random state of another moment": Fault(
         (
@@ -158,7 +158,7 @@ FAULTS = {
     ),
     "a batch twice behind a thread": Fault(
         (Edit(r"self\._position = made\.position", "=", behind=r"yield made\.batch"),),
-        "data/test_loader.py",
+        "data/test_dataloader.py",
     ),
     "the optimizer before the model": Fault(
         (

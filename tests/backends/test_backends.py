@@ -1,8 +1,10 @@
-"""Which backends there are, and what both of the house promise of arrays, scalars, modes and random state."""
+"""Which backends there are, what both of the house promise, and what of an object is compared."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import subprocess
 import sys
 from itertools import product
@@ -15,6 +17,8 @@ import torch
 
 import everstep
 from everstep import backends
+from everstep.backends.describe_values import described, is_unknown
+from everstep.contracts.services import Moment
 from everstep.contracts.state import HostArray, Unread
 from everstep.errors import ConfigError, MetricError, StateError
 from everstep.record import RunJournal
@@ -29,9 +33,6 @@ def run(code: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.strip()
-
-
-# ----------------------------------------------------------------------------------- which there are
 
 
 @pytest.mark.campaign("long")
@@ -76,8 +77,6 @@ def test_of_knows_arrays_and_their_subclasses() -> None:
     for value in (1.0, [np.ones(1)], None, torch.float32):
         assert backends.of(value) is None
 
-
-# -------------------------------------------------------------------------------------------- arrays
 
 ARRAYS: dict[str, list[Any]] = {
     "numpy": [
@@ -141,9 +140,6 @@ def test_a_type_that_this_torch_lacks_is_refused_by_its_name() -> None:
         TORCH.from_host(saved)
 
 
-# ------------------------------------------------------------------------------------------- scalars
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -194,9 +190,6 @@ def test_read_scalars_keeps_order_and_bits_over_mixed_dtypes() -> None:
     kept = [torch.tensor(0.1), 7.5, torch.tensor([2**53]), torch.tensor(0.1, dtype=torch.float64)]
     assert TORCH.read_scalars(kept) == [0.10000000149011612, 7.5, 2.0**53, 0.1]
     assert TORCH.read_scalars([]) == []
-
-
-# ------------------------------------------------------------------------------ random state and modes
 
 
 @BOTH
@@ -257,9 +250,6 @@ def test_parameters_are_named_by_entry() -> None:
     assert NUMPY.parameters({"w": np.zeros((2, 3)), "config": {}}) == [("w", (2, 3), True)]
 
 
-# ------------------------------------------------------------------------------------------- devices
-
-
 class Driver:
     """A machine with a GPU, as torch.cuda tells: the first question to the device initialises CUDA."""
 
@@ -313,3 +303,79 @@ if torch.cuda.is_available():
         drawn = torch.rand(3, device="cuda")
         TORCH.set_random_state(state)
         assert torch.equal(torch.rand(3, device="cuda"), drawn)
+
+
+def texts(value: Any) -> dict[str, str]:
+    return described(value, "f")
+
+
+class Warmup:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, step: int) -> float:
+        return step / self.length
+
+    def half(self, step: int) -> float:
+        return self(step) / 2
+
+
+def test_source_counts_without_comments_and_layout() -> None:
+    def rate(step: int) -> int:
+        return 2 * step
+
+    one = texts(rate)
+
+    def rate(step: int) -> int:  # type: ignore[no-redef]
+        # doubled
+
+        return 2 * step
+
+    assert texts(rate) == one
+
+    def rate(step: int) -> int:  # type: ignore[no-redef]
+        return 3 * step
+
+    assert texts(rate)["f"] == one["f"] == "rate"
+    assert texts(rate)["code of f"] != one["code of f"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 2.0, "a"], [1, 2, "a"]),
+        (np.arange(3), np.arange(1, 4)),
+        (torch.zeros(1000), torch.ones(1000)),
+        ({"a": 1}, {"a": 2}),
+        ({"a", "b"}, {"a", "c"}),
+        (range(3), range(4)),
+        (Moment.AFTER_STEP, Moment.AFTER_EPOCH),
+        (Warmup(3), Warmup(4)),
+        (math.cos, math.sin),
+        (functools.partial(math.pow, 2), functools.partial(math.pow, 3)),
+        (functools.partial(max, key=lambda step: step), functools.partial(max, key=lambda step: -step)),
+        (lambda step, w=1: w, lambda step, w=2: w),
+        (lambda step: [n * 2 for n in range(step)], lambda step: [n * 3 for n in range(step)]),
+    ],
+)
+def test_what_does_otherwise_has_other_texts(one: Any, other: Any) -> None:
+    assert texts(one) == texts(one) != texts(other)
+    assert not any(map(is_unknown, texts(one).values()))
+
+
+def test_what_comes_with_a_package_goes_by_its_name() -> None:
+    assert texts(functools.partial(math.pow, 2)) == {"f": "math.pow", "f.0": "2"}
+    assert texts(torch.nn.functional.relu) == {"f": "torch.nn.functional.relu"}
+
+
+def test_what_cannot_be_compared_says_what_it_is() -> None:
+    warmup = Warmup(3)
+    warmup.me = warmup  # type: ignore[attr-defined]
+    assert texts(warmup)["f.me"] == "not compared, an object of test_backends.Warmup"
+    assert is_unknown(texts(torch.nn.Linear(1, 1))["f"])  # it is state
+    assert is_unknown(texts(torch.eye(2).to_sparse())["f"])
+    assert texts([object()] * 101)["f"] == "not compared, 101 objects in a list"
+    assert "code of f" in texts(warmup.half) and "code of f" in texts(warmup)
+    made: dict[str, Any] = {}
+    exec(compile("def made(step):\n    return step", "<made>", "exec"), made)
+    assert texts(made["made"])["code of f"] == "not compared, the source of made is not known"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from everstep.errors import RestoreError
 from everstep.state import decode, digest, encode, make_entry
@@ -67,9 +66,6 @@ def train(net: nn.Module, optimizer: Any, steps: int) -> None:
             optimizer.step()
 
 
-# ------------------------------------------------------------------------------------------ modules
-
-
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_module_comes_back_in_place_with_buffers_and_extra_state(size: int) -> None:
     net = Net()
@@ -119,30 +115,6 @@ def test_versions_of_submodules_reach_their_loading() -> None:
     assert Versioned.loaded == 3
 
 
-def test_tied_weights_stay_tied() -> None:
-    def tied() -> nn.Sequential:
-        net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-        net[1].weight = net[0].weight
-        return net
-
-    net, fresh = tied(), tied()
-    restore(snapshot(net=net), net=fresh)
-    assert fresh[1].weight is fresh[0].weight
-    assert torch.equal(fresh[0].weight, net[0].weight)
-
-
-def test_averaged_models_count_on() -> None:
-    net = Net()
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for _ in range(3):
-        train(net, torch.optim.SGD(net.parameters(), 0.1), 1)
-        ema.update_parameters(net)
-    fresh = AveragedModel(Net())
-    restore(snapshot(ema=ema), ema=fresh)
-    assert fresh.n_averaged == 3
-    assert digest(snapshot(ema=fresh)) == digest(snapshot(ema=ema))
-
-
 def test_tensors_and_parameters_are_restored_in_place() -> None:
     parameter, buffer = nn.Parameter(torch.ones(2)), torch.ones(2, 2).t()[0]
     alias = buffer.view(2)
@@ -157,8 +129,6 @@ def test_tensors_and_parameters_are_restored_in_place() -> None:
     assert not make_entry("i", torch.arange(2)).guarded(())
     assert make_entry("p", parameter).check(torch.ones(3)).reshaped == ["(3,) float32 -> (2,) float32"]
 
-
-# --------------------------------------------------------------------------------------- optimizers
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -249,8 +219,6 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
     assert entry.guarded(("state", 0, "exp_avg")) and not entry.guarded(("param_groups", 0, "lr"))
 
 
-# ---------------------------------------------------------------------------- schedulers and scalers
-
 S = torch.optim.lr_scheduler
 SCHEDULERS: dict[str, Any] = {
     "step": lambda o: S.StepLR(o, 2),
@@ -304,20 +272,3 @@ def test_a_scheduler_may_step_first_after_a_restore() -> None:
     restore(snapshot(**stepped), **restored)
     restored["schedule"].step()  # torch's warning of a wrong order would be an error here
     assert restored["schedule"].get_last_lr() == [0.05]
-
-
-def test_gradient_scalers_go_on() -> None:
-    def build() -> Any:
-        return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-
-    scaler, other = build(), build()
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 0.1)
-    for value in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        scaler.scale(weight.sum() * value).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    restore(snapshot(s=scaler), s=other)
-    assert other.state_dict() == scaler.state_dict()
-    assert scaler.get_scale() == 4.0

@@ -42,9 +42,6 @@ def step(model: Any, optimizer: Any, x: Any, y: Any, *, weighted: bool = False, 
     optimizer.step()
 
 
-# ------------------------------------------------------------------------------------ minibatches
-
-
 def test_unequal_minibatches_count_by_their_elements_also_in_a_short_window() -> None:
     small, large = net(), net()
     optimizer = MinibatchOptimizer(sgd(small), 3)
@@ -62,9 +59,6 @@ def test_unequal_minibatches_count_by_their_elements_also_in_a_short_window() ->
         step(large, whole, X[slice(*ends)], Y[slice(*ends)])
     assert not losses and optimizer.metrics() == {}
     assert (weights(small) - weights(large)).abs().max() < 1e-6
-
-
-# --------------------------------------------------------------------------------------- clipping
 
 
 def test_as_in_tfutils_each_element_is_limited_to_one_by_default() -> None:
@@ -100,9 +94,6 @@ def test_gradients_without_a_finite_norm_are_not_applied(tmp_path: Path, clip: C
     assert torch.equal(moments[0], moments[1])
     (_, norm, _) = [float.fromhex(row[5]) for row in rows(tmp_path)]
     assert not math.isfinite(norm)
-
-
-# ------------------------------------------------------------------------ as optimizers of a program
 
 
 def test_a_scheduler_and_a_scaler_take_it_for_the_optimizer_it_is() -> None:
@@ -215,15 +206,3 @@ def test_a_schedule_that_the_state_lacks_is_an_error(tmp_path: Path, made_for: s
     with pytest.raises(StateError, match="a scheduler was made for the learning rate of 'optimizer'"):
         supervised(quiet(tmp_path / "without", state, max_step=1), each)
     supervised(quiet(tmp_path / "with", {**state, "schedule": schedule}, max_step=1), each)
-
-
-def test_misuse() -> None:
-    optimizer = sgd(net())
-    with pytest.raises(ConfigError, match="give an optimizer, as in SGD"):
-        ClipOptimizer(torch.optim.SGD)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"clip=1\.0: give Clip"):
-        ClipOptimizer(optimizer, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="num_minibatches=0: give an integer"):
-        MinibatchOptimizer(optimizer, 0)
-    with pytest.raises(ConfigError, match="did you mean 'num_minibatches'"):
-        MinibatchOptimizer(optimizer, num_minibatch=2)  # type: ignore[call-arg]

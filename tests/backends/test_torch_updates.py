@@ -3,18 +3,15 @@
 import gc
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import everstep
 from everstep.backends import get
 from everstep.errors import RestoreError
 from everstep.state import decode, encode
-from tiny_runs import Boom
 
 TORCH = get("torch")
 
@@ -57,9 +54,6 @@ def two_updates(model: Any, *optimizers: Any) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-
-
-# ---------------------------------------------------------------------------------- what is counted
 
 
 class Holder:
@@ -171,9 +165,6 @@ def test_parameters_that_no_entry_saves_are_named(watch: Any) -> None:
     for models, saved in ((both, both.state_dict()), (aliases, aliases)):
         counting = watch(models=models, optimizer=optimizer)
         assert counting.unsaved({"models": saved, "optimizer": {}}) == []
-
-
-# ---------------------------------------------------------------------------- gradients still to be used
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -316,30 +307,3 @@ def test_gradients_that_serve_update_after_update_are_always_saved(watch: Any, z
         backward(model)
         optimizer.step()
     assert pending(counting) == {"optimizer": {"model.weight", "model.bias"}}
-
-
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("die", range(2, 8))
-def test_a_program_that_zeroes_now_and_then_resumes_exactly(tmp_path: Path, die: int) -> None:
-    """Zeroed before every other update only: the gradient of each odd step is added to in the next."""
-
-    def run(folder: str, die: int) -> str | None:
-        torch.manual_seed(0)
-        model = net()
-        optimizer = sgd(model)
-        state = {"model": model, "optimizer": optimizer}
-        checkpoints = everstep.Checkpoints(everstep.Every(steps=1))
-        with everstep.Supervisor(tmp_path / folder, state, services=[checkpoints], seed=0, max_step=8) as sv:
-            while not sv.should_stop():
-                if sv.step % 2 == 0:
-                    optimizer.zero_grad()
-                backward(model)
-                optimizer.step()
-                if sv.step + 1 == die:
-                    raise Boom
-                sv.advance()
-        return sv.ending.digest
-
-    with pytest.raises(Boom):
-        run("killed", die)
-    assert run("killed", 0) == run("whole", 0)

@@ -1,11 +1,17 @@
-"""A torch DataLoader as the user wrote it, and torchdata's StatefulDataLoader; on several ranks, too."""
+"""Torch's DataLoader as the user wrote it, torchdata's, `loader` and `prefetch`; on several ranks, too."""
 
 from __future__ import annotations
 
+import gc
 import itertools
+import multiprocessing
+import os
 import random
 import re
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,17 +30,20 @@ from torch.utils.data import (
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    get_worker_info,
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.contracts.data import Share, Stream, Uneven
-from everstep.data import as_stream, replay
+from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
 from everstep.errors import DataError, NotResumableError
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
 from tiny_runs import bind
+from waiting import PATIENCE, until
 
 # torchdata calls what this torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -398,29 +407,15 @@ def test_an_undisturbed_pass_is_the_bare_loop(loader):
     assert run(lambda it, p: it) == run(lambda it, p: as_stream(it).open("train", p, seed=0))
 
 
-def test_the_state_before_the_end_resumes_into_no_batch_and_a_full_next_pass():
-    """The trap of StatefulDataLoader: after the last batch, before StopIteration."""
-    make = lambda: as_stream(StatefulDataLoader(StatefulLines(), batch_size=1))  # noqa: E731
-    position = place_after(5, make())
-    assert not position["ended"]
-    stream = make()
-    assert list(stream.open("train", 0, position, seed=0)) == []
-    assert [int(batch) for batch in stream.open("train", 1, seed=0)] == [101, 102, 103, 104, 105]
-
-
-def test_without_workers_no_sample_is_fetched_to_resume():
+def test_without_workers_no_sample_is_fetched_to_resume_and_with_them_it_is_said_how_many():
     position = place_after(2, as_stream(DataLoader(Augmented(), batch_size=2, shuffle=True)))
     dataset = Augmented()
     again = as_stream(DataLoader(dataset, batch_size=2, shuffle=True)).open("train", 0, position, seed=0)
     assert dataset.fetched == 0 and again.note is None
     assert again.remaining() == 2
-
-
-def test_replay_with_workers_says_how_many():
     make = lambda: as_stream(DataLoader(Augmented(), batch_size=2, num_workers=1))  # noqa: E731
-    again = make().open("train", 0, place_after(2, make()), seed=0)
-    again.close()
-    assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
+    with closing(make().open("train", 0, place_after(2, make()), seed=0)) as again:
+        assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
 
 
 def test_a_loader_that_holds_another_number_of_generators_is_refused():
@@ -477,23 +472,6 @@ def test_a_loader_with_a_state_of_its_own_is_read_as_any_iterable():
     assert [as_stream(kind(Augmented())).resumes for kind in (Mine, Knowing)] == ["state", "replay"]
 
 
-def test_a_loader_left_in_the_middle_carries_its_generator_on():
-    def next_pass(stream):
-        return fingerprint([batch[:, 0] for batch in stream.open("train", 1, seed=0)])
-
-    def make():
-        return as_stream(DataLoader(Augmented(), 2, shuffle=True, generator=generator()))
-
-    stream = make()
-    cursor = stream.open("train", 0, seed=0)
-    next(cursor)
-    cursor.close()
-    position = cursor.position()
-    fresh = make()
-    fresh.open("train", 0, position, seed=0).close()
-    assert next_pass(fresh) == next_pass(stream)
-
-
 class Numbers(torch.utils.data.Dataset[int]):
     def __init__(self, length: int) -> None:
         self.length = length
@@ -505,7 +483,9 @@ class Numbers(torch.utils.data.Dataset[int]):
         return index
 
 
-def loader(length: int, rank: int, size: int, batch_size: int, kind: Any = DataLoader, **options: Any) -> Any:
+def rank_loader(
+    length: int, rank: int, size: int, batch_size: int, kind: Any = DataLoader, **options: Any
+) -> Any:
     """A user's loader on one rank; `batch_size` is that of the rank."""
     drop_last, sampler = options.pop("drop_last", False), options.pop("sampler", DistributedSampler)
     own = sampler(Numbers(length), num_replicas=size, rank=rank, **options.pop("given", {}))
@@ -524,7 +504,7 @@ def parts(
     """By batch, the parts of all ranks with their weights, of pass `at`."""
     found = []
     for rank in range(size):
-        stream = as_stream(loader(length, rank, size, batch, **options)).split(Share(rank, size, uneven))
+        stream = as_stream(rank_loader(length, rank, size, batch, **options)).split(Share(rank, size, uneven))
         cursor = stream.open("train", at, position, seed=0)
         left = cursor.remaining()
         found.append([(batch.tolist(), cursor.weight) for batch in cursor])
@@ -535,7 +515,7 @@ def parts(
 
 def whole(length: int, batch: int, at: int = 1, **options: Any) -> list[list[int]]:
     """The batches of one process in pass `at`."""
-    given = loader(length, 0, 1, batch, **options)
+    given = rank_loader(length, 0, 1, batch, **options)
     given.sampler.set_epoch(at)
     return [batch.tolist() for batch in given]
 
@@ -577,11 +557,6 @@ def test_the_rule_for_a_last_batch_that_does_not_divide(length: int, size: int, 
         assert sum(len(part) for ranks in dropped for part, _ in ranks) == length - length % size
 
 
-def union(ranks: tuple[tuple[list[int], float], ...]) -> list[int]:
-    """The samples of a batch on all ranks, without padding."""
-    return sorted(sample for part, weight in ranks if weight for sample in part)
-
-
 KINDS: dict[str, Any] = {
     "plain": {},
     "workers": {"num_workers": 2},
@@ -592,45 +567,24 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_each_pass_has_its_order_and_a_place_opens_with_another_number_of_ranks(options: Any) -> None:
-    stream = as_stream(loader(23, 0, 2, 3, **options)).split(Share(0, 2, "pad"))
+    stream = as_stream(rank_loader(23, 0, 2, 3, **options)).split(Share(0, 2, "pad"))
     position = place_after(2, stream, pass_index=1)
     assert whole(23, 6, at=0) != whole(23, 6, at=1) != whole(23, 6, at=2)
     for size, batch in ((2, 3), (3, 2)):
         together = parts(23, size, batch, "pad", position, **options)
-        assert [union(ranks) for ranks in together] == [sorted(batch) for batch in whole(23, 6)[2:]]
+        read = [sorted(each for part, weight in ranks if weight for each in part) for ranks in together]
+        assert read == [sorted(batch) for batch in whole(23, 6)[2:]]
 
 
 @pytest.mark.parametrize("options", [KINDS["plain"], KINDS["stateful sampler"]])
 def test_a_part_keeps_the_laws_of_streams(options: Any) -> None:
-    check_stream(lambda: as_stream(loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad")), shares=False)
-
-
-class Stateful(Numbers):
-    """A dataset whose samples depend on how many it has given, which its state tells."""
-
-    given = 0
-
-    def __getitem__(self, index: int) -> int:
-        self.given += 1
-        return 100 * self.given + index
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"given": self.given}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.given = state["given"]
-
-
-def test_the_laws_hold_for_a_part_with_a_state() -> None:
-    def part() -> Stream:
-        sampler = DistributedSampler(Stateful(12), num_replicas=2, rank=1)
-        return as_stream(StatefulDataLoader(Stateful(12), batch_size=1, sampler=sampler)).split(Share(1, 2))
-
-    check_stream(part, shares=False)
+    check_stream(
+        lambda: as_stream(rank_loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad")), shares=False
+    )
 
 
 def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
-    given = loader(12, 0, 2, 2)
+    given = rank_loader(12, 0, 2, 2)
     training, evaluation = (as_stream(given).split(Share(0, 2)) for _ in range(2))
     opened = training.open("train", 2, seed=0)
     list(evaluation.open("valid", 0, seed=0))
@@ -639,10 +593,10 @@ def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
 
 def test_the_description_is_that_of_one_process() -> None:
     def described(rank: int, size: int, batch: int) -> Any:
-        given = loader(23, rank, size, batch)
+        given = rank_loader(23, rank, size, batch)
         return describe(as_stream(given).split(Share(rank, size, "weight")), 0)
 
-    one = describe(as_stream(loader(23, 0, 1, 12)), 0)
+    one = describe(as_stream(rank_loader(23, 0, 1, 12)), 0)
     assert one == described(0, 1, 12) == described(0, 2, 6) == described(1, 2, 6) == described(2, 4, 3)
     assert one != described(0, 2, 12)
 
@@ -699,7 +653,7 @@ def plain(**options: Any) -> Stream:
         ),
         (as_stream(DataLoader(Eight())), "does not say that it splits itself"),
         (
-            as_stream(loader(8, 0, 4, 2)),
+            as_stream(rank_loader(8, 0, 4, 2)),
             "part of rank 0 of 4, and this is rank 1 of 2; make it with num_replicas=2",
         ),
     ],
@@ -708,3 +662,304 @@ def plain(**options: Any) -> Stream:
 def test_what_would_read_other_batches_is_refused_by_name(stream: Stream, message: str) -> None:
     with pytest.raises(DataError, match=message):
         stream.split(Share(1, 2))
+
+
+class Eleven(Augmented):
+    def __init__(self):
+        super().__init__(11)
+
+
+def noisy_collate(samples):
+    return torch.stack(samples), random.random(), np.random.rand(), torch.rand(2)
+
+
+def batches(stream, purpose="train", pass_index=0, position=None, seed=0):
+    cursor = stream.open(purpose, pass_index, position, seed=seed)
+    taken = list(cursor)
+    cursor.close()
+    return fingerprint(taken)
+
+
+def make(**options):
+    return loader(Eleven(), 3, shuffle=True, collate_fn=noisy_collate, **options)
+
+
+def test_laws_of_loader():
+    check_stream(make, shares=False)
+    check_stream(lambda: loader(Eleven(), 3, shuffle=True))
+
+
+def test_laws_of_loader_with_workers():
+    full = [batches(make(), pass_index=p) for p in range(2)]
+    for pass_index in range(2):
+        cursor = make(num_workers=2).open("train", pass_index, seed=0)
+        head = [next(cursor), next(cursor)]
+        position = cursor.position()
+        cursor.close()
+        for workers in ({}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 5}):
+            rest = batches(make(**workers), "train", pass_index, position)
+            assert fingerprint(head)[1] + rest[1] == full[pass_index][1]
+
+
+def test_augmentation_differs_between_passes_samples_and_seeds():
+    def noise(**where):
+        return np.concatenate([b[0] for b in make().open(**where)])[:, 1:]
+
+    first = noise(purpose="train", pass_index=0, seed=0)
+    assert len(np.unique(first)) == first.size
+    for other in ({"pass_index": 1}, {"seed": 1}, {"purpose": "valid"}):
+        again = noise(**{"purpose": "train", "pass_index": 0, "seed": 0, **other})
+        assert not np.isin(again, first).any()
+
+
+def mark_dataset(worker_id):
+    get_worker_info().dataset.mark = worker_id + 10
+
+
+class Marked(Eleven):
+    mark = 0
+
+    def __getitem__(self, index):
+        return self.mark
+
+
+def test_worker_init_fn_runs_and_sees_the_users_dataset():
+    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=mark_dataset).open("t", 0, seed=0)
+    assert batch.tolist() == [10, 10, 10]
+
+
+@pytest.mark.campaign("long")
+def test_workers_started_anew_give_the_same():
+    assert batches(make(num_workers=1, multiprocessing_context="spawn")) == batches(make())
+
+
+class Drawing(Eleven):
+    def __getitem__(self, index):
+        torch.rand(3)
+        return super().__getitem__(index)
+
+
+def test_collate_has_random_state_of_its_own():
+    one, other = (loader(d, 3, collate_fn=noisy_collate).open("t", 0, seed=0) for d in (Eleven(), Drawing()))
+    for left, right in zip(one, other, strict=True):
+        assert fingerprint(left[1:]) == fingerprint(right[1:])
+
+
+class Broken(Eleven):
+    def __getitem__(self, index):
+        if index == 4:
+            raise KeyError("sample 4 is missing")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_datasets_error_arrives_at_its_batch(workers):
+    cursor = loader(Broken(), 3, num_workers=workers).open("train", 0, seed=0)
+    assert next(cursor).tolist() == [0, 1, 2]
+    with pytest.raises(KeyError, match="sample 4 is missing"):
+        next(cursor)
+    assert cursor.position()["batches"] == 1
+
+
+ALONE = {
+    "arrays": lambda **options: arrays(np.arange(22.0).reshape(11, 2), batch_size=4, **options),
+    "loader": lambda **options: loader(Eleven(), 4, **options),
+    "workers": lambda **options: loader(Eleven(), 4, num_workers=2, **options),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_iterated_by_itself_it_is_as_long_as_it_says_and_each_time_the_same(kind):
+    def global_state():
+        return fingerprint([random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()])
+
+    stream = ALONE[kind](shuffle=True)
+    before = global_state()
+    first = list(stream)
+    assert (len(first), len(stream), len(ALONE[kind](drop_last=True))) == (3, 3, 2)
+    assert fingerprint(list(stream)) == fingerprint(first)
+    assert fingerprint(list(ALONE[kind](shuffle=True, seed=1))) != fingerprint(first)
+    left = iter(stream)
+    next(left)
+    left.close()
+    assert global_state() == before and not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]
+
+
+def test_laws_of_prefetching():
+    check_stream(lambda: prefetch(arrays(np.arange(11), batch_size=3, shuffle=True), buffer=2))
+    check_stream(lambda: prefetch(replay(range(4)), buffer=9))
+
+
+def test_the_error_is_the_original_at_its_batch():
+    error = KeyError("disk")
+
+    def broken():
+        yield 1
+        yield 2
+        raise error
+
+    cursor = prefetch(broken()).open("train", 0, seed=0)
+    assert [next(cursor), next(cursor)] == [1, 2]
+    with pytest.raises(KeyError) as caught:
+        next(cursor)
+    assert caught.value is error
+    assert not _threads()
+
+
+def _threads():
+    return [thread for thread in threading.enumerate() if "everstep prefetch" in thread.name]
+
+
+def test_no_thread_is_left():
+    cursor = prefetch(as_stream(range(100)), buffer=1).open("train", 0, seed=0)
+    next(cursor)
+    assert len(_threads()) == 1
+    cursor.close()
+    assert not _threads()
+    cursor = prefetch(as_stream(range(100)), buffer=1).open("train", 0, seed=0)
+    thread = _threads()[0]
+    del cursor
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+STREAMS = {
+    "keyed": lambda data: loader(data, 1, num_workers=2),
+    "plain": lambda data: DataLoaderStream(DataLoader(data, num_workers=2)),
+}
+
+
+class Pids(Dataset):
+    """Samples that say in which process they were made, which dies at sample 8 as soon as a file is there."""
+
+    def __init__(self, die_at=None):
+        self.die_at = die_at
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 8 and self.die_at is not None:
+            until(self.die_at.exists)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+
+def open_pass(kind, data=None):
+    return STREAMS[kind](data or Pids()).open("train", 0, seed=0)
+
+
+def wait_until_gone(pid):
+    """Until the process has ended, reaped or not."""
+
+    def is_gone():
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            return True
+
+    until(is_gone)
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_killed_worker_is_an_error_of_the_next_fetch(kind, locked):
+    """Also where it holds the lock of torch's event, which it takes to see whether it is to end."""
+    cursor = open_pass(kind)
+    assert cursor.fetch_error_may_be_signal
+    pid = int(next(cursor))
+    if locked:  # in the worker's place; a test from inside, a kill seldom meets it
+        cursor._batches._batches._workers_done_event._cond.acquire()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    total = sum(range(1000))  # the user's step: undisturbed
+    assert total == 499500
+    with pytest.raises(
+        DataError, match=rf"'train'.* worker died: pid {pid} was killed by signal 9 \(SIGKILL\)"
+    ):
+        next(cursor)
+    assert cursor.position()["batches"] == 1
+    cursor.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_worker_killed_while_the_main_thread_waits_for_it(kind, tmp_path):
+    cursor = open_pass(kind, Pids(tmp_path / "now"))
+    pids = [int(next(cursor)) for _ in range(8)]
+    (tmp_path / "now").touch()
+    with pytest.raises(DataError, match=f"pid {pids[0]} was killed by signal 9"):
+        next(cursor)
+
+
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_to_the_group_pass_workers_by(kind, number):
+    cursor = open_pass(kind)
+    pids = {worker.pid for worker in multiprocessing.active_children()}
+    for pid in pids:
+        os.kill(pid, number)  # a worker may not have come to its first line yet
+    assert {int(next(cursor)), int(next(cursor))} == pids
+    for pid in pids:
+        os.kill(pid, number)
+    assert {int(batch) for batch in cursor} == pids
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_handlers_and_processes_are_gone_after_close(kind):
+    list(open_pass(kind))  # torch sets its own SIGCHLD handler once, for good
+    before = [signal.getsignal(number) for number in range(1, 32)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    outer, inner = open_pass(kind), open_pass(kind)
+    next(outer), next(inner)
+    outer.close()
+    next(inner)
+    inner.close()
+    assert [signal.getsignal(number) for number in range(1, 32)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert not multiprocessing.active_children()
+
+
+def test_the_users_init_function_is_put_back():
+    def init(worker_id):
+        torch.set_num_threads(1)
+
+    mine = DataLoader(Pids(), num_workers=1, worker_init_fn=init)
+    DataLoaderStream(mine).open("train", 0, seed=0).close()
+    assert mine.worker_init_fn is init
+
+
+class Hanging(Pids):
+    """The worker hangs in its fifth sample."""
+
+    def __getitem__(self, index):
+        while index > 3:
+            signal.pause()
+        return os.getpid()
+
+
+def open_and_leave(pipe, stays):
+    """Program of a process that has a worker."""
+    cursor = loader(Hanging(), 1, num_workers=1).open("train", 0, seed=0)
+    pipe.send(int(next(cursor)))
+    if stays:
+        pipe.recv()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_worker_outlives_its_parent(killed):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=open_and_leave, args=(theirs, killed))
+    child.start()
+    worker = ours.recv()
+    if killed:
+        child.kill()
+    child.join(PATIENCE)
+    assert child.exitcode == (-signal.SIGKILL if killed else 0)
+    wait_until_gone(worker)

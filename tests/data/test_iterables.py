@@ -178,9 +178,6 @@ def test_laws(make: Any) -> None:
     check_stream(make)
 
 
-# ------------------------------------------------------------------------------------------- in a run
-
-
 def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> list[tuple[int, Any]]:
     saves = everstep.Checkpoints(everstep.Every(steps=1))
     seen = []
@@ -249,9 +246,6 @@ def test_nothing_is_drawn_but_what_the_run_is_handed(tmp_path: Path) -> None:
     assert len(program(tmp_path / "run", Hard(), state={"drawn": drawn})) == drawn["batches"] == 10
 
 
-# --------------------------------------------------------------------------------- what each is taken for
-
-
 def test_what_is_known_to_tell_its_place_needs_no_word() -> None:
     class Grain(Place):
         pass
@@ -263,10 +257,11 @@ def test_what_is_known_to_tell_its_place_needs_no_word() -> None:
 
 
 def test_what_has_no_state_cannot_be_declared() -> None:
-    cursor = stateful(Lines()).open("train", 0, seed=0)
-    next(cursor)
-    with pytest.raises(NotResumableError, match=r"without everstep\.data\.stateful"):
-        cursor.position()
+    for stream in (stateful(Lines()), everstep.data.prefetch(stateful(Lines()))):
+        with closing(stream.open("train", 0, seed=0)) as cursor:
+            next(cursor)
+            with pytest.raises(NotResumableError, match=r"without everstep\.data\.stateful"):
+                cursor.position()
 
 
 def test_replay_says_what_it_cost_and_checks_the_end() -> None:
@@ -345,9 +340,7 @@ def test_an_error_ends_the_cursor_and_generators_are_closed() -> None:
         (itertools.cycle, "do in the loop what cycle does"),
     ],
 )
-def test_data_whose_place_is_hidden_is_refused_when_it_is_bound(
-    hidden: Any, remedy: str, tmp_path: Path
-) -> None:
+def test_data_whose_place_is_hidden_is_refused(hidden: Any, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(NotResumableError, match=f"stream 'train': .* hides the place.*{remedy}"):
         bind(hidden([1, 2, 3]), tmp_path / "run")
 
@@ -392,9 +385,7 @@ NOT_SHUFFLED = [kind for kind in KINDS if "not shuffled" in kind]
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("limits", [{"max_step": 13}, {"max_step": 13, "steps_per_epoch": 7}], ids=str)
 @pytest.mark.parametrize("kind", NOT_SHUFFLED)
-def test_a_run_that_ends_inside_a_pass_says_where_and_not_how_it_came_there(
-    kind: str, limits: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_run_that_ends_inside_a_pass_says_where(kind: str, limits: dict[str, int], tmp_path: Path) -> None:
     whole = trained_on(tmp_path / "whole", KINDS[kind](), **limits)
     with pytest.raises(InterruptedError):
         trained_on(tmp_path / "cut", KINDS[kind](), stop_at=8, **limits)

@@ -114,9 +114,6 @@ def test_a_capacity_that_no_memory_has_is_refused_by_name(capacity: int) -> None
         RingBuffer(capacity, {"x": "float32"})
 
 
-# ------------------------------------------------------------------------------------ what a save copies
-
-
 def copied(memory: RingBuffer, buffers: Buffers) -> set[str]:
     """Take a snapshot; returns the names of the arrays that were copied, not left alone."""
     before = set(buffers.kept)
@@ -170,14 +167,6 @@ def test_a_copy_of_the_memory_is_another_memory(fork: Any) -> None:
     assert copied(memory, buffers) == set()
 
 
-def test_a_memory_that_took_the_place_of_another_is_copied() -> None:
-    buffers = Buffers()
-    for start in range(30):  # addresses of the dead are used again
-        memory = made()
-        put(memory, *range(start, start + 20))
-        assert copied(memory, buffers)
-
-
 def test_whatever_happens_between_snapshots_each_is_right() -> None:
     """`copied` compares each snapshot with one into new memory."""
     rng, memory, buffers = random.Random(1), made(), [Buffers(), Buffers()]
@@ -198,9 +187,6 @@ def test_whatever_happens_between_snapshots_each_is_right() -> None:
             with pytest.raises(StateError):
                 encode({"memory": memory.state_dict(), "z": object()}, rng.choice(buffers))
         copied(memory, rng.choice(buffers))
-
-
-# -------------------------------------------------------------------------------------------- in a run
 
 
 def play(
@@ -244,7 +230,7 @@ def test_a_resume_samples_the_same(tmp_path: Path, stop_at: int) -> None:
         ({"fields": {"x": ("float32", (2,)), "n": "int64", "more": "bool"}}, "memory/fields/more"),
     ],
 )
-def test_another_memory_is_refused_by_name_before_anything_is_loaded(
+def test_another_memory_is_refused_before_anything_is_loaded(
     tmp_path: Path, changed: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(Boom):

@@ -1,24 +1,99 @@
-"""Weights of other programs, taken by `InitFrom` and `everstep.load`."""
+"""Weights of other programs: loaded by `InitFrom` and `everstep.load`; damaged or made to harm, refused."""
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import subprocess
 import sys
+import tracemalloc
+import warnings
+import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from foreign_files import FLAT, as_safetensors, distributed_folder, net, same
+import torch.distributed.checkpoint as distributed
 
 import everstep
 from everstep import InitFrom
-from everstep.errors import ConfigError, RestoreError
+from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RestoreError
+from everstep.formats.foreign import read_pickle
+
+
+def net(seed: int = 0, out: int = 3) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, out), torch.nn.BatchNorm1d(out))
+    model[0].bias.data = model[0].bias.data.to(torch.bfloat16)
+    return model
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(name == again and torch.equal(a, b) and a.dtype == b.dtype for (name, a), (again, b) in pairs)
+
+
+def as_safetensors(model: torch.nn.Module, path: Path) -> Path:
+    safetensors.torch.save_file(model.state_dict(), path / "weights.safetensors")
+    return path / "weights.safetensors"
+
+
+def as_shards(model: torch.nn.Module, path: Path) -> Path:
+    """A folder as Hugging Face's libraries write it, with two shards."""
+    state, weight_map = model.state_dict(), {}
+    for number, part in enumerate(("0.", "1."), 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        shard = {name: tensor for name, tensor in state.items() if name.startswith(part)}
+        safetensors.torch.save_file(shard, path / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def as_folder(model: torch.nn.Module, path: Path) -> Path:
+    safetensors.torch.save_file(model.state_dict(), path / "model.safetensors")
+    return path
+
+
+def as_torch(model: torch.nn.Module, path: Path) -> Path:
+    torch.save(model.state_dict(), path / "weights.pt")
+    return path / "weights.pt"
+
+
+def as_old_torch(model: torch.nn.Module, path: Path) -> Path:
+    torch.save(model.state_dict(), path / "weights.pt", _use_new_zipfile_serialization=False)
+    return path / "weights.pt"
+
+
+def as_distributed(model: torch.nn.Module, path: Path) -> Path:
+    return distributed_folder(model.state_dict(), path)
+
+
+def distributed_folder(state: Any, path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        distributed.save(state, checkpoint_id=path, no_dist=True)
+    return path
+
+
+FLAT: dict[str, Callable[[torch.nn.Module, Path], Path]] = {
+    "safetensors": as_safetensors,
+    "shards": as_shards,
+    "folder": as_folder,
+    "torch.save": as_torch,
+    "torch.save, as before 1.6": as_old_torch,
+    "torch.distributed.checkpoint": as_distributed,
+}
+"""Writers of a model's state_dict alone."""
+
 
 Writer = Callable[[torch.nn.Module, Path], Path]
 
@@ -216,3 +291,332 @@ def test_a_sharded_model_takes_its_part(tmp_path: Path) -> None:
         "2.bias True (1,)",
         "2.weight True (1, 8)",
     ]
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def refused(given: Path, message: str) -> None:
+    """Loading is an error with the message, and changes nothing."""
+    model = net(2)
+    with pytest.raises(CheckpointError, match=message):
+        everstep.load(given, {"model": model})
+    assert same(model, net(2))
+
+
+class Evil:
+    """Object whose unpickling makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.campaign("long", gate=3)
+@pytest.mark.parametrize("name", FLAT)
+def test_a_file_that_was_cut_off(tmp_path: Path, name: str) -> None:
+    given = FLAT[name](net(1), tmp_path)
+    for path in [given] if given.is_file() else sorted(given.iterdir()):
+        raw = path.read_bytes()
+        for length in (0, 4, 9, len(raw) // 3, len(raw) - 1):
+            path.write_bytes(raw[:length])
+            refused(given, str(path.name).replace(".", r"\."))
+        path.write_bytes(raw)
+    everstep.load(given, {"model": net(2)})
+
+
+@pytest.mark.parametrize("name", ["torch.save", "torch.distributed.checkpoint"])
+def test_a_flipped_bit_in_an_array_is_found_and_changes_nothing(tmp_path: Path, name: str) -> None:
+    """Of the last array: those before it are read, and loaded, before."""
+    model = net(1)
+    model[1].running_var += torch.arange(3.0) * 1.1
+    given = FLAT[name](model, tmp_path)
+    (path,) = [given] if given.is_file() else given.glob("*.distcp")
+    raw, array = bytearray(path.read_bytes()), model[1].running_var.numpy().tobytes()
+    raw[raw.index(array)] ^= 1
+    path.write_bytes(raw)
+    refused(given, rf"{path.name}.* is damaged: the checksum of '\w+/data/\d' in it does not fit")
+
+
+def test_a_file_that_was_saved_without_checksums_is_loaded(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        given = as_torch(net(1), tmp_path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    model = net(2)
+    everstep.load(given, {"model": model})
+    assert same(model, net(1))
+
+
+@pytest.mark.parametrize("make", ["fifo", "folder", "missing"])
+def test_what_is_not_a_regular_file(tmp_path: Path, make: str) -> None:
+    given = as_shards(net(1), tmp_path)
+    shard = given / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    if make == "fifo":
+        os.mkfifo(shard)
+    elif make == "folder":
+        shard.mkdir()
+    refused(given, r"model-00002-of-00002\.safetensors (is missing|cannot be read)")
+
+
+def test_links_are_followed_to_files_as_caches_have_them(tmp_path: Path) -> None:
+    """Hugging Face's cache has links to its blobs; what they lead to is read as any file is."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    for path in as_shards(net(1), blobs).iterdir():
+        (snapshot / path.name).symlink_to(path)
+    model = net(2)
+    everstep.load(snapshot, {"model": model})
+    assert same(model, net(1))
+    (snapshot / "model-00002-of-00002.safetensors").unlink()
+    (snapshot / "model-00002-of-00002.safetensors").symlink_to("/etc/passwd")
+    refused(snapshot, "is neither a safetensors file nor a file of torch.save")
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello, this is a file of notes")
+    refused(tmp_path / "notes.txt", "is neither a safetensors file nor a file of torch.save")
+    with pytest.raises(NoCheckpointError, match="neither a checkpoint"):
+        everstep.load(tmp_path, {"model": net(2)})
+
+
+def header(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change the header of a safetensors file."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8 : 8 + length])
+    change(entries)
+    text = json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    return path
+
+
+@pytest.mark.parametrize("length", [1 << 63, (1 << 64) - 1, 100_000_001, 50_000])
+def test_an_absurd_header_takes_no_memory(tmp_path: Path, length: int) -> None:
+    given = as_safetensors(net(1), tmp_path)
+    with open(given, "r+b") as file:
+        file.write(length.to_bytes(8, "little"))
+    if length == 100_000_001:
+        os.truncate(given, 10**11)  # a hole, which takes no space
+    tracemalloc.start()
+    refused(given, "its header would have")
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+
+
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda e: e["0.weight"].update(shape=[3, 5]), "does not fit 48 bytes"),
+        (lambda e: e["0.weight"].update(shape=[-3, -4]), "other numbers than sizes"),
+        (lambda e: e["0.weight"].update(shape=None), "cannot be understood"),
+        (lambda e: e["0.weight"].update(dtype="F1"), "'F1' is not a known element type"),
+        (lambda e: e["0.bias"].update(data_offsets=[0.0, 12]), "begins at byte 0.0"),
+        (lambda e: e["0.weight"].update(data_offsets=[0, 48]), "begins at byte"),
+        (lambda e: e["0.weight"].update(data_offsets=[10**15, 10**15 + 48]), "(begins|end) at byte"),
+        (
+            lambda e: [a["data_offsets"].insert(0, 1.0 * a["data_offsets"].pop(0)) for a in e.values()],
+            "begins",
+        ),
+        (lambda e: e.pop("0.weight"), "(begins|end) at byte"),
+    ],
+)
+def test_a_forged_header(tmp_path: Path, change: Any, message: str) -> None:
+    refused(header(as_safetensors(net(1), tmp_path), change), message)
+
+
+def test_an_array_that_a_header_names_twice(tmp_path: Path) -> None:
+    """The last one would count, and the other be lost."""
+    given = as_safetensors(net(1), tmp_path)
+    raw = given.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8:end])
+    again = f', "0.weight": {json.dumps(entries["0.weight"])}}}'
+    text = json.dumps(entries).removesuffix("}").encode() + again.encode()
+    given.write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
+    refused(given, "the name '0.weight' comes twice")
+
+
+@pytest.mark.campaign("long", gate=4)
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("../secret.safetensors", "not a name in its folder and is not followed"),
+        ("sub/x.safetensors", "not a name in its folder"),
+        ("..", "not a name in its folder|cannot be read"),
+        (7, "not a name in its folder"),
+        ("none.safetensors", "is missing"),
+        (
+            "model-00001-of-00002.safetensors",
+            "model-00001-of-00002.safetensors lacks 1.weight: the shards and",
+        ),
+    ],
+)
+def test_an_index_leads_nowhere_else(tmp_path: Path, file: Any, message: str) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    given = as_shards(net(1), folder)
+    as_safetensors(net(3), tmp_path).rename(tmp_path / "secret.safetensors")
+    index = json.loads((given / INDEX).read_text())
+    index["weight_map"]["1.weight"] = file
+    (given / INDEX).write_text(json.dumps(index))
+    refused(given, message)
+
+
+@pytest.mark.campaign("long", gate=2)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 7}', '{"weight_map": [1]}', "[" * 100_000])
+def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+    given = as_shards(net(1), tmp_path)
+    (given / INDEX).write_text(text)
+    refused(given, f"{INDEX} is not an index")
+
+
+def test_nothing_of_a_file_runs(tmp_path: Path) -> None:
+    torch.save({"0.weight": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
+    refused(
+        tmp_path / "evil.pt",
+        r"objects that only code can make \(posix\.mkdir\), and nothing of a file may run",
+    )
+    torch.save(
+        {"0.weight": Evil(tmp_path / "ran")}, tmp_path / "old.pt", _use_new_zipfile_serialization=False
+    )
+    refused(tmp_path / "old.pt", r"posix\.mkdir")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_archive_that_would_grow(tmp_path: Path) -> None:
+    given = as_torch(net(1), tmp_path)
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(given) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for each in source.infolist():
+            target.writestr(each.filename, source.read(each))
+    refused(packed, "is an archive with compressed files")
+
+
+def _itself() -> Any:
+    value: dict[str, Any] = {"w": torch.ones(2)}
+    value["itself"] = value
+    return value
+
+
+def _doubled() -> Any:
+    value: Any = [1]
+    for _ in range(60):
+        value = [value, value]
+    return {"w": value}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: net(1), r"Sequential.*save model\.state_dict\(\) alone"),
+        (lambda: {"w": torch.ones(1).expand(1 << 40)}, "larger than the file"),
+        (_itself, "contains itself"),
+        (_doubled, "too often"),
+        (lambda: {"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "nested tensor"),
+        *(
+            (lambda value=value: value, "without names; save a dictionary")
+            for value in ([torch.ones(2)], 7, {1: 2})
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_values_that_are_no_weights(tmp_path: Path, make: Any, told: str) -> None:
+    torch.save(make(), tmp_path / "value.pt")
+    refused(tmp_path / "value.pt", told)
+
+
+def metadata(given: Path, change: Callable[[Any], object]) -> Path:
+    """Change the metadata of a folder, as torch's own classes."""
+    path = given / ".metadata"
+    about = pickle.loads(path.read_bytes())
+    change(about)
+    path.write_bytes(pickle.dumps(about))
+    return given
+
+
+def places(about: Any, name: str) -> Any:
+    return next(place for index, place in about.storage_data.items() if index.fqn == name)
+
+
+def set_place(**facts: Any) -> Callable[[Any], None]:
+    def change(about: Any) -> None:
+        for name, value in facts.items():
+            object.__setattr__(places(about, "0.weight"), name, value)
+
+    return change
+
+
+def set_chunk(**facts: Any) -> Callable[[Any], None]:
+    def change(about: Any) -> None:
+        (chunk,) = about.state_dict_metadata["0.weight"].chunks
+        for name, value in facts.items():
+            object.__setattr__(chunk, name, value)
+
+    return change
+
+
+def another_tensors_chunk(about: Any) -> None:
+    other = places(about, "0.bias")
+    set_place(offset=other.offset, length=other.length)(about)
+
+
+@pytest.mark.campaign("long", gate=6)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_place(relative_path="../x"), "not a name in its folder and is not followed"),
+        (set_place(relative_path="none.distcp"), r"none\.distcp is missing"),
+        (set_place(offset=10**12), "and '0.weight' should end at"),
+        (set_place(offset=-1), "is damaged|not the metadata"),
+        (set_place(transform_descriptors=["zstd"]), "in an encoding of another program"),
+        (set_chunk(sizes=torch.Size([2, 4])), "the chunks of '0.weight' are not the whole"),
+        (set_chunk(offsets=torch.Size([1, 0])), r"KeyError"),
+        (lambda about: about.state_dict_metadata["0.weight"].chunks.clear(), "are not the whole"),
+        (lambda about: about.state_dict_metadata["0.weight"].chunks.extend([1]), "in place of metadata"),
+        (lambda about: setattr(about, "state_dict_metadata", 7), "not the metadata of a checkpoint"),
+        (another_tensors_chunk, r"has BF16 \(3,\) for the chunk \(0, 0\) of '0\.weight'"),
+    ],
+)
+def test_forged_metadata(tmp_path: Path, change: Any, message: str) -> None:
+    refused(metadata(as_distributed(net(1), tmp_path), change), message)
+
+
+def test_metadata_is_never_unpickled(tmp_path: Path) -> None:
+    given = as_distributed(net(1), tmp_path)
+    for evil in (Evil(tmp_path / "ran"), {"state_dict_metadata": Evil(tmp_path / "ran")}):
+        (given / ".metadata").write_bytes(pickle.dumps(evil))
+        refused(given, "is not the metadata of a checkpoint")
+    metadata_with_code = pickle.dumps((1, Evil(tmp_path / "ran")), protocol=0)
+    (given / ".metadata").write_bytes(metadata_with_code)
+    refused(given, "is not the metadata of a checkpoint")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.campaign("long", gate=5)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x80\x05\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",  # bytes that are not there
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f",  # a bytearray of 2**63 bytes
+        b"\x80\x04\x8b\xff\xff\xff\x7f",  # an integer with 2**31 bytes
+        b"\x80\x04h\x07.",
+        b"\x80\x04]N}K\x01K\x02su.",
+        b"cos\nsystem\n(S'true'\ntR.",
+    ],
+)
+def test_a_pickle_that_is_none_takes_no_memory(raw: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError):
+            read_pickle(raw)
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()

@@ -179,8 +179,6 @@ def test_what_has_no_value_is_sorted_last_either_way() -> None:
     assert len(ordered(found, "n", True)) == 6
 
 
-# ------------------------------------------------------------------------------------ in SQL
-
 ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
 values = st.sampled_from(
     [None, True, False, 0, 1, 2, 0.5, 2.5, math.inf, math.nan, BIG, "run-1", "step", "x'"]

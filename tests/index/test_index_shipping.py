@@ -33,7 +33,7 @@ from everstep.record.journal_format import segment_path
 from everstep.services import Image, TensorBoard
 from everstep.ui.curves import CurveOptions, curves
 from postgres_server import Server
-from tiny_runs import Boom, Tiny, boom_at
+from tiny_runs import Boom, Tiny, boom_at, quiet, supervised
 from waiting import until
 
 
@@ -372,8 +372,8 @@ def test_large_values_lie_beside_a_small_record(tmp_path: Path) -> None:
                     loop.collect_metrics(norm=float(step))
             loop.collect_metrics(valid_loss=1 / epoch)
             loop.add_summary({"seen": Image(draws.random((256, 256, 3)))})
-    journal = RunJournal(run)
-    assert [len(journal.series(name, phase)[0]) for name, phase in ROWS] == [1000, 100, 4]
+    journal, rows = RunJournal(run), (("loss", "step"), ("norm", "step"), ("valid_loss", "tail"))
+    assert [len(journal.series(*named)[0]) for named in rows] == [1000, 100, 4]
     assert journal.series("loss", "step")[0][-1] == 1000, "the rows of the tail are there, too"
     beside = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     record = [*(run / "journal").glob("*.evj"), run / "run.json"]
@@ -384,9 +384,6 @@ def test_large_values_lie_beside_a_small_record(tmp_path: Path) -> None:
     with database.read() as connection:
         of_run = connection.exec_driver_sql("SELECT sum(length(packed)) FROM blocks").scalar_one()
     assert of_run < LARGEST
-
-
-ROWS = (("loss", "step"), ("norm", "step"), ("valid_loss", "tail"))
 
 
 def stands_at(run_dir: Path) -> int:
@@ -401,13 +398,12 @@ def stands_at(run_dir: Path) -> int:
 
 def walk(run_dir: Path, limit: int, inside: Any = lambda step: None) -> None:
     """A Supervisor program with a row each 10 steps and a checkpoint each 20."""
-    w = np.zeros(1)
-    services = [Checkpoints(Every(steps=20)), everstep.services.Console(sink=lambda line: None)]
-    with everstep.Supervisor(run_dir, {"w": w}, max_step=limit, services=services) as sv:
-        while not sv.should_stop():
-            w += 1
-            inside(sv.step + 1)
-            sv.advance(**({"loss": 1.0} if (sv.step + 1) % 10 == 0 else {}))
+
+    def step(sv: everstep.Supervisor) -> Any:
+        inside(sv.step + 1)
+        return {"loss": 1.0} if (sv.step + 1) % 10 == 0 else {}
+
+    supervised(quiet(run_dir, max_step=limit, services=[Checkpoints(Every(steps=20))]), step)
 
 
 @pytest.mark.campaign("long", gate=1)

@@ -755,20 +755,20 @@ def parameters_in_order(run: Path, tick: Tick, make: Any, again: Any = list) -> 
 
 
 def gradients(run: Path, tick: Tick, zero: str) -> Any:
-    """Used up by each update, or by every second; zeroed before it, or after it, or in part."""
+    """Used up by each update, or by every second, or by two; zeroed before it, or after it, or in part."""
     model = torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}, max_epoch=2) as train:
         for _ in train.iter_epochs():
             for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=3)):
-                if zero == "before":
+                if zero == "before" or (zero == "before every second" and step % 2):
                     optimizer.zero_grad()
                 model(x).square().mean().backward()
                 if zero != "after two" or step % 2 == 0:
                     optimizer.step()
                     if zero == "in part":
                         model.weight.grad = None
-                    elif zero != "before":
+                    elif not zero.startswith("before"):
                         optimizer.zero_grad()
                 tick()
     return model.weight.sum().item()
@@ -798,7 +798,7 @@ ZOO: dict[str, Program] = {
     "two epoch loops, by break": partial(two_epoch_loops, left_by="break"),
     **{
         f"gradients zeroed {zero}": partial(gradients, zero=zero)
-        for zero in ("before", "after", "after two", "in part")
+        for zero in ("before", "before every second", "after", "after two", "in part")
     },
     "parameters that are views of one tensor": partial(parameters_in_order, make=Flat),
     **{name: partial(memories, name=name) for name in MEMORIES},

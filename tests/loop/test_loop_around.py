@@ -1,10 +1,14 @@
-"""What a TrainLoop does around the steps: clocks, evaluations, saves, and what must train."""
+"""What a TrainLoop does around the steps, and what a newcomer gets wrong: a loop that gets nowhere, say."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,24 +16,15 @@ import pytest
 import torch
 
 import everstep
-from everstep import Boundary, Every, Service
-from everstep.errors import Interrupted, ProgressError, StateError
-from everstep.record import RunJournal
+from everstep import Best, Boundary, Checkpoints, EarlyStop, Every, Service
+from everstep.errors import Interrupted, ProgressError, StateError, UsageError
+from everstep.record import RunJournal, failures
+from everstep.services import HangWatch
+from everstep.services.recovery import HALF_AN_HOUR
+from everstep.supervisor.checks import sanity_checks
 from everstep.testing import ManualClock, nothing_left
-from tiny_runs import Boom, Tiny, events
-
-
-def test_an_exception_leaves_every_completed_step_in_the_record(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        if step == 40:
-            raise Boom
-
-    with pytest.raises(Boom):
-        Tiny(tmp_path, samples=90, max_epoch=1).train(inside)
-    assert list(RunJournal(tmp_path).series("loss", "step")[0]) == list(range(1, 40))
-
-
-# -------------------------------------------------------------------------------------------- clocks
+from tiny_runs import Boom, Tiny, events, quiet, supervised
+from waiting import until
 
 
 def test_a_time_budget_is_noticed_without_any_service_due(tmp_path: Path) -> None:
@@ -60,27 +55,20 @@ class Ticks(Service):
         self.threads |= {thread.name for thread in threading.enumerate()}
 
 
-def supervised(run_dir: Path, clock: Any, ticks: Ticks, seconds: float) -> None:
-    with everstep.Supervisor(run_dir, services=[ticks], clock=clock, max_step=10) as sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            clock.advance(seconds)
-            sv.advance()
-
-
-def looped(run_dir: Path, clock: Any, ticks: Ticks, seconds: float) -> None:
-    tiny = Tiny(run_dir, samples=20, max_epoch=1, clock=clock, services=[ticks])
-    tiny.train(inside=lambda loop, step: clock.advance(seconds))
-
-
-@pytest.mark.parametrize("door", [supervised, looped])
+@pytest.mark.parametrize("door", ["supervised", "looped"])
 @pytest.mark.parametrize(("seconds", "first"), [(4.0, [3, 6, 9]), (0.0, [])])
 def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(
     tmp_path: Path, door: Any, seconds: float, first: list[int]
 ) -> None:
     """At the very step at which its time has come: no thread looks at it, and no other service is due."""
-    ticks = Ticks()
-    door(tmp_path / "run", ManualClock(), ticks, seconds)
+    ticks, clock = Ticks(), ManualClock()
+    arguments: dict[str, Any] = {"services": [ticks], "clock": clock}
+    if door == "looped":
+        tiny = Tiny(tmp_path, samples=20, max_epoch=1, **arguments)
+        tiny.train(inside=lambda loop, step: clock.advance(seconds))
+    else:
+        sv = everstep.Supervisor(tmp_path, max_step=10, **arguments)
+        supervised(sv, lambda sv: clock.advance(seconds))
     assert ticks.ran[:3] == first
     assert "everstep-timer" not in ticks.threads
 
@@ -110,13 +98,7 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     assert seen == {"step_time": 4.0, "valid_time": 3.0, "epoch_time": 8.0}
     assert [
         (t["epoch"], t["steps"], t["seconds"], t["data_wait"]) for t in events(loop.run_dir, "times")
-    ] == [
-        (1, [1, 4], 8.0, 1.0),
-        (2, [5, 8], 8.0, 1.0),
-    ]
-
-
-# -------------------------------------------------------------------------------------- evaluations
+    ] == [(1, [1, 4], 8.0, 1.0), (2, [5, 8], 8.0, 1.0)]
 
 
 @pytest.mark.parametrize("where", ["steps", "tail"])
@@ -146,29 +128,6 @@ def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(
     assert train("with", where) == train("without", "")
 
 
-def test_an_evaluation_that_raises_leaves_modes_and_random_state_as_they_were(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
-    model[1].eval()
-
-    def evaluate() -> None:
-        with loop.evaluation():
-            assert not model.training
-            torch.rand(()), np.random.rand()
-            raise Boom
-
-    with everstep.TrainLoop(tmp_path, {"model": model}, max_epoch=1) as loop:
-        for _ in loop.iter_epochs():
-            before, (_, _, place, *_) = torch.get_rng_state(), np.random.get_state()
-            with pytest.raises(Boom):
-                evaluate()
-            assert torch.equal(torch.get_rng_state(), before) and np.random.get_state()[2] == place
-            assert model.training and not model[1].training
-            break
-
-
-# ------------------------------------------------------------------------------------ saves, printing
-
-
 def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:
     every = everstep.Every(steps=2) | everstep.At(4) | everstep.Every(epochs=1)
     announced: list[str] = []
@@ -194,9 +153,6 @@ def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.Capt
     assert out[0] == "[Step 1] hello"
     assert out[1].startswith("[Step 1] loss: 0.5; epoch time: ")
     assert out[2] == "ended: max_epoch 1 is reached (step 1, finished)"
-
-
-# ------------------------------------------------------------------------------------ what must train
 
 
 def train_linear(run: Path, names: str, *, step: bool = True) -> None:
@@ -232,4 +188,333 @@ def test_an_optimizer_that_the_state_lacks_is_an_error(tmp_path: Path, names: st
         train_linear(tmp_path / "run", names)
 
 
-# ------------------------------------------------------------------------------- services that report
+def collecting(**values: float) -> Any:
+    """A tail that collects these; more metrics come as more keywords."""
+    return lambda loop, epoch: loop.collect_metrics({name: value / epoch for name, value in values.items()})
+
+
+@pytest.mark.parametrize("given", [[Best("valid_loss")], [Best("valid_loss"), Best("valid_acc", save=False)]])
+def test_a_watched_metric_is_the_runs_best_beside_other_best_services(tmp_path: Path, given: Any) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        collecting(valid_loss=1.0, valid_acc=0.5)(loop, epoch)
+        loop.print_logs()
+
+    tiny = Tiny(tmp_path / "run", max_epoch=2, watch=("valid_acc", "max"), services=given).train(tail=tail)
+    assert tiny.loop.best_valid_metric == 0.5 and tiny.loop.ending.best.metric == "valid_acc"
+    first = next(line for line in tiny.lines if "valid acc" in line)
+    assert first.count(" (*)") == 2
+    assert (tmp_path / "run" / "best" / "valid_loss").is_dir()
+
+
+WATCHING = {
+    "early stop": {"services": [EarlyStop("val_loss", patience=1)]},
+    "best": {"services": [Best("val_loss")]},
+    "watch": {"watch": "val_loss"},
+    "keep_best": {"services": [Checkpoints(keep_best=("val_loss", "min", 2))]},
+    "all": {"watch": "val_loss", "services": [EarlyStop("val_loss", patience=1)]},
+}
+
+
+@pytest.mark.parametrize("arguments", WATCHING.values(), ids=WATCHING)
+def test_a_name_like_a_collected_one_is_said_after_the_first_epoch(tmp_path: Path, arguments: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=3, **arguments)
+    told = []
+
+    def tail(loop: Any, epoch: int) -> None:
+        told.append(any("no value of" in line for line in tiny.lines))
+        loop.collect_metrics(valid_loss=1 / epoch, train_loss=1.0)
+
+    (warning,) = tiny.train(tail=tail).loop.ending.warnings
+    assert warning.endswith(": no value of 'val_loss'; did you mean 'valid_loss'?")
+    assert told == [False, True, True]
+    assert tiny.lines.count(f"warning: {warning}") == 1
+
+
+def test_a_name_like_no_other_is_said_at_the_end_of_each_start_that_trains(tmp_path: Path) -> None:
+    services = [EarlyStop("nope", "min", patience=1, name="stopper")]
+    wanted = ("'stopper': no value of 'nope'; known: loss, valid_loss",)
+    for max_epoch, warnings in ((2, wanted), (3, wanted), (3, ())):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch, services=services)
+        assert tiny.train(tail=collecting(valid_loss=1.0)).loop.ending.warnings == warnings
+
+
+def test_a_checkpoint_is_not_ranked_by_a_value_that_is_older_than_it(tmp_path: Path) -> None:
+    found = {1: 0.1, 3: 0.5}
+
+    def tail(loop: Any, epoch: int) -> None:
+        if epoch in found:
+            loop.collect_metrics(valid_loss=found[epoch])
+
+    for max_epoch in (2, 5):
+        saves = Checkpoints(everstep.Every(epochs=1), keep_last=1, keep_best=("valid_loss", "min", 2))
+        Tiny(tmp_path, max_epoch=max_epoch, services=[saves]).train(tail=tail)
+    kept = {path.name.partition("-step")[0] for path in (tmp_path / "checkpoints").glob("epoch-*")}
+    assert kept == {"epoch-0001", "epoch-0003", "epoch-0005"}
+
+
+@pytest.mark.parametrize("services", [[], [EarlyStop("loss", patience=9)]])
+def test_what_nobody_asked_for_or_comes_in_steps_is_not_missed(tmp_path: Path, services: Any) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train(tail=collecting(valid_los=1.0))
+    assert tiny.loop.ending.warnings == ()
+
+
+def test_nothing_to_restore_is_said(tmp_path: Path) -> None:
+    services = [Best("val_acc", restore_at_end=True)]
+    tiny = Tiny(tmp_path / "run", max_epoch=1, services=services).train()
+    assert tiny.loop.ending.warnings == (
+        "'best val_acc': no value of 'val_acc'; known: loss",
+        "'best val_acc': restore_at_end restored nothing: there is no value of it; the last weights stay",
+    )
+
+
+class Net:
+    """The smallest training with torch: weights, their optimizer, one update."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+
+    def train(self, run_dir: Path, body: Callable[[Any], object]) -> everstep.TrainLoop:
+        """One epoch of two steps, and then `body`."""
+        with everstep.TrainLoop(run_dir, self.state, max_epoch=1) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps([1, 2]):
+                    self.update()
+                body(loop)
+        return loop
+
+    def update(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 1)).sum().backward()
+        self.optimizer.step()
+
+
+def test_an_epoch_that_trains_without_iter_steps_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+    wanted = r"in epoch 1 .* made 3 updates and no step was counted; .*loop\.iter_steps\(data\)"
+
+    def without_steps() -> None:
+        with everstep.TrainLoop(tmp_path / "run", net.state, max_epoch=2) as loop:
+            for _ in loop.iter_epochs():
+                for _ in range(3):
+                    net.update()
+
+    with pytest.raises(ProgressError, match=wanted):
+        without_steps()
+
+
+def test_an_optimizer_step_inside_evaluation_is_an_error(tmp_path: Path) -> None:
+    net = Net()
+
+    def trains(loop: Any, error: Any = None) -> None:
+        with loop.evaluation(grad=True):
+            net.update()
+            if error:
+                raise error
+
+    with pytest.raises(Boom):
+        net.train(tmp_path / "boom", lambda loop: trains(loop, Boom()))
+    with pytest.raises(UsageError, match=r"inside evaluation\(\) \(2 updates before the block, 3 after\)"):
+        net.train(tmp_path / "run", trains)
+
+
+def test_a_second_step_loop_over_other_data_is_said_once(tmp_path: Path) -> None:
+    train, valid = [1, 2, 3], [4]
+    for max_epoch in (2, 3):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps(train):
+                    pass
+                for _ in loop.iter_steps(valid):
+                    pass
+        (warning,) = loop.ending.warnings
+        assert "reads other data as stream 'train': its steps count as training steps" in warning
+        assert "with loop.evaluation(): for x, y in valid:" in warning and 'name="train2"' in warning
+
+
+def test_data_made_anew_or_read_twice_or_named_is_no_second_data(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "run", max_epoch=4)
+    with tiny.loop as loop:
+        for epoch in loop.iter_epochs():
+            train = [epoch, epoch + 1]
+            for _ in range(2):
+                for _ in loop.iter_steps(train):
+                    pass
+            for _ in loop.iter_steps([epoch], name="other"):
+                pass
+    assert loop.step == 20 and loop.ending.warnings == ()
+
+
+class Lazy(everstep.Task):
+    def train_step(self, batch: Any) -> dict[str, float]:
+        return {}
+
+
+Each = Callable[[Any, Any], object]
+
+
+def supervise(run_dir: Path, each: Each, data: Any = None, state: Any = None) -> everstep.Supervisor:
+    """A loop without advance(); `each` is called with the Supervisor and its batches."""
+    with quiet(run_dir, state or {"w": np.zeros(3)}, max_step=5) as sv:
+        batches = sv.stream(data)
+        while not sv.should_stop():
+            each(sv, batches)
+    return sv
+
+
+def update_without_advance(run_dir: Path) -> None:
+    net = Net()
+    supervise(run_dir, lambda sv, batches: net.update(), state=net.state)
+
+
+def epochs(tiny: Tiny, each: Each = lambda loop, epoch: None) -> Any:
+    with tiny.loop as loop:
+        for epoch in loop.iter_epochs():
+            each(loop, epoch)
+    return loop
+
+
+def only_ask(tiny: Tiny, each: Callable[[], object] = lambda: None) -> None:
+    with tiny.loop as loop:
+        while not loop.should_stop():
+            each()
+
+
+def lazy_epochs(run_dir: Path) -> None:
+    with everstep.Trainer(Lazy(), {"train": [1, 2]}, run_dir, max_step=5).open() as loop:
+        list(loop.iter_epochs())  # without trainer.epoch()
+
+
+# "\d+,000": a process that gets less than a tenth of a core counts as one that waits, and is judged later
+STUCK: dict[str, tuple[Callable[[Path], object], str]] = {
+    "updates": (update_without_advance, r"advance\(\) was not called in 1,000 rounds .* made 998 updates"),
+    "nothing": (
+        lambda path: supervise(path, lambda sv, batches: np.ones(3).sum()),
+        r"advance\(\) was not called in \d+,000 rounds .*did not wait; call it",
+    ),
+    "batches": (
+        lambda path: supervise(path, lambda sv, batches: next(batches), [1, 2, 3]),
+        "rounds of the loop, each of which drew a batch",
+    ),
+    "asks": (
+        lambda path: only_ask(Tiny(path, max_epoch=2)),
+        r"no step and no epoch was completed in \d+,000.*iter_epochs",
+    ),
+    "epochs": (lambda path: epochs(Tiny(path)), "in 100 epochs in a row, and max_epoch is not set"),
+    "epochs to a step": (lambda path: epochs(Tiny(path, max_step=5)), "in 100 epochs in a row"),
+    "trainer": (lazy_epochs, "in 100 epochs in a row"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), STUCK.values(), ids=STUCK)
+def test_a_loop_that_gets_nowhere_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object], words: str
+) -> None:
+    monkeypatch.setattr(sanity_checks, "WORKING", 1_000)
+    monkeypatch.setattr(sanity_checks, "BUSY", 2_000)
+    with pytest.raises(ProgressError, match=words):
+        call(tmp_path)
+
+
+def test_should_stop_may_be_asked_often(tmp_path: Path) -> None:
+    """Also between the many updates of a critic in one step."""
+    net = Net()
+    with quiet(tmp_path / "run", net.state, max_step=7) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            for _ in range(150):
+                net.update()
+                sv.should_stop()
+            sv.advance()
+        for _ in range(250):  # where nothing trains it may be asked for ever
+            assert sv.should_stop()
+    assert (sv.step, sv.updates) == (7, 1050)
+
+
+def terminate(*_: Any, number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_a_signal_ends_a_loop_that_gets_nowhere_at_once(tmp_path: Path) -> None:
+    rounds: list[Any] = []
+
+    def work(sv: Any, batches: Any) -> None:
+        rounds.append(sv)
+        if len(rounds) == 10:
+            terminate(number=signal.SIGINT)
+
+    with pytest.raises(Interrupted) as left:
+        supervise(tmp_path / "supervisor", work)
+    assert left.value.code == 128 + signal.SIGINT and len(rounds) == 10
+    assert not rounds[0].ending.finished and rounds[0].step == 0
+    tiny = Tiny(tmp_path / "epochs")
+    with pytest.raises(Interrupted):
+        epochs(tiny, lambda loop, epoch: terminate() if epoch == 3 else None)
+    assert tiny.loop.epoch == 3
+    with pytest.raises(Interrupted):
+        only_ask(Tiny(tmp_path / "asks"), terminate)
+
+
+def test_a_loop_that_asks_inside_its_steps_completes_the_step_before_a_signal_ends_it(tmp_path: Path) -> None:
+    def step(sv: Any, batches: Any) -> None:
+        for part in range(5):
+            assert not sv.should_stop()
+            if sv.step == 2 and part == 1:
+                terminate()
+        sv.advance()
+
+    with pytest.raises(Interrupted):
+        supervise(tmp_path, step)
+    assert (tmp_path / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_who_waits_and_other_threads_may_ask_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanity_checks, "WORKING", 100)
+    monkeypatch.setattr(sanity_checks, "BUSY", 100)
+    clock = ManualClock()
+    times = SimpleNamespace(monotonic=clock, thread_time=lambda: clock() / 20)
+    monkeypatch.setattr(sanity_checks, "time", times)
+    asked: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def wait(sv: Any, batches: Any) -> None:
+        if not asked:
+            threads.append(threading.Thread(target=lambda: [sv.should_stop() for _ in range(1000)]))
+            threads[0].start()
+        asked.append(1)
+        clock.advance(0.002)
+        if len(asked) % 150 == 0:
+            sv.advance()
+
+    assert supervise(tmp_path, wait).ending.finished and len(asked) == 750
+    threads[0].join()
+
+
+def test_a_hang_is_noticed_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Also where a machine is so slow that other steps are taken for hangs."""
+    run_dir = tmp_path / "run"
+
+    def noticed() -> list[Any]:
+        return [page for page in failures(run_dir) if any("stuck_here" in line for line in page.lines)]
+
+    def stuck_here(loop: Any, step: int) -> None:
+        if step == 3:
+            until(noticed)
+
+    with nothing_left():
+        tiny = Tiny(run_dir, max_epoch=1, services=[HangWatch(0.1)]).train(stuck_here)
+    page, ending = noticed()[0], tiny.loop.ending
+    assert (page.kind, page.step, page.cause) == ("hang", 2, None)
+    assert page.what.startswith("the loop has not moved for 0.1 s; the main thread is in ")
+    assert ending.finished and any(page.what in each for each in ending.warnings)
+    assert page.what in [event.data["what"] for event in RunJournal(run_dir).events("hang")]
+
+
+def test_every_run_has_a_watch_that_warns_after_half_an_hour(tmp_path: Path) -> None:
+    for default, watches in ((True, True), (False, False)):
+        with everstep.TrainLoop(tmp_path / str(default), max_epoch=1, default_services=default):
+            names = [thread.name for thread in threading.enumerate()]
+        assert ("everstep-hang-watch" in names) is watches
+    assert (HangWatch().after, HangWatch().then, HALF_AN_HOUR) == (None, "warn", 1800)

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 import gate
 from everstep.errors import StateError
-from everstep.state import Buffers, Encoded, array_name, decode, digest, encode, leaves
+from everstep.state import Buffers, Encoded, array_name, decode, digest, encode, leaves, stamp
+from everstep.state.codec import stamp_of
 
 
 def through_json(encoded: Encoded) -> Encoded:
@@ -286,6 +287,17 @@ def test_kept_buffers_are_filled_again_and_given_up_when_they_no_longer_fit(make
         assert decode(third)["w"].dtype == other.dtype
     other = torch.ones(4) if make is np.full else np.ones(4, np.float32)
     assert type(decode(encode({"w": other}, buffers))["w"]) is type(other)
+
+
+def test_a_stamp_is_of_its_array_and_not_of_the_next_one_at_its_address() -> None:
+    """From inside: whether a run meets an address again is the allocator's choice."""
+    first = np.zeros(4)
+    stamp(first)
+    address = id(first)
+    del first
+    others = [np.zeros(4) for _ in range(100)]
+    assert address in map(id, others)
+    assert all(stamp_of(other) is None for other in others)
 
 
 def test_a_snapshot_does_not_follow_what_happens_later() -> None:

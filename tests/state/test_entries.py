@@ -1,16 +1,38 @@
-"""Entries: each kind of object is restored in place, and what does not fit is refused beforehand."""
+"""Entries: restored in place, refused beforehand where they do not fit; random state; torchmetrics."""
+
+from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from pathlib import Path
 from random import SystemRandom as Unseeded
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassPrecision, MulticlassRecall
+from torchmetrics.wrappers import MinMaxMetric, Running
 
-from everstep.errors import RestoreError, StateError
-from everstep.state import Slot, decode, dropped, encode, make_entry
+import everstep
+from everstep.errors import MetricError, RestoreError, StateError
+from everstep.metrics.collector import to_scalar
+from everstep.state import (
+    Slot,
+    capture,
+    decode,
+    dropped,
+    encode,
+    isolated,
+    make_entry,
+    rekey,
+    restore,
+    seed_all,
+)
+from tiny_runs import supervised
 
 
 def saved(obj: Any) -> Any:
@@ -250,3 +272,265 @@ READ_ONLY.flags.writeable = False
 def test_what_cannot_be_an_entry_is_named_with_the_remedy(value: Any, says: str) -> None:
     with pytest.raises(StateError, match="state entry 'thing'.*" + says):
         make_entry("thing", value)
+
+
+def draw() -> list[Any]:
+    return [
+        random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item(),
+        torch.randn(17).tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1])
+def test_every_generator_goes_on_where_it_was(drawn_before: int) -> None:
+    for _ in range(drawn_before):
+        draw()  # an odd number of gauss draws leaves a second value waiting
+    tree = decode(encode(capture()))
+    expected = [draw() for _ in range(3)]
+    restore(tree)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_isolated_leaves_no_trace_even_after_an_error() -> None:
+    tree = capture()
+    expected = draw()
+    restore(tree)
+    with pytest.raises(KeyError), isolated():
+        raise KeyError(draw())
+    assert draw() == expected
+
+
+def test_another_numpy_bit_generator_is_kept() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        tree = decode(encode(capture()))
+        expected = np.random.rand(3).tolist()
+        restore(tree)
+        assert np.random.rand(3).tolist() == expected
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_the_state_of_another_python_is_refused() -> None:
+    tree = capture()
+    tree["python"]["version"] = 4
+    with pytest.raises(RestoreError, match="Python that wrote it"):
+        restore(tree)
+
+
+def test_missing_devices_are_warned_about() -> None:
+    tree = capture()
+    states = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())]
+    tree["torch"]["cuda"] = [*states, torch.zeros(16, dtype=torch.uint8)]
+    with pytest.warns(UserWarning, match="start it on as many devices"):
+        restore(tree)
+
+
+def test_each_rank_draws_numbers_of_its_own_which_follow_from_seed_rank_and_step() -> None:
+    def drawn_by(seed: int, rank: int, step: int = 0) -> tuple[Any, ...]:
+        with isolated():
+            seed_all(3)
+            rekey(seed, rank, step)
+            return random.random(), np.random.rand(), torch.rand(1).item()
+
+    places = [(seed, rank, step) for seed in (0, 7, 2**63) for rank in (1, 2, 255) for step in (0, 9)]
+    drawn = [drawn_by(*place) for place in places]
+    for numbers in zip(*drawn, strict=True):  # in each of the generators
+        assert len(set(numbers)) == len(places)
+    assert drawn == [drawn_by(*place) for place in places]
+    with isolated():
+        seed_all(3)
+        expected = random.random(), np.random.rand(), torch.rand(1).item()
+    assert drawn_by(7, 0) == drawn_by(8, 0, 4) == expected, "rank 0 goes on with its generators"
+
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "sums": lambda: MulticlassAccuracy(3),
+    "a growing list": lambda: BinaryAUROC(),
+    "a window": lambda: Running(MeanMetric(), window=3),
+    "extremes beside the states": lambda: MinMaxMetric(MulticlassAccuracy(3)),
+    "groups that share their states": lambda: MetricCollection(
+        [MulticlassAccuracy(3), MulticlassPrecision(3), MulticlassRecall(3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_one_that_is_collected_as_it_is_names_compute(kind: str) -> None:
+    with pytest.raises(
+        MetricError, match=r"(?s)metric 'accuracy' is .*; give what its \.compute\(\) returns"
+    ):
+        to_scalar("accuracy", METRICS[kind]())
+
+
+class Model(nn.Module):
+    """Torchmetrics inside a module, a temperature that falls and a hidden state."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3)
+        self.metric = METRICS[kind]()
+        self.temperature = 1.0
+        self.hidden = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> str:
+        out = self.layer(x) / self.temperature + self.hidden
+        self.temperature *= 0.9
+        self.hidden = out.mean(0).detach()
+        probabilities = out.detach().softmax(1)
+        if isinstance(self.metric, BinaryAUROC):
+            self.metric.update(probabilities[:, 0], (torch.arange(len(probabilities)) % 2))
+        elif isinstance(self.metric, Running):
+            self.metric.update(probabilities.max())
+        else:
+            self.metric.update(probabilities, torch.arange(len(probabilities)) % 3)
+        return str((self.metric.compute(), out, self.temperature))
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("stop_at", [0, 1, 4])
+def test_metrics_and_attributes_in_the_state_come_back(kind: str, stop_at: int) -> None:
+    def entered() -> tuple[Model, Any]:
+        model = Model(kind)
+        entry = make_entry("models", {"all": [model]})
+        entry.enter()
+        return model, entry
+
+    batches = [torch.arange(12.0).view(4, 3) / (n + 3) for n in range(7)]
+    (model, entry), (fresh, other) = entered(), entered()
+    for batch in batches[:stop_at]:
+        model(batch)
+    tree = decode(encode(entry.save()))
+    expected = [model(batch) for batch in batches[stop_at:]]
+    assert not any(other.check(tree))
+    for loaded, into in ((fresh, other), (model, entry)):  # a new process, and a rollback in the same one
+        into.load(tree)
+        assert [loaded(batch) for batch in batches[stop_at:]] == expected
+
+
+class Counting(nn.Module):
+    def __init__(self, limit: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen, self.limit, self.log = 0, limit, ["made"]
+
+    def step(self) -> None:
+        self.seen += 1
+        self.log.append(f"step {self.seen}")
+
+
+def count(model: Any, run_dir: Path, steps: int, **arguments: Any) -> Any:
+    sv = everstep.Supervisor(run_dir, {"model": model}, default_services=False, max_step=steps, **arguments)
+    supervised(sv, lambda sv: model.step())
+    return model
+
+
+def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_path: Path) -> None:
+    count(Counting(limit=3), tmp_path / "run", 2)
+    model = count(Counting(limit=9), tmp_path / "run", 4)
+    assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
+
+
+class Table(nn.Module):
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def step(self) -> None:
+        self.table += 1
+
+
+class Replaced(Table):
+    def step(self) -> None:
+        self.table = self.table + 1
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_large_attribute_that_cannot_go_back_in_one_process_is_named(make: Any) -> None:
+    def gone_back(model: Table) -> float:
+        entry = make_entry("model", model)
+        entry.enter()
+        tree = decode(encode(entry.save()))
+        model.step()
+        entry.load(tree)
+        return float(model.table[0])
+
+    assert gone_back(Table(make(1 << 10))) == gone_back(Replaced(make(1 << 10))) == 0
+    with pytest.raises(RestoreError, match=r"Table.table was changed by a loop .* make a new model"):
+        gone_back(Table(make(1 << 19)))
+
+
+class Counts(nn.Module):
+    """Counts in place, more than is copied or looked through one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.array, self.list, self.tail = np.zeros(1 << 18), [0.0] * 20_000, {i: 0 for i in range(20_000)}
+
+    def forward(self) -> None:
+        self.array[7] += 1
+        self.list[7] += 1
+        self.tail[7] += 1
+
+
+def test_what_is_large_and_changed_in_place_comes_back() -> None:
+    tree: Any = None
+    for _ in range(3):
+        counts = Counts()
+        entry = make_entry("counts", counts)
+        entry.enter()
+        if tree is not None:
+            entry.load(tree)
+        counts()
+        tree = decode(encode(entry.save()))
+    assert (counts.array[7], counts.list[7], counts.tail[7]) == (3, 3, 3)
+
+
+def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
+    class Holding(Counting):
+        def step(self) -> None:
+            self.hidden = torch.ones(2)
+
+    export = everstep.services.Export(everstep.Every(steps=2))
+    count(Holding(), tmp_path / "run", 2, services=[export])
+    from safetensors import safe_open
+
+    (path,) = (tmp_path / "run" / "exports").rglob("*.safetensors")
+    with safe_open(path, "np") as file:
+        assert set(file.keys()) == {"layer.weight", "layer.bias"}
+
+
+GROWING: dict[str, Callable[[nn.ModuleList], object]] = {
+    "layers": lambda parts: parts.append(nn.Linear(1, 1)),
+    "metrics": lambda parts: parts.append(MeanMetric()),
+    "a layer fewer": lambda parts: parts.pop(0) if len(parts) else None,
+    "a wider layer": lambda parts: parts.__setitem__(0, nn.Linear(1, len(parts) + 3)),
+}
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_module_that_gets_other_parts_is_said_once_before_a_resume_refuses_it(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(stop_at: int = 0) -> None:
+        parts = nn.ModuleList([nn.Linear(1, 1)])
+        state = {"parts": {"inner": parts} if kind == "layers" else parts, "other": nn.Linear(1, 1)}
+        with everstep.TrainLoop(tmp_path / "run", state, max_epoch=4, default_services=False) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps([1.0, 2.0]):
+                    if step == stop_at:
+                        raise InterruptedError
+                    if isinstance(value := parts[-1] if len(parts) else None, MeanMetric):
+                        value.update(1.0)
+                if loop.epoch < 3:
+                    GROWING[kind](parts)
+
+    with pytest.raises(InterruptedError):
+        train(stop_at=5)
+    said = "".join(capsys.readouterr())
+    assert said.count("its parts are not those that it had at the start") == said.count("entry 'parts'") == 1
+    with pytest.raises(RestoreError):
+        train()

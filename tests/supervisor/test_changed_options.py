@@ -1,10 +1,10 @@
-"""What the program gives now, where it is not what the checkpoint was made with: options and data."""
+"""What a start gives that the checkpoint was not made with: options, data, `config=`, the machine."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
-from torch.utils.data import (
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, TensorDataset
 
 import everstep
+from everstep.contracts.group import DataRanks
 from everstep.data import arrays
-from everstep.errors import ConfigError, DataError
+from everstep.errors import ChangedError, ConfigError, DataError
+from everstep.record import RunJournal
+from everstep.supervisor.opening.configuration import changes, differences, fingerprint
+from tiny_runs import Boom, Tiny, boom_at
 
 Make = Callable[[Any], Any]
 EPOCH = 3
@@ -172,9 +171,7 @@ def test_a_chosen_learning_rate_is_used_from_there_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Linear, Counted])
-def test_a_setting_of_a_schedule_of_others_must_be_chosen_and_is_used_from_there_on(
-    tmp_path: Path, kind: type
-) -> None:
+def test_a_setting_of_a_foreign_schedule_must_be_chosen_and_is_then_used(tmp_path: Path, kind: type) -> None:
     before, now = linear(10, kind), linear(10, kind, factor=0.5)
     Program(adam(0.1), before).train(tmp_path / "run", 2)
     with pytest.raises(ConfigError, match=r"'schedule': factor: stored 1\.0, given 0\.5"):
@@ -230,14 +227,6 @@ def test_a_chosen_schedule_goes_on_from_where_it_would_be(tmp_path: Path, before
     assert again.rates == pytest.approx(Program(adam(0.4), now).train(tmp_path / "straight", 6).rates)
 
 
-def test_a_live_optimizer_that_goes_on_is_not_a_change(tmp_path: Path) -> None:
-    """A notebook gives the same objects again, whose rates the training has moved."""
-    program = Program(adam(0.1), lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=8))
-    program.train(tmp_path, 2)
-    program.train(tmp_path, 4)
-    assert not program.says("stored")
-
-
 class Fading(schedulers.LRScheduler):
     """Changes an argument of its own, and makes its state anew each time."""
 
@@ -259,9 +248,7 @@ class Fading(schedulers.LRScheduler):
 @pytest.mark.parametrize(
     "kind", [torch.tensor, lambda value: torch.tensor(value, dtype=torch.bfloat16), np.float64, np.array]
 )
-def test_a_live_schedule_whose_state_is_made_anew_each_time_is_not_a_change(
-    tmp_path: Path, kind: Make
-) -> None:
+def test_a_live_schedule_that_makes_its_state_anew_is_not_a_change(tmp_path: Path, kind: Make) -> None:
     """Its tensors are others at the second loop; what a new process gives is a change, if it is one."""
     program = Program(adam(0.1), lambda optimizer: Fading(optimizer, 1.5, kind))
     program.train(tmp_path, 1)
@@ -287,40 +274,34 @@ SAMPLES = TensorDataset(X)
 EPOCH_END, INSIDE = 4, 6  # steps of a pass of 4 batches
 
 
-IN_ORDER, SHUFFLED = SequentialSampler(SAMPLES), RandomSampler(SAMPLES)
-
-
-def start(run_dir: Path, make: Callable[[], Any], steps: int, **arguments: Any) -> Any:
-    """One start of a loop that reads `make()`, to `steps`; the weights and the loop."""
+def start(run_dir: Path, make: Callable[[int], Any], steps: int, **arguments: Any) -> Any:
+    """One start of a loop that reads `make(epoch)`, to `steps`; the weights and the loop."""
     w, lines = np.zeros(1), []
-    loop = everstep.TrainLoop(
-        run_dir,
-        {"w": w},
-        max_step=steps,
-        seed=arguments.pop("seed", 5),
-        services=[everstep.services.Console(sink=lines.append)],
-        **arguments,
-    )
-    data = make()
-    with loop:
-        for _ in loop.iter_epochs():
-            for step, batch in loop.iter_steps(data):
+    services = [everstep.services.Console(sink=lines.append)]
+    arguments = {"seed": 5, "services": services, **arguments}
+    with everstep.TrainLoop(run_dir, {"w": w}, max_step=steps, **arguments) as loop:
+        for epoch in loop.iter_epochs():
+            for step, batch in loop.iter_steps(make(epoch)):
                 part = batch[0] if isinstance(batch, list | tuple) else batch
                 w[0] = w[0] * 0.5 + float(part.sum()) * step
     return w[0], loop, lines
 
 
-CHANGED_DATA: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+CHANGED_DATA: dict[str, tuple[Callable[[int], Any], Callable[[int], Any], str]] = {
     "batch size": (
-        lambda: arrays(X, batch_size=2),
-        lambda: arrays(X, batch_size=4),
+        lambda _: arrays(X, batch_size=2),
+        lambda _: arrays(X, batch_size=4),
         "batch_size was 2 at the checkpoint and is 4 now",
     ),
-    "length": (lambda: arrays(X, batch_size=2), lambda: arrays(X[:7], batch_size=2), "length was 8.*is 7"),
-    "kind": (lambda: [X[:2]] * 4, lambda: arrays(X, batch_size=2), "kind was 'sequence'.*is 'arrays'"),
+    "length": (
+        lambda _: arrays(X, batch_size=2),
+        lambda _: arrays(X[:7], batch_size=2),
+        "length was 8.*is 7",
+    ),
+    "kind": (lambda _: [X[:2]] * 4, lambda _: arrays(X, batch_size=2), "kind was 'sequence'.*is 'arrays'"),
     "shuffle of a DataLoader": (
-        lambda: DataLoader(SAMPLES, 2),
-        lambda: DataLoader(SAMPLES, 2, shuffle=True),
+        lambda _: DataLoader(SAMPLES, 2),
+        lambda _: DataLoader(SAMPLES, 2, shuffle=True),
         "sampler was 'SequentialSampler' at the checkpoint and is 'RandomSampler' now; give",
     ),
 }
@@ -343,11 +324,11 @@ def test_a_change_is_refused_with_both_values_or_chosen(
 
 
 def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -> None:
-    start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), EPOCH_END)
-    start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2), INSIDE)
+    start(tmp_path / "run", lambda _: DataLoader(SAMPLES, 2, num_workers=1), EPOCH_END)
+    start(tmp_path / "run", lambda _: DataLoader(SAMPLES, 2), INSIDE)
     changed = "num_workers was 0 at the checkpoint and is 1 now; give the same until the pass ends, or pass"
     with pytest.raises(DataError, match=changed) as refused:
-        start(tmp_path / "run", lambda: DataLoader(SAMPLES, 2, num_workers=1), 8)
+        start(tmp_path / "run", lambda _: DataLoader(SAMPLES, 2, num_workers=1), 8)
     assert "train2" not in str(refused.value)
 
 
@@ -355,7 +336,7 @@ def test_workers_of_a_plain_dataloader_are_free_between_passes(tmp_path: Path) -
 @pytest.mark.parametrize("at", [EPOCH_END, INSIDE], ids=["between passes", "inside a pass"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuffle: bool, at: int) -> None:
-    def make() -> Any:
+    def make(epoch: int) -> Any:
         return arrays(X, batch_size=2, shuffle=shuffle)
 
     start(tmp_path / "run", make, at)
@@ -366,25 +347,174 @@ def test_a_chosen_seed_begins_anew_only_what_depends_on_it(tmp_path: Path, shuff
     assert any("starts from its beginning" in line for line in said) == (shuffle and at == INSIDE)
 
 
-def program(run_dir: Path, epochs: int, **arguments: Any) -> tuple[Any, list[str]]:
-    """A program whose batch size grows with the epoch, made anew each time; crashes in none."""
-    w, lines = np.zeros(1), []
-    services = [everstep.services.Console(sink=lines.append)]
-    with everstep.TrainLoop(
-        run_dir, {"w": w}, max_epoch=epochs, seed=5, services=services, **arguments
-    ) as loop:
-        for epoch in loop.iter_epochs():
-            data = arrays(X, batch_size=epoch, shuffle=True)
-            for step, [x] in loop.iter_steps(data):
-                w[0] = w[0] * 0.5 + float(x[0]) * step
-    return (w[0], loop.ending.digest), lines
-
-
 def test_data_that_was_seen_to_vary_goes_on_and_says_so(tmp_path: Path) -> None:
-    program(tmp_path / "run", 1)
+    """The batch size grows with the epoch."""
+
+    def make(epoch: int) -> Any:
+        return arrays(X, batch_size=epoch, shuffle=True)
+
+    start(tmp_path / "run", make, 8)
     with pytest.raises(DataError, match=r"batch_size was 1.*is 2 now.*name=\"train2\""):
-        program(tmp_path / "run", 2)
-    program(tmp_path / "run", 3, on_change="override")
-    result, lines = program(tmp_path / "run", 4)
-    assert result == program(tmp_path / "straight", 4)[0]
+        start(tmp_path / "run", make, 12)
+    start(tmp_path / "run", make, 15, on_change="override")
+    weight, loop, lines = start(tmp_path / "run", make, 17)
+    whole, straight, _ = start(tmp_path / "straight", make, 17)
+    assert (weight, loop.ending.digest, loop.epoch) == (whole, straight.ending.digest, 4)
     assert any("is used as given: batch_size was 3 at the checkpoint and is 4 now" in line for line in lines)
+
+
+def train(path: Path, config: Any, epochs: int = 1, **arguments: Any) -> Tiny:
+    return Tiny(path, max_epoch=epochs, config=config, **arguments).train()
+
+
+def test_it_is_recorded_with_each_start(tmp_path: Path) -> None:
+    train(tmp_path / "run", {"lr": 0.1, "layers": (1, 2), "out": Path("x")})
+    train(tmp_path / "run", None, 2)
+    starts = RunJournal(tmp_path / "run").events("segment", valid=False)
+    assert [start.data["facts"]["config"] for start in starts] == [
+        {"lr": 0.1, "layers": [1, 2], "out": "x"},
+        {},
+    ]
+
+
+def test_a_difference_is_refused_shown_or_chosen(tmp_path: Path) -> None:
+    before = {"optimizer": {"lr": 0.1, "decay": 0}, "seed": 1}
+    now = {"optimizer": {"lr": 0.2, "decay": 0}, "seed": 1, "more": None, "new": 3}
+    train(tmp_path / "run", before)
+    with pytest.raises(ChangedError) as raised:
+        train(tmp_path / "run", now, 2)
+    assert "\n  config.optimizer.lr: stored 0.1, given 0.2\n  config.new: stored none, given 3\n" in str(
+        raised.value
+    )
+    assert 'on_change="override"' in str(raised.value) and "more" not in str(raised.value)
+    tiny = train(tmp_path / "run", now, 2, on_change="override")
+    assert any("config.optimizer.lr: stored 0.1, given 0.2" in line for line in tiny.lines)
+    assert not any("config." in line for line in train(tmp_path / "run", now, 3).lines)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "said"),
+    [
+        (None, ..., "t.x: stored null, given none"),
+        (1, 1.0, "t.x: stored 1, given 1.0"),
+        (0.0, -0.0, "t.x: stored 0.0, given -0.0"),
+        (True, 1, "t.x: stored true, given 1"),
+        ("1", 1, 't.x: stored "1", given 1'),
+        ("none", ..., 't.x: stored "none", given none'),
+        ([1, 2], {"0": 1, "1": 2}, 't.x: stored [1, 2], given {"0": 1, "1": 2}'),
+        ({"a.b": 1}, {"a": {"b": 1}}, 't.x."a.b": stored 1, given none; t.x.a.b: stored none, given 1'),
+        ([None], [None, None], "t.x.1: stored none, given null"),
+        ([], {}, "t.x: stored [], given {}"),
+        ([1, []], [1, None], "t.x.1: stored [], given null"),
+        (..., {"a": {"b": 1}, "c": []}, "t.x.a.b: stored none, given 1; t.x.c: stored none, given []"),
+        (1000.0, 1e3, ""),
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, ""),
+    ],
+)
+def test_what_a_program_can_tell_apart_is_different(stored: Any, given: Any, said: str) -> None:
+    both = ({"t": {"x": value} if value is not ... else {}} for value in (stored, given))
+    assert "; ".join(map(str, differences(*both))) == said
+
+
+def test_a_setting_that_is_new_and_none_changes_nothing() -> None:
+    """So a newer schema goes on with the runs of an older one."""
+    now = {"new": None, "trainer": {"steps": 1, "new": None}, "task": {"new": None}}
+    found = differences({"trainer": {"steps": 1}, "task": {}}, now, sections=("trainer",))
+    assert [each.path for each in found] == ["task.new"]
+
+
+def test_limits_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path: Path) -> None:
+    def start(free: tuple[str, ...] = (), **config: Any) -> None:
+        Tiny(tmp_path / "run", max_epoch=config["epochs"], config=config, config_free=free).train()
+
+    first, second = {"text": "first"}, {"text": "second"}
+    start(epochs=1, workers=0, lr=0.1, note=first)
+    start(epochs=2, workers=2, lr=0.1, note=first)
+    with pytest.raises(ChangedError, match=r'config\.note\.text: stored "first", given "second"'):
+        start(epochs=3, workers=2, lr=0.1, note=second)
+    start(("note",), epochs=3, workers=2, lr=0.1, note=second)
+    with pytest.raises(ChangedError, match=r"config\.lr: stored 0\.1, given 0\.2"):
+        start(("note",), epochs=4, workers=2, lr=0.2, note=second)
+    with pytest.raises(ConfigError, match=r"config has no 'not'; did you mean 'note'"):
+        start(("not",), epochs=4, workers=2, lr=0.1, note=second)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Here(Tiny):
+    """A program whose numbers depend on the number of threads, as those of a kernel may."""
+
+    def __init__(self, run_dir: Path, threads: int, **arguments: Any) -> None:
+        torch.set_num_threads(threads)
+        services = [everstep.Checkpoints(everstep.Every(steps=4))]
+        super().__init__(run_dir, services=services, **{"max_epoch": 2, **arguments})
+
+    def update(self, ids: Any) -> None:
+        self.w += 1e-9 * torch.get_num_threads()
+        super().update(ids)
+
+    def said(self, text: str) -> list[int]:
+        return [at for at, line in enumerate(self.lines) if text in line]
+
+
+def crash(here: Here, at: int) -> Here:
+    with pytest.raises(Boom):
+        here.train(inside=boom_at(at))
+    return here
+
+
+DIFFERENCE = "torch.threads: stored 1, given 2"
+
+
+def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 2).train()
+    (first,) = now.said("warning: the checkpoint was computed on another machine")
+    assert first < now.said("resuming")[0]
+    assert (
+        DIFFERENCE in now.lines[first] and "may differ from those of an uninterrupted run" in now.lines[first]
+    )
+    assert now.said("not compared (they were computed on another machine") and not now.said("differs")
+    assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
+
+
+def test_the_run_stays_marked_and_a_finished_one_computes_nothing(tmp_path: Path) -> None:
+    crash(Here(tmp_path / "a", 1), 5)
+    Here(tmp_path / "a", 2).train()
+    Here(tmp_path / "b", 1).train()
+    for run, epochs, same in (("a", 2, False), ("a", 3, False), ("b", 2, True)):
+        again = Here(tmp_path / run, 2, max_epoch=epochs).train()
+        assert not again.said("machine") and again.loop.ending.one_fingerprint is same
+
+
+def test_it_is_that_of_the_start_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    """Not that of the start before: what it did was superseded, and its rows are no measure either."""
+    crash(Here(tmp_path, 1), 5)
+    crash(Here(tmp_path, 2), 7)
+    back = Here(tmp_path, 1).train()
+    assert not back.said("machine, or under other settings of it:") and not back.said("state=")
+    assert back.loop.ending.one_fingerprint
+    undisturbed = Here(tmp_path.with_name("undisturbed"), 1).train()
+    assert back.result() == undisturbed.result()
+
+
+def test_under_the_same_one_a_difference_is_the_program_s(tmp_path: Path) -> None:
+    crash(Here(tmp_path, 1), 7)
+    now = Here(tmp_path, 1)
+    now.update = lambda ids: now.loop.collect_metrics(loss=0.5)  # type: ignore[method-assign]
+    now.train()
+    assert now.said("state=")
+
+
+def test_a_framework_that_one_side_has_not_imported_is_no_difference() -> None:
+    here = fingerprint({}, DataRanks([0]))
+    assert changes({"numpy": here["numpy"], "machine": here["machine"]}, here) == []
+    assert changes(None, here) == []
+    other = {**here, "machine": {**here["machine"], "processor": "abacus"}}
+    (found,) = changes(other, here)
+    assert str(found) == f"machine.processor: stored abacus, given {here['machine']['processor']}"

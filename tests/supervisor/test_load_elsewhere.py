@@ -102,12 +102,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, A
 
 Trained = tuple[Path, dict[int, Any]]
 
-# -------------------------------------------------------------------------------- in another script
 
-
-def test_another_learning_rate_than_that_of_the_source_is_said_with_the_remedy(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_another_learning_rate_than_the_source_has_is_said(tmp_path: Path, trained: Trained) -> None:
     best = trained[0] / "best" / "valid.loss"
     net = Net(lr=0.5).entered(tmp_path / "theirs", best)
     assert net.optimizer.param_groups[0]["lr"] == 0.01
@@ -257,9 +253,6 @@ def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) 
     flip_array(folder, "user/model/0.weight")
     with pytest.raises(DamagedCheckpointError, match="has changed"):
         everstep.load(folder, {"model": net.model})
-
-
-# -------------------------------------------------------------------------------------- warm starts
 
 
 @pytest.mark.parametrize("source", [*SOURCES[:2], lambda run: run / "best" / "valid.loss"])
@@ -449,10 +442,6 @@ WRAPPED: dict[str, Any] = {
 }
 
 
-def fills(model: nn.Module) -> set[float]:
-    return {float(value) for parameter in model.parameters() for value in parameter.detach().flatten()}
-
-
 @pytest.mark.parametrize("wrapped", WRAPPED.values(), ids=WRAPPED)
 def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: Any) -> None:
     def made(model: nn.Module) -> tuple[nn.Module, Any, nn.Module, nn.Module]:
@@ -471,7 +460,7 @@ def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: 
         tree = entry.save()
         assert not any(into.check(tree))
         into.load(tree)
-        assert fills(model) == {3.0}
+        assert {float(value) for each in model.parameters() for value in each.detach().flatten()} == {3.0}
         assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
         assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))

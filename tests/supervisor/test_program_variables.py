@@ -1,10 +1,11 @@
-"""Variables of the program: what the loop changes in them and the state does not save is named.
+"""Variables and modules of the program: what the loop changes in them and the state does not save is named.
 
 A program here has no `assert`: pytest writes it with `locals()`, and such a function is not looked at.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -17,8 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torchmetrics import MeanMetric, MetricCollection
 
 import everstep
+from everstep.backends.torch.given_values import mark_of, same
 from everstep.errors import Interrupted, UsageError
 from everstep.services import Console, Interrupt
 
@@ -100,9 +105,7 @@ def lost_of(lines: list[str]) -> str:
     return line
 
 
-def test_what_a_resume_has_not_is_named_with_its_values_and_nothing_is_called_verified(
-    tmp_path: Path,
-) -> None:
+def test_what_a_resume_lacks_is_named_and_nothing_is_called_verified(tmp_path: Path) -> None:
     first, again = cut(lambda lines, stop_at: train(tmp_path, stop_at, lines), 6)
     hints = [line for line in first if "your loop changes" in line]
     assert len(hints) == 2, first  # the running sum in the first epoch, the rest in the second
@@ -215,21 +218,6 @@ def test_a_look_leaves_what_the_program_got_from_locals(tmp_path: Path) -> None:
     assert train(tmp_path, 0.1) == {"run_dir": tmp_path, "rate": 0.1}
 
 
-def test_a_number_of_the_size_of_seconds_is_no_time(tmp_path: Path) -> None:
-    """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
-
-    def train(lines: list[str], stop_at: int | None) -> None:
-        best, began = 1e9, time.monotonic()
-        with opened(tmp_path, {}, lines) as loop:
-            for _ in loop.iter_epochs():
-                for step, batch in loop.iter_steps(BATCHES):
-                    best, began = min(best, time.process_time() * batch), max(began, time.monotonic())
-                    pause(loop, step == stop_at)
-
-    lost = lost_of(cut(train, 6)[1])
-    assert "best (" in lost and "began" not in lost
-
-
 global_step, best, shown = 0, math.inf, 0.0
 """Changed by `global`: as a training script of one module does."""
 
@@ -254,9 +242,7 @@ def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("stop_at", "was"), [(6, 4.0), (8, 3.0)])
-def test_a_global_that_functions_of_the_module_change_is_named(
-    tmp_path: Path, stop_at: int, was: float
-) -> None:
+def test_a_global_that_functions_change_is_named(tmp_path: Path, stop_at: int, was: float) -> None:
     """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
     global global_step, best, shown
     global_step, best, shown = 0, math.inf, 0.0
@@ -300,12 +286,12 @@ class StatefulLoader(CachedLoader):
 
 
 @pytest.mark.parametrize("kind", [CachedLoader, StatefulLoader])
-def test_what_data_of_ones_own_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
+def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
     tmp_path: Path, kind: type[CachedLoader]
 ) -> None:
-    def train(stop_at: int | None, _lines: list[str]) -> float:
+    def train(_lines: list[str], stop_at: int | None, run: str = "run") -> float:
         total, loader = everstep.Slot(0.0), kind()
-        with opened(tmp_path / str(stop_at), {"total": total}, _lines) as loop:
+        with opened(tmp_path / run, {"total": total}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for _, batch in loop.iter_steps(loader):
                     total.value += float(batch)
@@ -313,14 +299,12 @@ def test_what_data_of_ones_own_keeps_from_pass_to_pass_is_named_at_an_epochs_end
         return float(total.value)
 
     lines: list[str] = []
-    undisturbed = train(None, [])
-    with pytest.raises(Interrupted):
-        train(4, lines)
-    (tmp_path / "None").rename(tmp_path / "undisturbed")
-    (tmp_path / "4").rename(tmp_path / "None")
-    lines = [line for line in lines if "your loop changes" in line]
     again: list[str] = []
-    resumed = train(None, again)
+    undisturbed = train([], None, "whole")
+    with pytest.raises(Interrupted):
+        train(lines, 4)
+    resumed = train(again, None)
+    lines = [line for line in lines if "your loop changes" in line]
     lost = [line for line in again if "is not as it was" in line]
     if kind is StatefulLoader:
         assert resumed == undisturbed and not lost and not lines
@@ -360,14 +344,18 @@ def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compa
     assert "stopper.patience (0, was 6)" in lost and "best" not in lost
 
 
-def test_numbers_of_numpy_and_generators_of_torch_are_compared(tmp_path: Path) -> None:
+def test_numbers_of_numpy_generators_of_torch_and_small_times_are_compared(tmp_path: Path) -> None:
+    """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
+
     def train(_lines: list[str], stop_at: int | None) -> None:
         highest, noise, same = np.float32(0.0), torch.Generator().manual_seed(1), 2.0
+        fastest, began = 1e9, time.monotonic()
         with opened(tmp_path, {}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     highest = np.float32(max(highest, batch))
                     same = np.float32(2.0) if same else same
+                    fastest, began = min(fastest, time.process_time() * batch), max(began, time.monotonic())
                     loop.collect_metrics(noise=torch.rand((), generator=noise))
                     pause(loop, step == stop_at)
 
@@ -375,6 +363,7 @@ def test_numbers_of_numpy_and_generators_of_torch_are_compared(tmp_path: Path) -
     assert any("highest: your loop changes" in line for line in first), first
     lost = lost_of(again)
     assert "highest (0.0, was 4.0)" in lost and "noise (another value)" in lost and "same" not in lost
+    assert "fastest (" in lost and "began" not in lost
 
 
 def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
@@ -429,3 +418,163 @@ def test_another_stream_than_the_checkpoints_names_the_variable_that_chose_it(tm
         train(6)
     with pytest.raises(UsageError, match=r"stream 'task1', this one reads 'task0'; task \(0, was 1\)"):
         train(None)
+
+
+def scaled(scaler: torch.amp.GradScaler) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int], Any]]] = {
+    "MeanMetric": (lambda model: MeanMetric(), lambda made, model, step: made.update(step)),
+    "MetricCollection": (
+        lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
+        lambda made, model, step: made.update(step),
+    ),
+    "AveragedModel": (
+        AveragedModel,
+        lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None,
+    ),
+    "GradScaler": (
+        lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
+        lambda made, model, step: scaled(made),
+    ),
+}
+
+
+def warnings(
+    run_dir: Path,
+    state: dict[str, Any],
+    step_of: Callable[[int], Any],
+    tail: Callable[[Any], Any] = lambda loop: None,
+) -> list[str]:
+    """What a run says of modules outside its state; `step_of` is part of each step, `tail` of each tail."""
+    model, data = state["model"], everstep.data.arrays(torch.ones(8, 2), batch_size=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with everstep.TrainLoop(run_dir, {**state, "optimizer": optimizer}, max_epoch=3) as loop:
+        for _ in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step_of(step)
+            tail(loop)
+    return [text for text in loop.ending.warnings if "the state does not save it" in text]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_steps_change_is_named_once_unless_it_is_saved(kind: str, tmp_path: Path) -> None:
+    make, change = KINDS[kind]
+    model = nn.Linear(2, 1)
+    made = make(model)
+    step: Callable[[int], Any] = lambda step: change(made, model, step)  # noqa: E731
+    (said,) = warnings(tmp_path / "lacks it", {"model": model}, step)
+    assert said.startswith(f"{kind}: ")
+    assert warnings(tmp_path / "saves it", {"model": model, "made": {"all": [made]}}, step) == []
+
+
+def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
+    model, inside, after = nn.Linear(2, 1), MeanMetric(), MeanMetric()
+
+    def tail(loop: Any) -> None:
+        after.update(1.0)
+        with loop.evaluation():
+            inside.update(1.0)
+
+    frozen = nn.BatchNorm1d(2).eval()
+    assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
+
+
+def test_what_is_collected_while_it_is_compared_has_not_changed() -> None:
+    """Models of earlier runs in a notebook, say, which the collector of garbage finds just then."""
+    weight = torch.ones(1)
+    first, second = mark_of(weight), mark_of(weight)
+    weight.add_(1)
+    third = mark_of(weight)
+    assert same(first, second) and not same(second, third)
+    del weight
+    assert same(first, second) and not same(second, third)
+
+
+class Pole:
+    """As an environment of gymnasium: no state dict, and each step reads what the steps before have left."""
+
+    angle = 0.0
+
+
+class Agent(nn.Linear):
+    def __init__(self, pole: Pole) -> None:
+        super().__init__(2, 1)
+        self.pole = pole
+
+
+class SavedPole:
+    def __init__(self, pole: Pole) -> None:
+        self.pole = pole
+
+    def state_dict(self) -> dict[str, float]:
+        return {"angle": self.pole.angle}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.pole.angle = state["angle"]
+
+
+def test_an_environment_that_the_network_holds_is_named_with_a_remedy(tmp_path: Path) -> None:
+    pole = Pole()
+    agent = Agent(pole)
+
+    def fall(step: int) -> None:
+        pole.angle += 0.1 * step
+
+    (said,) = warnings(tmp_path / "forgot", {"model": agent}, fall)
+    assert said.startswith("model.pole.angle: ") and "later steps or the epoch's tail may read it" in said
+    assert "or add what changes inside it" in said, "the object itself cannot be added"
+    assert warnings(tmp_path / "saved", {"model": agent, "pole": SavedPole(pole)}, fall) == []
+
+
+class Broken(nn.Module):
+    def modules(self) -> Any:
+        raise RuntimeError("of its own")
+
+
+def test_a_module_that_fails_when_looked_at_stops_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Broken()
+    assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
+    assert capsys.readouterr().out.count("were not checked (RuntimeError: of its own)") == 1
+    assert isinstance(broken, nn.Module)
+
+
+def test_entries_that_come_to_share_an_array_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An optimizer begun with another's state, weights kept as the best: a resume gives one array to each."""
+
+    def train(max_step: int, copied: bool, run_dir: str) -> list[str]:
+        model = nn.Linear(2, 1)
+        first, second = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+        best = everstep.Slot(None)
+        state = {"model": model, "tied": model.weight, "first": first, "second": second, "best": best}
+        with everstep.Supervisor(tmp_path / run_dir, state, seed=1, max_step=max_step) as sv:
+            while not sv.should_stop():
+                first.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                first.step()
+                if sv.step == 1:
+                    handed = [first.state_dict(), model.state_dict()]
+                    handed = copy.deepcopy(handed) if copied else handed
+                    second.load_state_dict(handed[0])
+                    best.value = handed[1]
+                sv.advance()
+        said = "".join(capsys.readouterr())
+        return [line for line in said.splitlines() if "have come to share" in line]
+
+    assert not train(3, True, "copied") + train(6, True, "copied")
+    model_and_best, optimizers = sorted(train(3, False, "shared"), key=len)
+    assert "'first' and 'second'" in optimizers and "momentum_buffer" in optimizers
+    assert "'model' and 'best'" in model_and_best and "best/value/weight" in model_and_best
+    assert not train(6, False, "shared"), "restored, each has its own"

@@ -17,6 +17,8 @@ from everstep.errors import ConfigError, DataError, MetricError, RunDirError, St
 from everstep.record import RunJournal
 from everstep.services import HangWatch, Moment, NaNGuard
 from everstep.testing import nothing_left
+from everstep.torch import ClipOptimizer as Clipped
+from everstep.torch import MinibatchOptimizer as Minibatches
 from tiny_runs import Tiny, quiet
 
 Call = Callable[[Path], object]
@@ -74,6 +76,10 @@ class Looks(everstep.Service):
 class Reports(Looks):
     default_schedule = Every(steps=1)
     controller = True
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
 NAMED = r'gives no names.*state=\{"model": model'
@@ -166,6 +172,11 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (trained(services=[everstep.Best("loss", restore_at_end=["wt"])]), ConfigError, "did you mean 'w'"),
     *((lambda path, part=part: everstep.Best("loss", restore_at_end=part), ConfigError, "a list of entries")
       for part in ("w", [], 3, [3])),
+    # optimizers around optimizers
+    (lambda path: Clipped(torch.optim.SGD), ConfigError, "give an optimizer, as in SGD"),  # type: ignore[arg-type]
+    (lambda path: Clipped(sgd(), 1.0), ConfigError, r"clip=1\.0: give Clip"),  # type: ignore[arg-type]
+    (lambda path: Minibatches(sgd(), 0), ConfigError, "num_minibatches=0: give an integer"),
+    (lambda path: Minibatches(sgd(), num_minibatch=2), ConfigError, "did you mean 'num_minibatches'"),  # type: ignore[call-arg]
     # calls inside a loop
     *((in_a_step(lambda loop, given=given: loop.collect_metrics(given)), MetricError, "give a mapping")
       for given in (5, [("loss", 1.0)], "loss")),
