@@ -30,9 +30,8 @@ from everstep.backends.torch.sharded import region
 from everstep.checkpoint import (
     CheckpointName,
     Commit,
-    RankExchange,
+    Exchange,
     Store,
-    WriterExchange,
     read_checkpoint,
     verify_checkpoint,
 )
@@ -191,8 +190,7 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
     """Make two saves of `size` ranks, and count what the second one needs."""
     store, trees = CountingStore(), held(size)
     writer = Store(run_dir, 1)
-    kinds: list[type[WriterExchange | RankExchange]] = [WriterExchange, *[RankExchange] * (size - 1)]
-    exchanges = [kind(Group(rank, size, store, 300.0)) for rank, kind in enumerate(kinds)]
+    exchanges = [Exchange(Group(rank, size, store, 300.0)) for rank in range(size)]
 
     def save_on(rank: int, step: int) -> None:
         own = encode({"rng": {f"rank{rank}": np.arange(8) + step}})
@@ -201,10 +199,10 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
         )
         exchange = exchanges[rank]
         with exchange.save():
-            if isinstance(exchange, RankExchange):
-                exchange.write_part(writer.folder, commit)
-            else:
+            if exchange.leads:
                 writer.commit(commit, exchange)
+            else:
+                exchange.write_part(writer.folder, commit)
 
     together(size, lambda rank: save_on(rank, 1))
     first, store.counts, store.moved = store.counts, Counter(), 0

@@ -13,30 +13,24 @@ LOOK = 1.0
 """Seconds after which a waiting rank looks for the failure of another one."""
 
 
-def wait_until(ready: Callable[[], bool], limit: float, longest_pause: float = LONGEST_PAUSE) -> bool:
+def wait_until(
+    ready: Callable[[], bool],
+    limit: float,
+    longest_pause: float = LONGEST_PAUSE,
+    look: Callable[[], None] = lambda: None,
+) -> bool:
     """Ask `ready` again and again, for up to `limit` seconds; return its last answer.
 
-    The pauses grow with the time waited, up to `longest_pause` seconds.  A request of the store that blocks
-    would keep Python from running signal handlers.
+    The pauses grow with the time waited, up to `longest_pause` seconds; `look` is called each `LOOK` seconds.
+    A request of the store that blocks would keep Python from running signal handlers.
     """
-    began = time.monotonic()
+    began = looked = time.monotonic()
     while not ready():
         waited = time.monotonic() - began
         if waited >= limit:
             return False
+        if began + waited >= looked + LOOK:
+            look()
+            looked = time.monotonic()
         time.sleep(min(waited / 8, longest_pause, limit - waited))
     return True
-
-
-def looking(ready: Callable[[], bool], look: Callable[[], None]) -> Callable[[], bool]:
-    """Make a condition that calls `look` before its answer, from time to time."""
-    due = time.monotonic() + LOOK
-
-    def ask() -> bool:
-        nonlocal due
-        if time.monotonic() >= due:
-            look()
-            due = time.monotonic() + LOOK
-        return ready()
-
-    return ask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from everstep.checkpoint import (
     CheckpointName,
     Commit,
     CommittedCheckpoint,
-    RankExchange,
+    Exchange,
     Retention,
     Store,
-    WriterExchange,
 )
 from everstep.contracts.group import Group
 from everstep.state import Encoded, decode, encode
@@ -40,7 +40,9 @@ class Rank:
         self.group, self.run_dir = group, run_dir
         run_dir.mkdir(exist_ok=True)
         self.store = Store(run_dir, 1)
-        self.exchange: Any = (WriterExchange if group.writer else RankExchange)(group, limit)
+        of_saves = copy(group)
+        of_saves.limit = limit or group.limit
+        self.exchange = Exchange(of_saves)
         self.begun, self.saved = -1, -1
         """The last step of which a save has begun, and has ended well."""
 
@@ -53,9 +55,9 @@ class Rank:
         commit = Commit(CheckpointName(step), common, **told)
         with self.exchange.save():
             before()
-            if isinstance(self.exchange, RankExchange):
-                return self.exchange.write_part(self.store.folder, commit)
-            return self.store.commit(commit, self.exchange)
+            if self.exchange.leads:
+                return self.store.commit(commit, self.exchange)
+            return self.exchange.write_part(self.store.folder, commit)
 
     def attempt(self, step: int, before: Callable[[], object] = lambda: None, **more: Any) -> str:
         """Save; how that ends, in words."""

@@ -13,9 +13,9 @@ import pytest
 from processes import outputs
 from simulation import Simulation
 
-from everstep.contracts.group import require_same
+from everstep.contracts.group import Group, require_same
 from everstep.errors import ConfigError, DisagreementError, GroupError, MissingRankError
-from everstep.group import Single, StoreGroup, find_group, report
+from everstep.group import StoreGroup, find_group, report
 from everstep.testing import nothing_left
 from gate import share
 
@@ -241,7 +241,7 @@ def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> 
 
 
 def test_one_process_is_a_group() -> None:
-    group = Single()
+    group = Group()
     assert group.gather("a", "it") == ["a"] and group.share(3, "it") == group.agree(3, "it") == 3
     assert group.writer and group.store is None and group.failure() is None
     assert report(group, RuntimeError("Connection closed by peer")) is None  # there is nobody to tell
@@ -253,7 +253,7 @@ def test_one_process_has_no_thread_file_or_framework() -> None:
 import sys, threading
 from everstep.group import find_group
 group = find_group()
-assert type(group).__name__ == "Single" and threading.active_count() == 1
+assert type(group).__name__ == "Group" and threading.active_count() == 1
 value = {"a": object()}
 assert group.gather(value, "a value")[0] is value
 print(*sys.modules)

@@ -21,114 +21,70 @@ from waiting import until
 
 pytestmark = pytest.mark.campaign("timed")
 
-PARTS = """
-import torch, torch.distributed as dist
-from pathlib import Path
-from everstep.group import Agreement, Peers
-from everstep.record import FailurePages, Journal
-from everstep.supervisor.leaving.failures import FailureReporter, LostGroup
-from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.threads.signals import SignalWatch
-from everstep.services.console import Voice
+PROGRAM = """
+def inside(loop, step):
+    if step == 3:
+        print(flush=True)
+        if rank != {lost}:
+            stand()
+        {ends}
 
-run = Path("{run}")
-os.environ["TORCHELASTIC_ERROR_FILE"] = str(run / f"error-{{rank}}.json")
-dist.init_process_group("gloo")
-group = find_group()
-signals = SignalWatch(lambda: None)
-signals.install()
-journal = Journal.open(run, rank + 1, None, {{}})
-pages, progress = FailurePages(run, 1, rank), Progress(seed=1, step=12, epoch=2)
-words = FailureReporter(pages, group, progress, journal, Voice())
-lost = LostGroup(group, words, signals.give_up)
-agreement = Agreement(group, lambda: 12, lambda: None, lost.watch)
-peers = Peers(group)
-group.barrier("all are here")
-if rank == 2:
-    print(flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+def stand(boundary=None):
+    time.sleep(600)
+
+if "TORCHELASTIC_RUN_ID" not in os.environ:
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{{folder}}/error-{{rank}}.json"
+trained("run", inside, epochs=1)
 """
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+FAIL = 'raise ValueError("a bad sample")'
+LATE = "the main thread did not leave the loop within 5 s of the loss: "
 
 
-def left(program: str, run: Path, statuses: list[int]) -> list[str]:
-    """Run on 3 ranks, of which the last one is killed; what the others print.  All have left soon."""
-    run.mkdir()
-    with started(PARTS.format(run=run) + program, 3) as processes:
-        processes[2].wait(timeout=60)
-        killed = time.monotonic()
-        said = [process.communicate(timeout=60)[0] for process in processes[:2]]
-        took = time.monotonic() - killed
-    assert [process.returncode for process in processes[:2]] == statuses, said
-    assert took < 30, said  # 8 s at most where nothing else runs; gloo waits for 30 minutes
-    return said
-
-
-def test_a_main_thread_inside_a_collective(tmp_path: Path) -> None:
-    """Both wait for each other, and not for the lost rank: gloo knows of no fault."""
-    said = left("dist.recv(torch.ones(1), 1 - rank)", tmp_path / "run", [1, 1])
+@pytest.mark.parametrize(
+    ("lost", "ends", "cause", "own"),
+    [
+        (1, KILL, "rank 1: its process died without an error", []),
+        (1, FAIL, "rank 1: ValueError: a bad sample", ["ValueError: a bad sample"]),
+        (
+            0,
+            f'loop.on("exit_loop", stand); {FAIL}',
+            "rank 0: ValueError: a bad sample",
+            ["ValueError: a bad sample", f"{LATE}ValueError: a bad sample"],
+        ),
+    ],
+)
+def test_the_other_rank_leaves_with_the_first_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, ends: str, cause: str, own: list[str]
+) -> None:
+    """Its main thread stands, as in a collective; the rank that fails may hang while it leaves."""
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    with started(LOOPS + PROGRAM.format(lost=lost, ends=ends), 2) as processes:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    other = 1 - lost
+    assert processes[other].returncode == 1 and processes[lost].returncode in (1, -signal.SIGKILL), said
     pages = failures(tmp_path / "run")
-    assert sorted((page.rank, page.kind, page.step, page.epoch) for page in pages) == [
-        (0, "lost", 12, 2),
-        (1, "lost", 12, 2),
-    ]
-    for page in pages:
-        assert page.cause is not None and page.cause.startswith("rank 2: its process died")
-        assert page.what.startswith("the main thread did not come back within 3 s of the loss: rank 2 has")
-        assert page.lines[0].startswith("Thread 'MainThread'")
-        assert any(line.endswith("in recv") for line in page.lines)
-        told = json.loads((tmp_path / "run" / f"error-{page.rank}.json").read_text())["message"]
-        assert told["message"] == str(page) and "in recv" in told["extraInfo"]["py_callstack"]
-        assert "in recv" in said[page.rank] and page.cause in said[page.rank]
-    ends = [event.data for event in RunJournal(tmp_path / "run").events("closed", valid=False)]
-    assert {end["status"] for end in ends} == {"failed"} and "rank 2: its process" in ends[0]["reason"]
-
-
-def test_a_main_thread_that_comes_back_leaves_by_itself(tmp_path: Path) -> None:
-    """Rank 1 comes back, and hangs while it leaves."""
-    left(
-        """
-while signals.hopeless is None:
-    time.sleep(0.01)
-lost.leaving.set()
-if rank == 1:
-    time.sleep(60)
-lost.close()
-agreement.close()
-peers.close()
-signals.restore()
-say(threading.active_count())
-time.sleep(5)  # it hosts the store
-os._exit(7)
-""",
-        tmp_path / "run",
-        [7, 1],
+    assert [page.what for page in pages if page.rank == lost] == own, said
+    (page,) = (page for page in pages if page.rank == other)
+    assert (page.kind, page.step, page.epoch) == ("lost", 2, 1)
+    assert page.cause is not None and page.cause.startswith(cause)
+    assert page.what.startswith(f"{LATE}rank {lost} has")
+    assert page.lines[0].startswith("Thread 'MainThread'")
+    assert any(line.endswith("in stand") for line in page.lines)
+    told = json.loads((tmp_path / f"error-{other}.json").read_text())["message"]
+    assert told["message"] == str(page) and "in stand" in told["extraInfo"]["py_callstack"]
+    assert "in stand" in said[other] and page.cause in said[other]
+    ends_of = [event.data for event in RunJournal(tmp_path / "run").events("closed", valid=False)]
+    assert {end["status"] for end in ends_of} == {"failed"} and any(
+        cause.partition(": ")[2] in end["reason"] for end in ends_of
     )
-    (page,) = failures(tmp_path / "run")
-    assert page.rank == 1 and page.what.startswith("the main thread did not leave the loop within 5 s of")
 
 
-def test_a_rank_that_fails_leaves_though_its_leaving_hangs(tmp_path: Path) -> None:
-    """Rank 0 raises an error of its own; its last commit hangs."""
-    left(
-        """
-if rank == 0:
-    lost.leaving.set()
-    words.report(ValueError("mine"))
-time.sleep(60)
-""",
-        tmp_path / "run",
-        [1, 1],
-    )
-    pages = {page.rank: page for page in failures(tmp_path / "run")}
-    assert pages[0].what == "the main thread did not leave the loop within 5 s of the loss: ValueError: mine"
-
-
-def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:
+def test_torchrun_is_not_held_by_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun sends SIGTERM to them, and would wait for 30 seconds."""
-    run = tmp_path / "run"
-    run.mkdir()
-    program = PARTS.format(run=run).replace('os.environ["TORCHELASTIC_ERROR_FILE"]', "_")
-    with under_torchrun(program + "dist.recv(torch.ones(1), 1 - rank)", 3, tmp_path) as torchrun:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    program = LOOPS + PROGRAM.format(lost=1, ends=KILL)
+    with under_torchrun(program, 2, tmp_path) as torchrun:
         assert torchrun.stdout is not None
         while torchrun.stdout.readline() != "\n":
             assert torchrun.poll() is None
@@ -136,43 +92,9 @@ def test_torchrun_is_not_held_by_the_others(tmp_path: Path) -> None:
         printed, _ = torchrun.communicate(timeout=90)
         took = time.monotonic() - killed
     assert torchrun.returncode == 1 and took < 25, (took, printed)
-    assert {(page.rank, page.kind) for page in failures(run)} == {(0, "lost"), (1, "lost")}, "no preemption"
+    kinds = {(page.rank, page.kind) for page in failures(tmp_path / "run")}
+    assert kinds == {(0, "lost")}, "no preemption"
     assert "SIGKILL" in printed.partition("Root Cause")[2], printed
-
-
-# --------------------------------------------------------------------------------- a whole run
-
-PROGRAM = """
-def inside(loop, step):
-    if step == 3:
-        if rank == 0:
-            time.sleep(600)
-        {ends}
-
-trained("run", inside, epochs=1)
-"""
-
-ENDS = {
-    "os.kill(os.getpid(), signal.SIGKILL)": "rank 1: its process died without an error",
-    'raise ValueError("a bad sample")': "rank 1: ValueError: a bad sample",
-}
-
-
-@pytest.mark.parametrize("ends", ENDS)
-def test_the_other_rank_leaves_with_the_first_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    monkeypatch.setenv("FOLDER", str(tmp_path))
-    with started(LOOPS + PROGRAM.format(ends=ends), 2) as processes:
-        said = [process.communicate(timeout=60)[0] for process in processes]
-    assert processes[0].returncode == 1, said
-    pages = {page.rank: page for page in failures(tmp_path / "run")}
-    assert 0 in pages, said
-    assert (pages[0].kind, pages[0].step) == ("lost", 2)
-    assert pages[0].cause is not None and pages[0].cause.startswith(ENDS[ends])
-    assert [page.what for rank, page in pages.items() if rank == 1] == (
-        ["ValueError: a bad sample"] if "ValueError" in ends else []
-    )
 
 
 # ------------------------------------------------------------------------------- who is lost, and who is not

@@ -9,7 +9,7 @@ from everstep.checkpoint.commit import (
     retire_others,
     save_apart,
 )
-from everstep.checkpoint.exchange import RankExchange, WriterExchange, first_error
+from everstep.checkpoint.exchange import Exchange, first_error
 from everstep.checkpoint.files import forecast, trial_write
 from everstep.checkpoint.format import FORMAT, Checkpoint, Phase, read_own_trees
 from everstep.checkpoint.format import read as read_checkpoint

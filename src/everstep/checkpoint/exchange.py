@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from everstep import errors
 from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import Record
 from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
@@ -48,7 +48,7 @@ from everstep.errors import (
     RunDirError,
 )
 from everstep.hazard import reach
-from everstep.polling import looking, wait_until
+from everstep.polling import wait_until
 
 _COMMIT = "commit"
 
@@ -83,20 +83,18 @@ class _EndedError(Exception):
         self.error = error
 
 
-class Exchange(ABC):
-    """Messages of one rank; `WriterExchange` or `RankExchange`, as the rank is.
+class Exchange:
+    """Messages of one rank in the saves of all; `leads` is the writer's.
 
     Made on the main thread, used by one other thread.  All ranks enter `save` equally often.
     """
 
-    def __init__(self, group: Group, limit: float | None = None) -> None:
+    def __init__(self, group: Group) -> None:
         assert group.store is not None
-        self.rank, self._group = group.rank, group
-        self._limit = group.limit if limit is None else limit
-        self._store = group.store.below("saves/")
+        self.leads, self._rank, self._group = group.writer, group.rank, group
+        self._store, self._part = group.store.below("saves/"), f"part/{group.rank}"
         self._count, self._oldest = 0, 1
         """Numbers of this save, and of the first one of which this rank has not deleted its keys."""
-        self._own = ("folder", "verdict", "done") if group.writer else (f"part/{self.rank}",)
         self._done: list[Any] | None = None
         """Bytes, whether an equal one was kept, and digest of what was committed; None for no checkpoint."""
         self._knows = False
@@ -116,84 +114,32 @@ class Exchange(ABC):
         self._done, self._knows = None, False
         try:
             yield
-            self._end()
+            if self.leads:
+                self._tell("done", self._done)
+            elif not self._knows:
+                self._hear_the_end()
         except _EndedError as ended:
             raise self._fail(ended.error, known=True) from None
         except Exception as error:
-            common = self._fail(for_all(error, self.rank), known=False)
+            common = self._fail(for_all(error, self._rank), known=False)
             # its own error of a kind that other ranks only hear of
-            mine = isinstance(common, PeerFailedError) and common.ranks == (self.rank,)
+            mine = isinstance(common, PeerFailedError) and common.ranks == (self._rank,)
             raise (error if mine else common) from error
 
-    @abstractmethod
-    def _end(self) -> None:
-        """Tell or hear how a save has ended that is good here."""
-
-    @abstractmethod
     def _fail(self, error: Exception, *, known: bool) -> Exception:
         """Fail the save on all ranks, unless they know; returns the error by which it fails."""
-
-    def committed(self, commit: Commit, folder: Path) -> CommittedCheckpoint:
-        """Return what was committed in this save."""
-        assert self._done is not None, "no checkpoint was committed in this save"
-        size, kept, digest = self._done
-        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, kept, digest)
-
-    def _forget(self) -> None:
-        """Delete own keys of all saves before this one, which those who read them have left."""
-        for count in range(self._oldest, self._count):
-            for name in self._own:
-                self._store.delete(f"{count}/{name}")
-        self._oldest = self._count
-
-    def _tell(self, name: str, value: Any) -> None:
-        reach(f"checkpoint.tell_{name.partition('/')[0]}")
-        self._store.set(f"{self._count}/{name}", json.dumps(value))
-
-    def _heard(self, names: Sequence[str], late: str) -> list[Any]:
-        """Return the values of keys, once they exist."""
-        keys = [f"{self._count}/{name}" for name in names]
-        if not wait_until(looking(lambda: self._store.has(keys), self._look), self._limit):
-            lacking = [key for key in keys if not self._store.has([key])]
-            ranks = [int(key.split("/")[2]) if key.count("/") > 1 else 0 for key in lacking]
-            late = f"{named(ranks)} {late} within {self._limit:g} s"
-            what = f"{late}; check the output there, or raise the limit"
-            raise RankSaveError(errno.ETIMEDOUT, what, ranks=ranks)
-        reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
-        heard = [json.loads(text) for text in self._store.get(keys)]
-        for each in heard:
-            if isinstance(each, dict):
-                raise _EndedError(unpacked(each))
-        return heard
-
-    def _look(self) -> None:
-        if failure := self._group.failure():
-            rank, reason = failure
-            what = f"rank {rank} has failed ({reason}); check its output"
-            raise RankSaveError(errno.ECONNABORTED, what, ranks=[rank])
-
-    def _decide(self, verdict: str | Exception) -> str | Exception:
-        """Decide the save, unless another rank was faster; returns what was decided."""
-        reach("checkpoint.verdict")
-        text = verdict if isinstance(verdict, str) else json.dumps(packed(verdict))
-        decided = self._store.set_once(f"{self._count}/verdict", text)
-        return decided if decided == _COMMIT else unpacked(json.loads(decided))
-
-
-class WriterExchange(Exchange):
-    """Messages of the writer, which leads each save."""
-
-    def _end(self) -> None:
-        self._tell("done", self._done)
-
-    def _fail(self, error: Exception, *, known: bool) -> Exception:
-        with suppress(GroupError):  # the store is gone: each rank finds that out by itself
-            decided = self._decide(error)
-            if isinstance(decided, Exception):
-                error = decided
-            if not self._knows:
-                self._tell("folder", packed(error))
-            self._tell("done", packed(error))
+        if self.leads:
+            with suppress(GroupError):  # the store is gone: each rank finds that out by itself
+                error = self._decide(error) or error
+                if not self._knows:
+                    self._tell("folder", packed(error))
+                self._tell("done", packed(error))
+        elif not (known or self._knows):
+            self._tell(self._part, packed(error))
+            try:
+                self._hear_the_end(error)
+            except _EndedError as ended:
+                return ended.error
         return error
 
     def leading(
@@ -212,7 +158,7 @@ class WriterExchange(Exchange):
             written = format.write_common(folder, commit.common)
             own, ranks = Part.write(folder, 0, commit), range(1, self._group.size)
             heard = self._heard([f"part/{rank}" for rank in ranks], "did not report its part")
-            self._forget()
+            self._forget("folder", "verdict", "done")
             parts = [own, *(Part(*part) for part in heard)]
             _require_replicas([part.replicated for part in parts])
             digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
@@ -223,48 +169,37 @@ class WriterExchange(Exchange):
                 size = format.write_manifest(folder, body, commit.common, written, files_of, pieces)
             self._done = [size, size == 0, digest]
             # last: when the verdict is commit, nothing is left but the rename, which must follow at once
-            if isinstance(decided := self._decide(_COMMIT), Exception):
+            if (decided := self._decide(None)) is not None:
                 raise _EndedError(decided)
             return size
 
         return write
 
-
-class RankExchange(Exchange):
-    """Messages of a rank that is not the writer."""
-
-    def _end(self) -> None:
-        if not self._knows:
-            self.outcome()
-
-    def _fail(self, error: Exception, *, known: bool) -> Exception:
-        if not known and not self._knows:
-            self._tell(f"part/{self.rank}", packed(error))
-            try:
-                self.outcome(error)
-            except _EndedError as ended:
-                return ended.error
-        return error
-
     def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
-        """Write this rank's part of a checkpoint, inside `save`, once the writer has made its folder."""
+        """Write the part of a rank that does not lead, inside `save`, once the writer has made its folder."""
         held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
         require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
         (name,) = self._heard(["folder"], "did not begin the save")
-        self._forget()
-        part = Part.write(folder / str(name), self.rank, commit)
+        self._forget(self._part)
+        part = Part.write(folder / str(name), self._rank, commit)
         if part.files:
             files.fsync_folder(folder / str(name))
-        self._tell(f"part/{self.rank}", part)
-        self.outcome()
+        self._tell(self._part, part)
+        self._hear_the_end()
         return self.committed(commit, folder)
 
-    def outcome(self, own: Exception | None = None) -> None:
+    def committed(self, commit: Commit, folder: Path) -> CommittedCheckpoint:
+        """Return what was committed in this save."""
+        assert self._done is not None, "no checkpoint was committed in this save"
+        size, kept, digest = self._done
+        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, kept, digest)
+
+    def _hear_the_end(self, own: Exception | None = None) -> None:
         """Hear what was committed, once it is; if the writer does not answer, withdraw by the error `own`."""
         try:
             (self._done,) = self._heard(["done"], "did not end the save")
         except RankSaveError as late:
-            if isinstance(decided := self._decide(own or late), Exception):
+            if (decided := self._decide(own or late)) is not None:
                 raise _EndedError(decided) from None
             self._await_rename()
         self._knows = True
@@ -278,11 +213,54 @@ class RankExchange(Exchange):
                 why = f"the writer has failed while it committed a checkpoint ({failure[1]})"
                 raise _EndedError(PeerFailedError(why + advice, ranks=[0]))
 
-        advice, key = "; check its output, then start all ranks again", f"{self._count}/done"
-        if not wait_until(looking(lambda: self._store.has([key]), look), self._limit):
-            why = f"the writer began to commit a checkpoint, and did not end within {self._limit:g} s"
+        advice = "; check its output, then start all ranks again"
+        if not self._exist([f"{self._count}/done"], look):
+            why = f"the writer began to commit a checkpoint, and did not end within {self._group.limit:g} s"
             raise _EndedError(MissingRankError(why + advice, ranks=[0]))
         (self._done,) = self._heard(["done"], "")
+
+    def _forget(self, *names: str) -> None:
+        """Delete own keys of all saves before this one, which those who read them have left."""
+        for count in range(self._oldest, self._count):
+            for name in names:
+                self._store.delete(f"{count}/{name}")
+        self._oldest = self._count
+
+    def _tell(self, name: str, value: Any) -> None:
+        reach(f"checkpoint.tell_{name.partition('/')[0]}")
+        self._store.set(f"{self._count}/{name}", json.dumps(value))
+
+    def _exist(self, keys: Sequence[str], look: Callable[[], None]) -> bool:
+        return wait_until(lambda: self._store.has(keys), self._group.limit, look=look)
+
+    def _heard(self, names: Sequence[str], late: str) -> list[Any]:
+        """Return the values of keys, once they exist."""
+        keys = [f"{self._count}/{name}" for name in names]
+        if not self._exist(keys, self._look):
+            lacking = [key for key in keys if not self._store.has([key])]
+            ranks = [int(key.split("/")[2]) if key.count("/") > 1 else 0 for key in lacking]
+            late = f"{named(ranks)} {late} within {self._group.limit:g} s"
+            what = f"{late}; check the output there, or raise EVERSTEP_GROUP_LIMIT (seconds)"
+            raise RankSaveError(errno.ETIMEDOUT, what, ranks=ranks)
+        reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
+        heard = [json.loads(text) for text in self._store.get(keys)]
+        for each in heard:
+            if isinstance(each, dict):
+                raise _EndedError(unpacked(each))
+        return heard
+
+    def _look(self) -> None:
+        if failure := self._group.failure():
+            rank, reason = failure
+            what = f"rank {rank} has failed ({reason}); check its output"
+            raise RankSaveError(errno.ECONNABORTED, what, ranks=[rank])
+
+    def _decide(self, error: Exception | None) -> Exception | None:
+        """Decide the save, unless another rank was faster; returns what was decided, None for a commit."""
+        reach("checkpoint.verdict")
+        text = _COMMIT if error is None else json.dumps(packed(error))
+        decided = self._store.set_once(f"{self._count}/verdict", text)
+        return None if decided == _COMMIT else unpacked(json.loads(decided))
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
@@ -330,31 +308,18 @@ def first_error(group: Group, error: Exception | None, what: str) -> Exception |
     if group.size == 1:
         return error
     gathered = group.gather(None if error is None else packed(for_all(error, group.rank)), what)
-    errors = [unpacked(each) for each in gathered if each is not None]
-    return min(errors, key=lambda each: not isinstance(each, RankSaveError), default=None)
+    found = [unpacked(each) for each in gathered if each is not None]
+    return min(found, key=lambda each: not isinstance(each, RankSaveError), default=None)
 
 
-_KINDS: dict[type[Exception], tuple[str, ...]] = {
-    RankSaveError: ("ranks",),
-    DivergedRanksError: ("name", "ranks"),
-    PeerFailedError: ("ranks",),
-    NonFiniteError: ("step",),
-    CheckpointError: (),
-}
-"""Classes of such errors, with the attributes that each is made of."""
-
-
-def packed(error: Any) -> dict[str, Any]:
+def packed(error: Exception) -> dict[str, Any]:
     """Return as JSON what `for_all` has made."""
-    kind = next(kind for kind in _KINDS if isinstance(error, kind))
-    facts = {name: getattr(error, name) for name in _KINDS[kind]}
-    text = [error.errno, error.strerror] if kind is RankSaveError else [str(error)]
-    return {"error": kind.__name__, "text": text, "facts": facts}
+    return {"error": type(error).__name__, "text": error.args, "facts": vars(error)}
 
 
 def unpacked(message: dict[str, Any]) -> Exception:
     """Make the error again."""
-    kind: Any = next(kind for kind in _KINDS if kind.__name__ == message["error"])
+    kind: Any = getattr(errors, message["error"])
     error: Exception = kind(*message["text"], **message["facts"])
     return error
 

@@ -28,7 +28,7 @@ from everstep.checkpoint.commit import (
     require_finite,
     writing,
 )
-from everstep.checkpoint.exchange import WriterExchange
+from everstep.checkpoint.exchange import Exchange
 from everstep.checkpoint.format import MANIFEST, Checkpoint, check_sizes, read_body
 from everstep.checkpoint.retention import CheckpointName, Facts, Retention, expendable, kept_best
 from everstep.contracts.state import Json, Regions
@@ -354,7 +354,7 @@ class Store:
             require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
 
-    def commit(self, commit: Commit, ranks: WriterExchange | None = None) -> CommittedCheckpoint:
+    def commit(self, commit: Commit, ranks: Exchange | None = None) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
         A whole checkpoint of that name with the same digest is kept; with another digest it moves to

@@ -99,6 +99,8 @@ class DataRanks:
 class Group:
     """The processes that train one run together; each is a *rank*, and rank 0 is the *writer*.
 
+    This class is the group of one process: every operation returns at once, without a store or a thread.
+
     All ranks call the same operations in the same order, from their main threads.  Values are JSON: None,
     booleans, numbers, strings, lists, and dictionaries with string keys; they are small (the store is no
     channel for weights).  `what` names an operation in errors.
@@ -122,7 +124,9 @@ class Group:
         data: which part of each batch every rank reads; each rank a part of its own, until a loop says else.
     """
 
-    def __init__(self, rank: int, size: int, store: KeyValueStore | None, limit: float = LIMIT) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, store: KeyValueStore | None = None, limit: float = LIMIT
+    ) -> None:
         self.rank, self.size, self.store, self.limit = rank, size, store, limit
         self.data = DataRanks(range(size))
 
@@ -138,7 +142,7 @@ class Group:
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """Return the values of all ranks, in the order of ranks, on every rank."""
-        raise NotImplementedError(type(self).__name__)
+        return [value]
 
     def gather_lists(self, values: Sequence[Any], what: str) -> list[list[Any]]:
         """Return the lists of all ranks, of any length, in the order of ranks."""

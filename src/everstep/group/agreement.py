@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 
 from everstep.errors import GroupError
-from everstep.group.store_group import StoreGroup, missing, require_no_failure
-from everstep.polling import looking, wait_until
+from everstep.group.store_group import StoreGroup, require_no_failure
 
 JOIN = 10.0
 """Seconds for which `close` waits for the threads; they are late only where the store does not answer."""
@@ -148,13 +147,7 @@ class Agreement:
             self._promise = self._steps() + 1
         keys = [f"pass/{number}/{rank}" for rank in range(self._group.size)]
         self._store.set(keys[self._group.rank], str(self._promise))
-        came = looking(
-            lambda: self._closing or self._store.has(keys), lambda: require_no_failure(self._group)
-        )
-        if not wait_until(came, self._group.limit):
-            require_no_failure(self._group)
-            promised = [self._store.has([key]) for key in keys]
-            raise missing("an agreement", self._group.limit, self._group.rank, promised)
+        self._group.await_keys(keys, "an agreement", keys, lambda: self._closing)
         if self._closing:
             return
         agreed = max(map(int, self._store.get(keys)))

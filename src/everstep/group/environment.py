@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from everstep import backends
 from everstep.arguments import number
@@ -31,27 +30,17 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PR_SET_PDEATHSIG = 1
 
 
-class Single(Group):
-    """The group of one process: every operation returns at once, without a store, a thread or a copy."""
-
-    def __init__(self) -> None:
-        super().__init__(rank=0, size=1, store=None)
-
-    def gather(self, value: Any, what: str) -> list[Any]:
-        return [value]
-
-
 def find_group() -> Group:
     """Join the group that this process is part of; all its ranks have to do so.
 
     A process group that the program has initialised counts first, then the variables of a launcher
     (WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them).  With neither, or in a group of one,
-    this is a `Single`, and nothing is imported.  EVERSTEP_GROUP_LIMIT has the seconds to wait for the other
-    ranks, here and in the operations of the group; else 600.
+    this process is the group, and nothing is imported.  EVERSTEP_GROUP_LIMIT has the seconds to wait for the
+    other ranks, here and in the operations of the group; else 600.
     """
     is_launched = os.environ.get("WORLD_SIZE", "1") != "1"
     if not is_launched and all(backend.processes() == 1 for backend in backends.active()):
-        return Single()
+        return Group()
     # torch's is the only store so far; its room is named by a string, since only importlib may load a backend
     limit = _limit()
     end_with_torchrun()

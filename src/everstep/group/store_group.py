@@ -22,11 +22,11 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from everstep.contracts.group import LIMIT, Group, KeyValueStore, named
 from everstep.errors import DisagreementError, GroupError, MissingRankError, PeerFailedError, StoreLostError
-from everstep.polling import looking, wait_until
+from everstep.polling import wait_until
 
 LEAVING = 10.0
 """Seconds for which the writer waits at the end for the others to leave: its process may host the store."""
@@ -48,7 +48,10 @@ class StoreGroup(Group):
     def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
         session = _meet(store, rank, size, limit)
         super().__init__(rank, size, store.below(f"{session}/"), limit)
-        _remember(self.store, rank, size)
+        global _last
+        if _last is None:
+            atexit.register(_say_so)
+        _last = self.store, rank, size, os.getpid()
         self.bells = [f"bell/{other}" for other in range(size)]
         self.count, self.operation = 0, ""
         self._broken: str | None = None
@@ -75,9 +78,9 @@ class StoreGroup(Group):
         self._forget(self.count - 2)
         store.set(keys[self.rank], mine)
         if not self.writer:
-            self._wait([result], what)
+            self.await_keys([result], what, keys)
             return list(json.loads(*store.get([result])))
-        self._wait(keys, what)
+        self.await_keys(keys, what, keys)
         text = f"[{','.join(store.get(keys))}]"
         store.set(result, text)
         return list(json.loads(text))
@@ -91,12 +94,16 @@ class StoreGroup(Group):
             if self.writer:
                 self.store.delete(f"{count}/all")
 
-    def _wait(self, keys: list[str], what: str) -> None:
-        came = looking(lambda: self.store.has(keys), lambda: require_no_failure(self))
-        if not wait_until(came, self.limit):
+    def await_keys(
+        self, keys: list[str], what: str, of_ranks: list[str], ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until keys exist, or `ended`; an error names the ranks whose keys among `of_ranks` do not."""
+        came = wait_until(
+            lambda: ended() or self.store.has(keys), self.limit, look=lambda: require_no_failure(self)
+        )
+        if not came:
             require_no_failure(self)
-            present = [self.store.has([key]) for key in self._keys(self.count)]
-            raise missing(what, self.limit, self.rank, present)
+            raise _missing(what, self.limit, self.rank, [self.store.has([key]) for key in of_ranks])
 
     def fail(self, reason: str, rank: int | None = None) -> None:
         failed = self.rank if rank is None else rank
@@ -141,7 +148,7 @@ def require_no_failure(group: Group) -> None:
         )
 
 
-def missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
+def _missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
     absent = [other for other, there in enumerate(came) if not there]
     if absent:
         text = f"{named(absent)} did not reach {what!r} within {limit:g} s"
@@ -167,36 +174,26 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     a token that it has just drawn; each rank answers with that token and a token of its own; a list of tokens
     by the writer is right for the rank that finds its own in it.
     """
-    own = secrets.token_hex(8)
-    meeting = _call(store, own, size) if rank == 0 else _answer(store, rank, own)
-    if not wait_until(looking(meeting, _require_running), limit):
-        raise missing("the opening of the group", limit, rank, _present(store, own, rank, size))
+    own, answered = secrets.token_hex(8), ""
+
+    def have_met() -> bool:
+        nonlocal answered
+        if rank == 0:
+            return all(_tokens(store, own, size))
+        call, session = _get(store, ["call", "session"])
+        if call and call != answered:
+            answered = call
+            store.set(f"answer/{rank}", json.dumps([call, own]))
+        return bool(session) and own in json.loads(session)
+
+    if rank == 0:
+        store.set("call", own)
+    if not wait_until(have_met, limit, look=_require_running):
+        raise _missing("the opening of the group", limit, rank, _present(store, own, rank, size))
     if rank == 0:
         store.set("session", json.dumps([own, *_tokens(store, own, size)]))
         return own
     return str(json.loads(*store.get(["session"]))[0])
-
-
-def _call(store: KeyValueStore, own: str, size: int) -> Callable[[], bool]:
-    """Make the writer's question whether all have answered its call."""
-    store.set("call", own)
-    return lambda: all(_tokens(store, own, size))
-
-
-def _answer(store: KeyValueStore, rank: int, own: str) -> Callable[[], bool]:
-    """Make a rank's question whether it is in the session; it answers each new call."""
-    answered = ""
-
-    def meets() -> bool:
-        nonlocal answered
-        (call,) = _get(store, ["call"])
-        if call and call != answered:
-            answered = call
-            store.set(f"answer/{rank}", json.dumps([call, own]))
-        (session,) = _get(store, ["session"])
-        return bool(session) and own in json.loads(session)
-
-    return meets
 
 
 def _tokens(store: KeyValueStore, call: str, size: int) -> list[str]:
@@ -222,33 +219,22 @@ def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
     return [store.get([key])[0] if store.has([key]) else "" for key in keys]
 
 
-class _Last(NamedTuple):
-    store: KeyValueStore
-    rank: int
-    size: int
-    process: int
+_last: tuple[KeyValueStore, int, int, int] | None = None
+"""Store, rank, size and process number in the group that this process joined last.
 
-
-_last: _Last | None = None
-"""The group that this process joined last.  At its end it says there that it has ended: a rank that calls
-`trainer.evaluate()` alone, after the training, would wait for the others for its whole limit."""
-
-
-def _remember(store: KeyValueStore, rank: int, size: int) -> None:
-    global _last
-    if _last is None:
-        atexit.register(_say_so)
-    _last = _Last(store, rank, size, os.getpid())
+At its end it says there that it has ended: a rank that calls `trainer.evaluate()` alone, after the training,
+would wait for the others for its whole limit.
+"""
 
 
 def _require_running() -> None:
     """Refuse to wait for a rank that was in the group before, and whose program has ended."""
     if _last is None:
         return
-    others = [rank for rank in range(_last.size) if rank != _last.rank]
-    if ended := [rank for rank in others if _last.store.has([f"ended/{rank}"])]:
+    store, own, size, _ = _last
+    if ended := [rank for rank in range(size) if rank != own and store.has([f"ended/{rank}"])]:
         raise DisagreementError(
-            f"the program of {named(ended)} has ended, and rank {_last.rank} waits to meet all ranks again; "
+            f"the program of {named(ended)} has ended, and rank {own} waits to meet all ranks again; "
             "call train(), evaluate() and the like on all ranks alike, not below a condition that only some "
             "of them meet (if rank == 0: ...)",
             ranks=ended,
@@ -256,9 +242,12 @@ def _require_running() -> None:
 
 
 def _say_so() -> None:
-    if _last is not None and _last.process == os.getpid():  # a forked child has not ended the rank
+    if _last is None:
+        return
+    store, rank, _, process = _last
+    if process == os.getpid():  # a forked child has not ended the rank
         with suppress(GroupError):  # the store is gone: so are the others
-            _last.store.set(f"ended/{_last.rank}", "")
+            store.set(f"ended/{rank}", "")
 
 
 # --------------------------------------------------------------------------------- the first cause

@@ -26,7 +26,7 @@ from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, Watc
 from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.data_ranks import begin_random, divide
 from everstep.supervisor.leaving.exit import BestRecord, Ending
-from everstep.supervisor.leaving.failures import FailureReporter, HangThread, LostGroup, tell_torchrun
+from everstep.supervisor.leaving.failures import FailureReporter, HangThread, tell_torchrun
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
@@ -150,7 +150,9 @@ class Engine:
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
-        self.reporter = FailureReporter(pages, self.ranks.group, self.progress, self.journal, self.voice)
+        self.reporter = reporter = FailureReporter(
+            pages, self.ranks.group, self.progress, self.journal, self.voice, self.signals.give_up
+        )
         self._open_verifier(stack)
         self.rollbacks = Rollbacks(opening, self.streams)
         self.retries = Retries(opening, self.streams, lambda: self.ranks.signal is not None)
@@ -173,9 +175,8 @@ class Engine:
         self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
-        self.lost_group = LostGroup(self.ranks.group, self.reporter, self.signals.give_up)
-        self.ranks.agree_by_steps(stack, lambda: self.progress.step, self.lost_group)
-        stack.callback(self.lost_group.close)
+        self.ranks.agree_by_steps(stack, lambda: self.progress.step, reporter)
+        stack.callback(reporter.left.set)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"
@@ -183,10 +184,10 @@ class Engine:
         self.spent.begin()
         if (watch := self.settings.hang_watch) is not None:
             marks = {"the loop has not moved": self._moved, "a save has not ended": lambda: self.saver.job}
-            stack.callback(HangThread(watch, self._position, marks, self.reporter).close)
+            stack.callback(HangThread(watch, self._position, marks, reporter).close)
         # before they open: those that did are closed if a later one fails
         stack.callback(self._close_services)
-        stack.callback(self.lost_group.leaving.set)
+        stack.callback(reporter.leaving.set)
         # before they open: a service may read its state there
         if recovered.checkpoint is not None:
             where, services = opening.run_dir.checkpoints / recovered.checkpoint, recovered.tree["services"]

@@ -13,10 +13,10 @@ from everstep.arguments import plain_tree
 from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
 from everstep.errors import ConfigError
-from everstep.group import Agreement, Peers, Single, StoreGroup, find_group, report
+from everstep.group import Agreement, Peers, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
 from everstep.supervisor.data_ranks import require_alike
-from everstep.supervisor.leaving.failures import LostGroup
+from everstep.supervisor.leaving.failures import FailureReporter
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.supervisor.threads.wakeups import Pending, Wakeups
 
@@ -32,7 +32,7 @@ class Ranks:
     """
 
     def __init__(self, signals: SignalWatch, wakeups: Wakeups, clock: Clock) -> None:
-        self.group: Group = Single()
+        self.group = Group()
         self.several = False
         self._signals, self._wakeups, self._clock = signals, wakeups, clock
         self.saves_are_done = True
@@ -62,12 +62,11 @@ class Ranks:
                 "torchrun --max-restarts=3"
             )
 
-    def agree_by_steps(self, stack: ExitStack, steps: Callable[[], int], lost_group: LostGroup) -> None:
+    def agree_by_steps(self, stack: ExitStack, steps: Callable[[], int], reporter: FailureReporter) -> None:
         """Let all ranks stop at the same step for what one wishes; a thread watches over a lost group."""
         if isinstance(group := self.group, StoreGroup):
-            agreement = Agreement(
-                group, steps, self._wakeups.look, lost_group.watch, lost_group.leaving.is_set
-            )
+            lost, leaves = reporter.await_leaving, reporter.leaving.is_set
+            agreement = Agreement(group, steps, self._wakeups.look, lost, leaves)
             stack.callback(agreement.close)
             self._wakeups.agree_by(agreement, keeps_time=group.writer)
 

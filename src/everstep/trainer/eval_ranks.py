@@ -15,7 +15,7 @@ from everstep.contracts.group import Group
 from everstep.contracts.tasks import Task
 from everstep.data.cursor import CursorWrapper
 from everstep.errors import DataError, DisagreementError, UsageError
-from everstep.group import Single, group_size
+from everstep.group import group_size
 from everstep.metrics.statistics import Aggregate
 from everstep.record import batch_digest
 from everstep.services.evaluate import Evaluate
@@ -38,7 +38,7 @@ class EvalRanks:
     """The ranks that evaluate a stream together; usually there is one."""
 
     def __init__(self, group: Group | None = None, why_whole: str | None = None) -> None:
-        self.group = group or Single()
+        self.group = group or Group()
         if self.group.data.size == 1:
             why_whole = why_whole or "the ranks compute with the same batches"
         self.why_whole = why_whole

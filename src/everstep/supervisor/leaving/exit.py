@@ -113,7 +113,7 @@ class Exit:
         step, given = engine.step, error
         self._alone = given is not None and not self._on_all_ranks(given, step)
         if given is not None and self._alone:
-            engine.lost_group.leaving.set()
+            engine.reporter.leaving.set()
             engine.reporter.report(given)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal

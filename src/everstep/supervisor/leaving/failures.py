@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,10 +24,8 @@ from everstep.supervisor.saving.state_tree import Progress
 
 PATIENCE = 4.0
 """Seconds for the report of a process that ends itself: a disk or a pipe may be what hangs."""
-GRACE = 3.0
-"""Seconds for the main thread to come back from a lost group: by an error of its collective, or by itself."""
 LEAVING = 5.0
-"""Seconds from the loss in which a main thread that has come back has to leave the loop."""
+"""Seconds from the loss of the group in which the main thread has to leave the loop."""
 _TICKS = 20
 """Least number of looks before something hangs: this thread has run that often, and nothing has moved."""
 _TELLING = 6.0
@@ -38,12 +35,23 @@ _STAND = 30.0
 
 
 class FailureReporter:
-    """Reports a failure to the journal, `failures/`, torchrun's error file and the other ranks."""
+    """Reports a failure to the journal, `failures/`, torchrun's error file and the other ranks.
+
+    The main thread sets `leaving` where it begins to leave the loop, and `left` before it closes the
+    `Agreement`.  `give_up` is called with the reason where no save can succeed any more.
+    """
 
     def __init__(
-        self, pages: FailurePages, group: Group, progress: Progress, journal: Journal, voice: Voice
+        self,
+        pages: FailurePages,
+        group: Group,
+        progress: Progress,
+        journal: Journal,
+        voice: Voice,
+        give_up: Callable[[str], None],
     ) -> None:
-        self._pages, self._progress = pages, progress
+        self._pages, self._progress, self._give_up = pages, progress, give_up
+        self.leaving, self.left = threading.Event(), threading.Event()
         self.group, self.journal, self.voice = group, journal, voice
         self._reported: BaseException | None = None
         self._cause: str | None = None
@@ -87,6 +95,20 @@ class FailureReporter:
         _within(PATIENCE, write_report)
         os._exit(1)
 
+    def await_leaving(self, error: BaseException) -> None:
+        """End this process, whose group is lost by `error`, if its main thread does not leave the loop soon.
+
+        A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python
+        code can end it.  With the seconds in which a loss is noticed, all ranks have left within 10 seconds.
+        """
+        # first: torchrun sends SIGTERM to all other ranks soon after
+        self._give_up(str(error))
+        # now: the rank that hosts the store may leave first
+        cause = failure_of_another(self.group)
+        if not self.left.wait(LEAVING):
+            what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
+            self.end_process("lost", what, cause)
+
 
 def stacks() -> list[str]:
     """Return the stack of each thread of this process, the main thread first, in the form of a traceback."""
@@ -116,38 +138,6 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
 
 def _with_cause(what: str, cause: str | None) -> str:
     return what if cause is None else f"{what} (a consequence of {cause})"
-
-
-class LostGroup:
-    """Ends this process where the group is lost and the main thread does not come back.
-
-    A collective with a lost rank may wait for minutes (the time limit of gloo and nccl), and no Python code
-    can end it.  With the seconds in which a loss is noticed, and those of the report, all ranks have left
-    within 10 seconds.  The main thread sets `leaving`, and closes this before it closes the `Agreement`.
-    """
-
-    def __init__(self, group: Group, reporter: FailureReporter, give_up: Callable[[str], None]) -> None:
-        self._group, self._reporter, self._give_up = group, reporter, give_up
-        self.leaving, self._closed = threading.Event(), threading.Event()
-
-    def watch(self, error: BaseException) -> None:
-        """Watch the main thread until it has left the loop: the group is lost by `error`."""
-        # first: torchrun sends SIGTERM to all other ranks soon after
-        self._give_up(str(error))
-        until = time.monotonic() + LEAVING
-        # now: the rank that hosts the store may leave first
-        cause = failure_of_another(self._group)
-        if not self.leaving.wait(GRACE):
-            what = f"the main thread did not come back within {GRACE:g} s of the loss: {error}"
-            self._reporter.end_process("lost", what, cause)
-        if not self._closed.wait(until - time.monotonic()):
-            what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
-            self._reporter.end_process("lost", what, cause)
-
-    def close(self) -> None:
-        """Note that the main thread has left the loop."""
-        self.leaving.set()
-        self._closed.set()
 
 
 class HangThread:

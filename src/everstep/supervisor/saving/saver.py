@@ -24,11 +24,10 @@ from everstep.checkpoint import (
     CheckpointName,
     Commit,
     CommittedCheckpoint,
+    Exchange,
     Phase,
-    RankExchange,
     Retention,
     Writer,
-    WriterExchange,
     disk_failed,
     first_error,
     is_interim,
@@ -443,9 +442,7 @@ class Writing:
         self._opening, self._retention = opening, retention
         self._journal, group = opening.journal, opening.group
         self._together_with = group.data.together(group.rank)
-        self._exchange: WriterExchange | RankExchange | None = None
-        if group.size > 1:
-            self._exchange = WriterExchange(group) if group.writer else RankExchange(group)
+        self._exchange = Exchange(group) if group.size > 1 else None
         self.digest: str | None = None
         """Digest of the newest committed state, that of an interim checkpoint included."""
 
@@ -512,7 +509,7 @@ class Writing:
         exchange = self._exchange
         replicated = {} if exchange is None else digests(common, own, self._together_with)
         commit = replace(snapshot.commit, common=common, digest=digest(mine), own=own, replicated=replicated)
-        if isinstance(exchange, RankExchange):
+        if exchange is not None and not exchange.leads:
             return exchange.write_part(self._opening.store.folder, commit)
         return self._opening.store.commit(commit, exchange)
 
@@ -526,7 +523,7 @@ class Writing:
         folder = store.best_folder(action.metric)
         meta: Any = {"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id}
         commit = replace(snapshot.commit, common=user, digest=digest(user), partial=False, meta=meta)
-        if isinstance(exchange, RankExchange):
+        if exchange is not None and not exchange.leads:
             exchange.write_part(folder, commit)
             return
         together: dict[str, Any] = {}

@@ -12,7 +12,6 @@ from everstep.contracts.group import Group
 from everstep.data.adapt import as_stream
 from everstep.data.cursor import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
-from everstep.group import Single
 from everstep.record import Batch
 from everstep.supervisor.data_ranks import require_same_samples
 from everstep.supervisor.streams.generators import Generators, note_left
@@ -72,7 +71,7 @@ class Streams:
         group: Group | None = None,
         uneven: Uneven | None = None,
     ) -> None:
-        self._group = group = group or Single()
+        self._group = group = group or Group()
         self.share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
