@@ -48,7 +48,8 @@ while epoch < 4:
     epoch += 1
     state = {name: part.state_dict() for name, part in parts.items()}
     target = "last.pt" if WRONG == "in place" else "new.pt"
-    torch.save({**state, "random": torch.get_rng_state(), "epoch": epoch}, target)
+    for each in [f"{epoch}.pt", target] if WRONG == "copies" else [target]:
+        torch.save({**state, "random": torch.get_rng_state(), "epoch": epoch}, each)
     if WRONG == "synced":
         with open(target, "rb+") as file:
             os.fsync(file.fileno())

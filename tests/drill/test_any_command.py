@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -67,23 +69,35 @@ def test_it_names_what_a_resume_forgets(wrong: str) -> None:
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
-    ("wrong", "told"),
-    [("nothing", "✓ exact; begun anew, nothing was saved yet"), ("fails", "✗ failed; OSError: torn")],
+    ("wrong", "point", "told"),
+    [
+        ("nothing", "update:2", "✓ exact; begun anew, nothing was saved yet"),
+        ("fails", "update:2", "✗ failed; OSError: torn"),
+        ("nothing", "file:4", "✓ exact"),
+        (
+            "copies",
+            "file:5",
+            "✓ exact; lost work: resumed after update 4, although a save of update 8 was complete",
+        ),
+    ],
 )
 def test_the_table_says_what_a_resume_began_from_and_how_it_failed(
-    wrong: str, told: str, tmp_path: Path
+    wrong: str, point: str, told: str, tmp_path: Path
 ) -> None:
-    assert struck(wrong, "update", tmp_path / "drill", "kill:update:2:0").line.endswith(told)
+    assert struck(wrong, "kill", tmp_path / "drill", f"kill:{point}:0").line.endswith(told)
 
 
-def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
+def traced(updates: int, files: Callable[[int], Sequence[tuple[str, str]]], ranks: int = 1) -> Reference:
+    """Return an undisturbed start of which each rank changes files (kind, path) after an update."""
     lines: list[dict[str, object]] = []
-    for update in range(1, 5):
-        for rank in (0, 1):
-            lines += [{"at": "update", "rank": rank, "number": 0, "random": {}, "n": update}]
-            lines += [{"at": "file", "rank": rank, "kind": "save", "path": f"{rank}.pt"}] * (update == 2)
-    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
-    strikes, _ = reference.strikes(12, Random(0))
+    for update, rank in product(range(1, updates + 1), range(ranks)):
+        lines += [{"at": "update", "rank": rank, "number": 0, "random": {}}]
+        lines += [{"at": "file", "rank": rank, "kind": kind, "path": path} for kind, path in files(update)]
+    return Reference(Start("", 0, 1.0, lines, Path("log")))
+
+
+def test_files_are_struck_on_each_rank_that_writes_them() -> None:
+    strikes, _ = traced(4, lambda update: [("save", "last.pt")] * (update == 2), 2).strikes(12, Random(0))
     files = [(name, strike) for name, strike in strikes if ":file:" in strike]
     assert files == [
         ("torn save", "tear:file:1:0"),
@@ -95,12 +109,8 @@ def test_files_are_struck_on_each_rank_that_writes_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_short_budget_strikes_each_kind_once_and_the_middle_of_a_save_first(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = []
-    for update in range(1, 31):
-        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
-        lines += [{"at": "file", "rank": 0, "kind": "save", "path": "ckpt.pt"}] * (update % 5 == 0)
-    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+def test_a_short_budget_strikes_each_kind_once_and_the_middle_of_a_save_first() -> None:
+    reference = traced(30, lambda update: [("save", "ckpt.pt")] * (update % 5 == 0))
     strikes, kinds = reference.strikes(12, Random(0))
     assert [name for name, _ in strikes[:5]] == [
         "torn save",
@@ -112,16 +122,9 @@ def test_a_short_budget_strikes_each_kind_once_and_the_middle_of_a_save_first(tm
     assert len(strikes) == 12 and len({*strikes}) == 12 and {*kinds} == {name for name, _ in strikes}
 
 
-def test_of_more_kinds_than_strikes_none_is_struck_twice_and_all_are_named(tmp_path: Path) -> None:
+def test_of_more_kinds_than_strikes_none_is_struck_twice_and_all_are_named() -> None:
     saved = [("open", "a.json"), ("save", "a.tmp"), ("rename", "a.pt"), ("remove", "old.pt")]
-    lines: list[dict[str, object]] = []
-    for update, rank in product(range(1, 9), (0, 1)):
-        lines += [{"at": "update", "rank": rank, "number": 0, "random": {}, "n": update}]
-        changed = saved if update % 4 == 0 else []
-        lines += [
-            {"at": "file", "rank": rank, "kind": kind, "path": f"{rank}{path}"} for kind, path in changed
-        ]
-    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+    reference = traced(8, lambda update: saved * (update % 4 == 0), ranks=2)
     strikes, kinds = reference.strikes(12, Random(0))
     assert len({name for name, _ in strikes}) == 12 and len(kinds) == 16
     assert {"update", "SIGTERM", "torn save", "torn save @1"} <= {name for name, _ in strikes}
@@ -157,17 +160,17 @@ def test_a_save_by_a_handler_inside_a_save_is_seen_and_the_file_that_was_struck_
     assert Reference(struck).file_words(struck) == ", save ckpt.pt"
 
 
-def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = []
-    for update in range(1, 9):
-        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
-        saved = [("open", "state.json"), ("save", "a.tmp"), ("rename", "a.pt")] * (update in (3, 8))
-        changed = [("open", "log.csv"), *saved, ("open", "log.csv")]
-        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in changed]
-    paths = [str(line["path"]) for line in lines if line["at"] == "file"]
-    strikes, _ = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(13, Random(0))
-    struck = [(name, paths[int(strike.split(":")[2]) - 1]) for name, strike in strikes if ":file:" in strike]
-    assert struck == [
+def struck_files(reference: Reference, count: int) -> list[tuple[str, str]]:
+    paths = [line["path"] for line in reference.start.lines if line["at"] == "file"]
+    strikes, _ = reference.strikes(count, Random(0))
+    assert len(strikes) == count
+    return [(name, paths[int(strike.split(":")[2]) - 1]) for name, strike in strikes if ":file:" in strike]
+
+
+def test_files_of_saves_are_struck_before_logs() -> None:
+    saved, log = [("open", "state.json"), ("save", "a.tmp"), ("rename", "a.pt")], ("open", "log.csv")
+    reference = traced(8, lambda update: [log, *saved * (update in (3, 8)), log])
+    assert struck_files(reference, 13) == [
         ("torn open", "state.json"),
         ("before open", "state.json"),
         ("torn save", "a.tmp"),
@@ -180,29 +183,17 @@ def test_files_of_saves_are_struck_before_logs(tmp_path: Path) -> None:
     ]
 
 
-def test_one_strike_of_twelve_is_left_for_logs(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = []
-    for update in range(1, 9):
-        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
-        files = [("open", f"{n}.json") for n in range(9)] + [("save", "a.pt")]
-        changed = [("open", "log.csv"), *(files if update in (3, 8) else [])]
-        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in changed]
-    paths = [str(line["path"]) for line in lines if line["at"] == "file"]
-    reference = Reference(Start("", 0, 1.0, lines, tmp_path / "log"))
+def test_one_strike_of_twelve_is_left_for_logs() -> None:
+    saved = [*(("open", f"{n}.json") for n in range(9)), ("save", "a.pt")]
+    reference = traced(8, lambda update: [("open", "log.csv"), *saved * (update in (3, 8))])
     for count, logs in ((6, 0), (12, 1), (24, 2)):
-        strikes = [strike for _, strike in reference.strikes(count, Random(0))[0]]
-        struck = [paths[int(strike.split(":")[2]) - 1] for strike in strikes if ":file:" in strike]
-        assert len(strikes) == count and struck.count("log.csv") == logs, count
+        assert [path for _, path in struck_files(reference, count)].count("log.csv") == logs, count
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
-def test_a_power_cut_strikes_renames_only_where_it_is_asked_for(power_cut: bool, tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = []
-    for update in range(1, 5):
-        lines += [{"at": "update", "rank": 0, "number": 0, "random": {}, "n": update}]
-        saved = [("save", "a.tmp"), ("rename", "a.pt")] * (update == 2)
-        lines += [{"at": "file", "rank": 0, "kind": kind, "path": path} for kind, path in saved]
-    strikes, _ = Reference(Start("", 0, 1.0, lines, tmp_path / "log")).strikes(12, Random(0), power_cut)
+def test_a_power_cut_strikes_renames_only_where_it_is_asked_for(power_cut: bool) -> None:
+    saved = [("save", "a.tmp"), ("rename", "a.pt")]
+    strikes, _ = traced(4, lambda update: saved * (update == 2)).strikes(12, Random(0), power_cut)
     assert (("power cut rename", "tear:file:2:0") in strikes) == power_cut
 
 
@@ -355,35 +346,87 @@ def line(at: str, n: object, *draws: str) -> dict[str, object]:
     return {"at": at, "rank": 0, "number": 0, "random": {"torch": str(n)}, "draws": [*draws], **state}
 
 
-def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished(tmp_path: Path) -> None:
-    every = [line("enter", 0), *(line("update", n) for n in range(1, 5))]
-    whole = Start("", 0, 1.0, every, tmp_path / "log")
-    strike = {"at": "strike", "point": "update", "rank": 0}
-    struck = Start("SIGTERM:update:2:0", 0, 1.0, [*every[:3], strike], tmp_path / "log")
-    report = DrillReport("train", [], 0, runs=[], steps=4, seconds=1.0)
-    campaign = _CommandCampaign(report, tmp_path, 60.0, keep=False)
-    campaign.reference = Reference(whole)
-    # from the inside: the same from the outside takes eight processes, and is the test after this one
-    first = campaign._judged("SIGTERM", [struck, whole]).divergence
-    assert first is not None and (first.name, first.expected, first.actual) == ("updates", "4", "2")
+EVERY = [line("enter", 0), *(line("update", n) for n in range(1, 11))]
+STRIKE = {"at": "strike", "point": "update", "rank": 0}
 
 
-@pytest.mark.parametrize(("place", "message"), [(2, "after update 2; tensors had been saved up to"), (4, "")])
-def test_a_resume_from_an_older_save_is_exact_and_says_so(place: int, message: str, tmp_path: Path) -> None:
-    every = [line("enter", 0), *(line("update", n) for n in range(1, 9))]
-    saved = {"at": "file", "rank": 0, "kind": "save", "path": "ckpt.pt"}
-    strike = {"at": "strike", "point": "update", "rank": 0}
-    struck = [*every[:3], saved, *every[3:5], saved, *every[5:7], strike]
-    starts = [
-        Start("kill:update:6:0", -9, 1.0, struck, tmp_path / "log"),
-        Start("", 0, 1.0, [line("enter", place), *every[place + 1 :]], tmp_path / "log"),
-    ]
-    report = DrillReport("train", [], 0, runs=[], steps=8, seconds=1.0)
-    campaign = _CommandCampaign(report, tmp_path, 60.0, keep=False)
-    campaign.reference = Reference(Start("", 0, 1.0, every, tmp_path / "log"))
-    # from the inside: the same from the outside takes four processes
-    result = campaign._judged("update", starts)
-    assert result.verdict == "exact" and message in result.message and bool(message) == bool(result.message)
+def judged(struck: Start, resumed: list[dict[str, object]], whole: list[dict[str, object]]) -> DrillReport:
+    """Judge a kill from the inside: the same from the outside takes four processes or more."""
+    report = DrillReport("train", [], 0, runs=[], steps=10, seconds=1.0)
+    campaign = _CommandCampaign(report, Path(), 60.0, keep=False)
+    campaign.reference = Reference(Start("", 0, 1.0, whole, Path("log")))
+    report.results = [campaign._judged("kill", [struck, Start("", 0, 1.0, resumed, Path("log"))])]
+    return report
+
+
+def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished() -> None:
+    struck = Start("SIGTERM:update:2:0", 0, 1.0, [*EVERY[:3], STRIKE], Path("log"))
+    first = judged(struck, EVERY, EVERY).results[0].divergence
+    assert first is not None and (first.name, first.expected, first.actual) == ("updates", "10", "2")
+
+
+LOST = "lost work: resumed after update 4, although a save of update 8 was complete"
+OLDER = "resumed after update 4; tensors had been saved up to update 8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("whole 8, rename ck-#.ckpt 8, whole 9, KILL rename last.ckpt 9", LOST),
+        ("open #.pt, whole #.pt, KILL save last.pt, whole last.pt", LOST),
+        ("save #.pt, whole #.pt, KILL remove old.pt", LOST),
+        ("save #.pt, whole #.pt", LOST),
+        ("save model.pt, save optimizer.pt", OLDER),
+        ("KILL save #.pt, whole #.pt", ""),
+        ("save new, whole new, KILL rename last.pt new", ""),
+        ("save new/a.pt, whole new/a.pt, KILL rename ck-# new", ""),
+        ("save #.pt, whole #.pt, KILL open done", ""),
+        ("open busy, save #.pt, whole #.pt, KILL remove busy", ""),
+        ("save model.pt, KILL save optimizer.pt", ""),
+    ],
+)
+@pytest.mark.parametrize("place", [4, 8])
+def test_a_resume_from_an_older_save_is_exact_and_says_whether_the_newest_was_complete(
+    changes: str, message: str, place: int
+) -> None:
+    def save(update: int, killed: bool = False) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = []
+        for change in changes.replace("#", str(update)).split(", "):
+            kind, path, *of = change.removeprefix("KILL ").split()
+            moved = {"size": int(of[0])} if of and of[0].isdigit() else {"source": of[0]} if of else {}
+            place = int(path) if path.isdigit() else path
+            at = "whole" if kind == "whole" else "file"
+            found.append({"at": at, "rank": 0, "kind": kind, "path": place, "keys": ["model"], **moved})
+            if killed and change.startswith("KILL"):
+                return [*found, {**STRIKE, "point": "file"}]
+        return found
+
+    lines = [*EVERY[:5], *save(4), *EVERY[5:9], *save(8, killed=True)]
+    struck = Start("kill", -9, 1.0, lines + [EVERY[9], STRIKE] * ("KILL" not in changes), Path("log"))
+    whole = [*EVERY[:5], *save(4), *EVERY[5:9], *save(8), *EVERY[9:]]
+    report = judged(struck, [line("enter", place), *EVERY[place + 1 :]], whole)
+    (result,) = report.results
+    message = message if place == 4 else ""
+    assert (result.verdict, result.message, result.lost) == ("exact", message, 4 * (message == LOST))
+    assert ("lost work: 1 of 1 resumes" in report.verdict()) == (message == LOST)
+
+
+def test_the_observer_knows_a_file_with_all_weights_and_moments(tmp_path: Path) -> None:
+    model, observer = torch.nn.Linear(1, 1), Observer(str(tmp_path / "trace"), "", str(tmp_path))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    observer.optimizers.append(optimizer)
+    save, buffer = observer.saving(torch.save), io.BytesIO()
+    save(model.state_dict(), tmp_path / "weights.pt")
+    save({"weights": model.state_dict()}, f=tmp_path / "weights.pt")
+    state = {"weights": model.state_dict(), "optimizer": [optimizer.state_dict()]}
+    save(state, tmp_path / "all.pt")
+    save(state, buffer)
+    with open(tmp_path / "opened.pt", "wb") as file:
+        save(state, file)
+    paths = [line["path"] for line in read_lines(tmp_path / "trace") if line["at"] == "whole"]
+    assert paths == [str(tmp_path / "all.pt"), len(buffer.getvalue()), str(tmp_path / "opened.pt")]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ undisturbed ones.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -240,7 +241,7 @@ class _CommandCampaign(Campaign):
                 counts = str(reference.updates), str(reached)
                 differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         difference = next((each for each in differences if each is not None), None)
-        saved = reference.saved_before(first)
+        saved, complete = reference.saved_before(first)
         if difference is None and saved and starts[1].updates and not resumed[1]:
             values = f"a save after update {saved}", "the start"
             difference = Difference("journal", "the place", *values, place="enter", note=LOST)
@@ -256,8 +257,12 @@ class _CommandCampaign(Campaign):
         result = self.result(name, summaries, done, hits, last.log, difference, struck)
         if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
             return result
-        older = f"resumed after update {resumed[1]}; tensors had been saved up to update {saved}"
-        return replace(result, message=ANEW if not resumed[1] else older if resumed[1] < saved else "")
+        at = resumed[1]
+        if at < complete and (not at or reference.save_at(at) == reference.save_at(complete) != []):
+            lost = f"lost work: resumed after update {at}, although a save of update {complete} was complete"
+            return replace(result, message=lost, lost=complete - at)
+        older = f"resumed after update {at}; tensors had been saved up to update {saved}"
+        return replace(result, message=ANEW if not at else older if at < saved else "")
 
 
 LEFT = ("settings", "weights", "moments", "buffers")
@@ -281,8 +286,19 @@ def _in_turns(strikes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [strike for _, strike in sorted(zip(turns, strikes, strict=True), key=lambda pair: pair[0])]
 
 
+def _files_by_update(lines: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Return what happened to files: rank and number of updates done -> lines until the next update."""
+    files, done = defaultdict[tuple[int, int], list[dict[str, Any]]](list), Counter[int]()
+    for line in lines:
+        done[line["rank"]] += line["at"] == "update"
+        if line["at"] in ("file", "whole"):
+            files[line["rank"], done[line["rank"]]].append(line)
+    return files
+
+
 def _has_tensors(file: Mapping[str, Any]) -> bool:
-    return file["kind"] == "save" or str(file["path"]).endswith((".ckpt", ".pt", ".pth", ".distcp"))
+    by_name = str(file["path"]).endswith((".ckpt", ".pt", ".pth", ".distcp"))
+    return by_name or file["at"] == "whole" or file["kind"] == "save"
 
 
 class Reference:
@@ -296,6 +312,11 @@ class Reference:
         self.updates = len(self.lines[0])
         self.seeded = set(self.lines[0][0]["random"])
         """Generators whose states are the same in each undisturbed start."""
+        self.files = _files_by_update(start.lines)
+        saves = {update for (_, update), files in self.files.items() if any(map(_has_tensors, files))}
+        beside = [file for (_, n), files in self.files.items() if saves and n not in saves for file in files]
+        self.logs = {file["path"] for file in beside}
+        """Files that also change where no tensors are saved."""
 
     def look_for_seeds(self, start: Start) -> None:
         """Leave out the generators that a second undisturbed start has in other states."""
@@ -372,7 +393,7 @@ class Reference:
         what the others leave.
         """
         counts, evaluations = Counter[tuple[str, int]](), list[tuple[str, str]]()
-        files, saves = list[tuple[int, str, str, str]](), set[int]()
+        files = list[tuple[int, str, str, str]]()
         for line in self.start.lines:
             at, rank = line["at"], line["rank"]
             counts[at, rank] += 1
@@ -381,7 +402,6 @@ class Reference:
             if at == "file":
                 update, kind = counts["update", rank], line["kind"] + f" @{rank}" * (rank > 0)
                 files.append((update, line["path"], kind, f"{at}:{counts[at, rank]}:{rank}"))
-                saves |= {update} if _has_tensors(line) else set()
         last = self.updates
         plan = [
             ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")
@@ -390,10 +410,9 @@ class Reference:
         plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
         plan += [draw.choice(evaluations)] if evaluations else []
         files.sort(key=lambda file: abs(file[0] - last / 2))
-        logs = {path for update, path, *_ in files if saves and update not in saves}
         strikes: dict[bool, list[tuple[str, str]]] = {}
         for are_logs in (False, True):
-            chosen = [file for file in files if (file[1] in logs) == are_logs]
+            chosen = [file for file in files if (file[1] in self.logs) == are_logs]
             points = list[tuple[str, str]]()
             for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen:
                 if kind.startswith(("open", "save")):
@@ -409,17 +428,52 @@ class Reference:
         first = _in_turns(mixed)[: count - len(strikes[True][: count // 12])]
         return [*first, *strikes[True]][:count], kinds
 
-    def saved_before(self, struck: Start) -> int:
-        """Return the last update after which the struck start had completed a save of tensors; 0 for none."""
-        saved = done = 0
-        pending = False
-        for line in struck.of_rank(0, "update") and [each for each in struck.lines if each["rank"] == 0]:
-            if line["at"] == "update":
-                saved, pending = (done, False) if pending else (saved, False)
-                done += 1
-            elif line["at"] == "file":
-                pending |= _has_tensors(line)
-        return saved
+    def saved_before(self, struck: Start) -> tuple[int, int]:
+        """Return the last update of which a struck start had saved tensors, and of its newest complete save.
+
+        A save counts from the next update on; it is complete if the kill found it so, too.  0 for none.
+        """
+        files, done = _files_by_update(struck.lines), struck.updates
+        saved = max((n for n in range(done) if any(map(_has_tensors, files[0, n]))), default=0)
+        changes = sum(line["at"] == "file" for line in files[0, done])
+        last: dict[str, Any] = next((line for line in reversed(struck.lines) if line["rank"] == 0), {})
+        in_save = last.get("point") == "file"
+        return saved, done if in_save and self._is_complete(done, changes) else saved
+
+    def _is_complete(self, update: int, struck: int) -> bool:
+        """Whether the save after an update is complete before its change number `struck` (from 1).
+
+        It is if a file with the whole state has its last name, and the undisturbed start only goes on to
+        make further files with a whole state of the same entries, and to remove older files.
+        """
+        whole, held, ever = dict[Any, list[str]](), dict[Any, list[str]](), dict[Any, list[str]]()
+        changes: list[dict[str, Any]] = []
+        for line in self.files[0, update]:
+            path = line["path"]
+            if line["at"] == "whole":
+                whole[path] = line["keys"]
+            else:
+                changes.append(line)
+                held = {**whole} if len(changes) == struck else held
+                keys = whole.pop(line.get("source", path), whole.get(line.get("size")))
+                whole.pop(path, None)
+                whole |= {path: keys} if keys and line["kind"] == "rename" else {}
+            ever |= whole
+        made = {line["path"] for line in changes if line["kind"] != "remove"}
+        others = [line for rank in self.ranks[1:] for line in self.files[rank, update] if "kind" in line]
+        ahead = [line for line in [*changes[struck - 1 :], *others] if line["path"] not in self.logs]
+        copies = [
+            ever.get(line["path"]) for line in ahead if line["kind"] != "remove" or line["path"] in made
+        ]
+        stay = [keys for path, keys in held.items() if path in whole and isinstance(path, str)]
+        return any(all(copy == keys for copy in copies) for keys in stay)
+
+    def save_at(self, update: int) -> list[tuple[str, str]]:
+        """Return kinds and names, without digits, of the files of a whole save; [] if it is none."""
+        lines = [line for line in self.files[0, update] if line["path"] not in self.logs]
+        names = [(line.get("kind", ""), re.sub(r"\d+", "", Path(str(line["path"])).name)) for line in lines]
+        whole = any(line["at"] == "whole" for line in lines)
+        return [(kind, name) for kind, name in names if kind != "remove"] if whole else []
 
     def file_words(self, struck: Start) -> str:
         """Describe the file at which a start was struck, if it was one."""

@@ -77,6 +77,7 @@ class KillResult:
         strikes: number of starts that were struck; `struck` describes the place.
         message: last lines of a program that failed; what else is to be said of an exact one.
         again: number of steps that were executed again.
+        lost: number of these of which a complete save existed, which the resume did not take.
         timeline: a line of characters, steps from left to right.
         divergence: first difference from the undisturbed program.
     """
@@ -86,6 +87,7 @@ class KillResult:
     strikes: int = 0
     struck: str = ""
     again: int = 0
+    lost: int = 0
     timeline: str = ""
     starts: list[StartSummary] = field(default_factory=list)
     divergence: Difference | None = None
@@ -191,6 +193,9 @@ class DrillReport:
             on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
             total = f"{count['exact']} of {count['exact']} killed runs"
             lines.append(f"exact: {total}{on} match the undisturbed run{missed}")
+        if lost := sum(one.lost > 0 for one in self.results):
+            began = f"{lost} of {count['exact']} resumes began before the newest complete save"
+            lines.append(f"lost work: {began}; look at what they load")
         if count["failed"]:
             failed = next(one for one in self.results if one.verdict == "failed")
             lines.append(f"{count['failed']} failed to resume; the first, after {failed.hazard!r}:")

@@ -11,6 +11,7 @@ strike can be armed:
 | update | after each update | batches drawn since the last, random state, weights, moments, settings ... |
 | evaluation | a DataLoader hands out a batch while gradients are off | |
 | file | a file in the watched folders is about to be opened for writing, saved, renamed, removed | path |
+| whole | `torch.save` has saved all weights and moments | its entries, its path (of a buffer: its size) |
 
 `EVERSTEP_STRIKE=ACTION:POINT:N:RANK` strikes at the Nth time that a rank passes a point (update, evaluation,
 file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.  A
@@ -126,7 +127,9 @@ class Observer:
                 self.file("open", path, tear)
         elif event == "os.rename":
             source, target = map(os.fsdecode, args[:2])
-            self.file("rename", target, lambda: self._rename_unsynced(source, target))
+            size = os.path.isfile(source) and os.path.getsize(source)
+            facts = {"source": os.path.realpath(source), "size": size}
+            self.file("rename", target, lambda: self._rename_unsynced(source, target), **facts)
         elif event in ("os.remove", "os.truncate"):
             self.file(event[3:], args[0])
 
@@ -152,7 +155,7 @@ class Observer:
                 os.truncate(file, 0)
         os.replace(source, target)
 
-    def file(self, kind: str, path: Any, tear: Callable[[], None] | None = None) -> None:
+    def file(self, kind: str, path: Any, tear: Callable[[], None] | None = None, **facts: Any) -> None:
         """Pass the point of a file that is about to change, once the program has begun to train."""
         if not self.here or not self.optimizers or not isinstance(path, str | bytes | os.PathLike):
             return
@@ -160,7 +163,7 @@ class Observer:
             path = os.path.realpath(os.fsdecode(path))
             is_watched = path.startswith(self.folders) and "__pycache__" not in path and path != self.trace
             if is_watched:
-                self.write("file", kind=kind, path=path)
+                self.write("file", kind=kind, path=path, **facts)
         if is_watched:
             self.reach("file", tear)  # a handler of the signal may save: its files are seen, too
 
@@ -176,13 +179,32 @@ class Observer:
                 os.truncate(path, os.path.getsize(path) // 2)
 
             self.file("save", path, tear)
-            return save(*args, **kwargs)
+            result = save(*args, **kwargs)
+            self.saved(args[0] if args else kwargs.get("obj"), path)
+            return result
 
         return observed
+
+    def saved(self, state: Any, file: Any) -> None:
+        """Write down where a dictionary was saved that holds the weights and moments of all optimizers."""
+        parts = addresses([parts_of(each)[:2] for each in self.optimizers]) if self.here else set()
+        if parts and isinstance(state, dict) and parts <= addresses(state):
+            path = file if isinstance(file, str | os.PathLike) else str(getattr(file, "name", ""))
+            place = len(file.getbuffer()) if hasattr(file, "getbuffer") else os.path.realpath(path)
+            with self.at_work():
+                self.write("whole", keys=sorted(map(str, state)), path=place)
 
 
 def _written(found: os.stat_result) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
+
+
+def addresses(value: Any, depth: int = 0) -> set[int]:
+    """Return the addresses of all tensors with values, in whatever dictionaries and lists."""
+    if hasattr(value, "data_ptr"):
+        return {value.data_ptr()} - {0}
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set[int]().union(*(addresses(each, depth + 1) for each in items)) if depth < DEPTH else set()
 
 
 def rank_here() -> int:
