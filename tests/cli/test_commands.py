@@ -399,13 +399,13 @@ def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
     ]
     left = as_json("checkpoints", "runs/long", "unpin", "epoch-0002-step-00000008", cwd=here)
     assert [one["pinned"] for one in left] == [False, False]
-    pinned = as_json(
-        "checkpoints", "runs/long", "pin", "8", "latest", cwd=here
-    )  # by a step; the newest whole
+    pinned = as_json("checkpoints", "runs/long", "pin", "8", "latest", cwd=here)
     assert [one["pinned"] for one in pinned] == [True, True]
     (run / "checkpoints" / listed[2]["name"] / "manifest.json").write_text("{")
     (latest,) = as_json("checkpoints", "runs/long", "list", "latest", cwd=here)
     assert latest["name"] == listed[0]["name"]
+    everstep("checkpoints", "runs/killed", "prune", "--delete", cwd=here)
+    assert as_json("show", "runs/killed", cwd=here)["status"] == "killed"
 
 
 def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:

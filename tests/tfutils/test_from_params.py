@@ -221,6 +221,7 @@ def test_several_models_train_on_one_reading_each_as_if_alone() -> None:
 def test_lists_that_do_not_fit() -> None:
     smaller = params(train_params__data_params__batch_size=25)["train_params"]
     wrong: list[tuple[dict[str, Any], str]] = [
+        ({"loss_params": []}, "loss_params has 0"),
         ({"model_params": [{"func": mnist_model}] * 2, "loss_params": []}, "loss_params has 0"),
         ({"model_params": [{"func": mnist_model}] * 2, "load_params": [None] * 3}, "model_params has 2"),
         ({"train_params": [params()["train_params"], smaller]}, "data_params differ"),
