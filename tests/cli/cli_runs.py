@@ -13,10 +13,12 @@ from typing import Any
 import warm
 from everstep import cli
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "index"))  # index_runs
+for room in ("index", "experiment"):  # index_runs, tiny_experiment
+    sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
 LOOKING = {
     *("runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync", "tag"),
+    "report",
     "note",
 }
 

@@ -1,4 +1,4 @@
-"""Every command, as a person or a program starts it; what reaches a terminal, a pipe and a shell."""
+"""Commands that look at runs: what reaches a terminal, a pipe and a shell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,11 @@ from index_runs import journal_rows, start, train, written
 import everstep as house
 import warm
 from everstep import EarlyStop
+from everstep.cli.group import COMMANDS, home_of
 from everstep.labels import Labels, add_tags, labels
 from everstep.record import Block, Journal, Position, RunDir
-from tiny_runs import Tiny, rows
+from tiny_runs import Tiny, collecting, flip, rows
 from tiny_task import trainer
-
-
-@pytest.fixture
-def here(made: Path, tmp_path: Path) -> Path:
-    """A copy of them for a test that changes something, without an index."""
-    shutil.copytree(made / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("everstep.db*"))
-    return tmp_path
 
 
 def names(runs: list[dict[str, str]]) -> list[str]:
@@ -276,23 +269,8 @@ def test_runs_that_are_equal_to_the_bit_are_seen_to_be(here: Path) -> None:
     assert re.search(rf"\n  digest +{long['digest']} +{good}\n", told) and "to the bit" not in told
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs that have a metric and a name that are long."""
-    folder = tmp_path_factory.mktemp("wide")
-    program = f"""
-import everstep, numpy
-for name, value in ("first", 0.123456789), ("the-second-one-which-has-a-long-name", -1.23456e-300):
-    with everstep.TrainLoop(f"runs/{{name}}", state={{"w": numpy.zeros(1)}}, max_epoch=1) as loop:
-        for epoch in loop.iter_epochs():
-            for step, x in loop.iter_steps([1]):
-                loop.collect_metrics({{{LONG!r}: value}})
-"""
-    warm.run([sys.executable, "-c", program], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
 LONG = "valid/" + "a_rather_long_part/" * 4 + "loss"
+OTHER = "the-second-one-which-has-a-long-name"
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -301,15 +279,17 @@ LONG = "valid/" + "a_rather_long_part/" * 4 + "loss"
     [
         ("runs", "--columns", f"name,status,{LONG},path"),
         ("show", "first"),
-        ("compare", "first", "the-second-one-which-has-a-long-name"),
+        ("compare", "first", OTHER),
     ],
     ids=lambda command: command[0],
 )
-def test_long_names_and_values(wide: Path, command: tuple[str, ...]) -> None:
+def test_long_names_and_values(tmp_path: Path, command: tuple[str, ...]) -> None:
     """Whole in a pipe; in a terminal no line is longer than that, and numbers are whole."""
-    whole, _ = everstep(*command, cwd=wide)
+    for name, value in (("first", 0.123456789), (OTHER, -1.23456e-300)):
+        Tiny(tmp_path / "runs" / name, max_epoch=1).train(collecting(LONG, [value]))
+    whole, _ = everstep(*command, cwd=tmp_path)
     assert LONG in whole and "0.123457" in whole
-    shown = in_a_terminal(80, "everstep", *command, cwd=wide)
+    shown = in_a_terminal(80, "everstep", *command, cwd=tmp_path)
     table = [line for line in shown.splitlines() if "…" in line]
     assert table and max(map(len, table)) <= 80
     assert "0.123457" in shown and LONG not in shown
@@ -419,23 +399,18 @@ def test_checkpoints_are_listed_pinned_and_pruned(here: Path) -> None:
     ]
     left = as_json("checkpoints", "runs/long", "unpin", "epoch-0002-step-00000008", cwd=here)
     assert [one["pinned"] for one in left] == [False, False]
-
-
-def test_a_checkpoint_is_named_by_its_step_or_as_the_latest(here: Path) -> None:
     pinned = as_json("checkpoints", "runs/long", "pin", "8", "latest", cwd=here)
-    assert [one["pinned"] for one in pinned] == [True, False, True]
-    newest = here / "runs" / "long" / "checkpoints" / "epoch-0004-step-00000016" / "manifest.json"
-    newest.write_text("{")
+    assert [one["pinned"] for one in pinned] == [True, True]
+    (run / "checkpoints" / listed[2]["name"] / "manifest.json").write_text("{")
     (latest,) = as_json("checkpoints", "runs/long", "list", "latest", cwd=here)
-    assert latest["name"] == "epoch-0003-step-00000012"
+    assert latest["name"] == listed[0]["name"]
+    everstep("checkpoints", "runs/killed", "prune", "--delete", cwd=here)
+    assert as_json("show", "runs/killed", cwd=here)["status"] == "killed"
 
 
 def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert {one["verified"] for one in as_json("checkpoints", "runs/good", "verify", cwd=here)} == {"whole"}
-    path = here / "runs" / "good" / "checkpoints" / "epoch-0002-step-00000008" / "arrays.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(here / "runs" / "good" / "checkpoints" / "epoch-0002-step-00000008" / "arrays.safetensors")
     found = as_json("checkpoints", "runs/good", "verify", cwd=here, status=1)
     assert [one["name"] for one in found if one["verified"] == "damaged"] == ["epoch-0002-step-00000008"]
     told, _ = everstep("checkpoints", "runs/good", "verify", cwd=here, status=1)
@@ -444,23 +419,6 @@ def test_a_damaged_checkpoint_is_found_by_verify(here: Path) -> None:
     assert "epoch-0002-step-00000008 is damaged" in problem
     told, _ = everstep("checkpoints", "runs/good", "verify", "epoch-0001-step-00000004", cwd=here)
     assert "whole" in told
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Path]:
-    """A run that a process is in the middle of."""
-    victim = start(tmp_path / "running", 4, 6, "wait")
-    assert "waiting\n" in iter(victim.stdout.readline, "")
-    yield tmp_path / "running"
-    victim.kill()
-    victim.communicate()
-
-
-def test_a_running_run_is_seen_and_left_alone(running: Path) -> None:
-    assert as_json("show", str(running), cwd=running)["status"] == "running"
-    command = ("checkpoints", str(running), "prune", "--keep-last", "1")
-    assert as_json(*command, cwd=running)
-    assert "is in use by process" in everstep(*command, "--delete", cwd=running, status=1)[1]
 
 
 def test_show_lists_evaluations_outside_a_loop(tmp_path: Path) -> None:
@@ -478,6 +436,10 @@ def test_show_lists_evaluations_outside_a_loop(tmp_path: Path) -> None:
 EVIL = "\x1b[2J\x1b]0;owned\x07good\u202efinished\x9b31m\r\nb-000000  finished"
 
 
+def clean(text: str) -> bool:
+    return not any(each in text for each in "\x1b\x9b\x07\u202e\r")
+
+
 @pytest.fixture
 def evil_runs(tmp_path: Path) -> Path:
     """A run whose reason, command, metric and path hold control characters; and many others."""
@@ -490,10 +452,6 @@ def evil_runs(tmp_path: Path) -> Path:
         journal.event("closed", {"status": "failed", "reason": EVIL}, wall=True)
         journal.close()
     return tmp_path
-
-
-def clean(text: str) -> bool:
-    return not any(each in text for each in ("\x1b", "\x9b", "\x07", "\u202e", "\r"))
 
 
 @pytest.mark.campaign("long", gate=4)
@@ -623,26 +581,161 @@ def test_what_a_note_says_is_data(two_runs: Path) -> None:
     everstep("note", "one", EVIL_TAG + " https://me:s3cret@example.org", cwd=two_runs)
     for line in (("show", "one"), ("runs", "--columns", "name,note"), ("note", "one")):
         said = everstep(*line, cwd=two_runs)[0]
-        assert "evil" in said and not any(each in said for each in "\x1b\u202e\r\x07")
+        assert "evil" in said and clean(said)
     assert "s3cret" not in (two_runs / "runs" / "one" / "labels.json").read_text()
 
 
-HOSTILE: list[Any] = [
-    b"{",
-    b"[" * 100_000,
-    b"7",
-    b'{"tags": "abc"}',
-    b'{"tags": [1, {}]}',
-    b'{"tags": {"a": 1}, "note": ["x"]}',
-    json.dumps({"tags": [EVIL_TAG, "\ud800\0"] * 1000, "note": "x" * 900_000}).encode(),
-    b"x" * (2 << 20),
-]
+def test_the_labels_of_a_stranger_stop_nothing(two_runs: Path) -> None:
+    """Other bytes: tests/hostile."""
+    evil = {"tags": [EVIL_TAG, "\ud800\0"] * 1000, "note": "x" * 900_000}
+    for content in (b"[" * 100_000, b'{"tags": {"a": 1}, "note": ["x"]}', json.dumps(evil).encode()):
+        (two_runs / "runs" / "one" / "labels.json").write_bytes(content)
+        assert paths(two_runs) == ["one", "two"]
+        said = everstep("show", "one", cwd=two_runs)[0]
+        assert len(said) < 40_000 and clean(said)
 
 
-@pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
-def test_the_file_of_a_stranger_stops_nothing(two_runs: Path, content: bytes) -> None:
-    (two_runs / "runs" / "one" / "labels.json").write_bytes(content)
-    assert paths(two_runs) == ["one", "two"]
-    said = everstep("show", "one", cwd=two_runs)[0]
-    assert len(said) < 40_000 and not any(each in said for each in "\x1b\u202e\r\x07")
+# ---------------------------------------------------------------------------------------- watch
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_look_tells_the_place_the_time_left_the_metrics_and_the_newest_warning(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def tail(loop: Any, epoch: int) -> None:
+        loop.collect_metrics(valid_loss=abs(epoch - 2.5))
+
+    def inside(loop: Any, step: int) -> None:
+        if step == 14:
+            told.append(everstep("watch", "run", "--once", cwd=tmp_path)[0])
+
+    services = [EarlyStop("vaild_loss", patience=9)]
+    Tiny(tmp_path / "run", max_epoch=5, services=services).train(inside, tail)
+    (text,) = told
+    first, place = text.splitlines()[:2]
+    assert first.startswith("run-") and "  running, last sign 2" in first
+    # the step by the trail; the journal has the rows of three epochs
+    assert place.startswith("  step 13, epoch 3, 65%, 0:00:0") and place.endswith(" left")
+    (best,) = (line.split() for line in text.splitlines() if "valid_loss " in line)
+    assert best == ["tail", "valid_loss", "12", "0.5", "0.5", "8"]
+    assert "warning: " in text.splitlines()[-1] and "vaild_loss" in text.splitlines()[-1]
+    before = files(tmp_path)
+    text, _ = everstep("watch", "run", cwd=tmp_path)
+    assert files(tmp_path) == before
+    assert "  finished: max_epoch 5 is reached\n  step 20, epoch 5, 100%\n" in text
+
+
+@pytest.mark.parametrize(("said", "status"), [("finished", 0), ("stopped", 1), ("failed", 1)])
+def test_the_exit_status_tells_how_it_ended(tmp_path: Path, said: str, status: int) -> None:
+    journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
+    journal.append(Block(0, "step", "loss", False, [1, 2], [0.5, float("nan")], [1, 1], [0, 0]))
+    journal.event("closed", {"status": said, "reason": "\x1b[2Jdone", "step": 2}, wall=True)
+    journal.close()
+    text, _ = everstep("watch", "run", cwd=tmp_path, status=status)
+    assert text.splitlines()[0].endswith(f"{said}: \\x1b[2Jdone") and "step 2\n" in text
+
+
+def test_in_a_pipe_each_change_is_told_until_the_run_ends(tmp_path: Path) -> None:
+    training = start(tmp_path / "run", 2, 2, "ask")
+    while "asks at 2" not in training.stdout.readline():
+        pass
+    watching = warm.Popen(
+        [sys.executable, "-m", "everstep", "watch", "run", "--every", "0.05"],
+        cwd=tmp_path,
+        env={**os.environ, "EVERSTEP_INDEX": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for step in (2, 3, 4):
+        print(file=training.stdin, flush=True)
+        line = "-"
+        while line and f"  step {step}, epoch" not in line:
+            line = watching.stdout.readline()
+        assert line, "it has ended before the run"
+    training.communicate("\n" * 8)
+    text, _ = watching.communicate()
+    assert (training.returncode, watching.returncode) == (0, 0)
+    assert text.count("finished: max_epoch 2 is reached") == 1 and "\x1b" not in text
+
+
+# ------------------------------------------------------- what a command imports: nothing heavy for its help
+
+
+TELLS = """
+import sys
+before = {*sys.modules}
+import everstep.cli
+try:
+    everstep.cli.main()
+finally:
+    print("\\n", *{*sys.modules} - before, file=sys.stderr)
+"""
+"""Calls the command, and ends with a line of the modules that it has imported."""
+
+HEAVY = {
+    *("asyncio", "numpy", "sqlalchemy", "torch", "pydantic"),
+    *("everstep.record", "everstep.checkpoint", "everstep.index.database"),
+}
+
+
+def imported(*command: str, status: int = 0, cwd: Path | None = None, **environment: str) -> set[str]:
+    """The modules that a command imports in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", TELLS, *command],
+        cwd=cwd,
+        env={**os.environ, "EVERSTEP_INDEX": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def of_others(modules: set[str]) -> set[str]:
+    """Packages that are neither Python's nor ours."""
+    return {name.partition(".")[0] for name in modules} - {"everstep", *sys.stdlib_module_names}
+
+
+@pytest.mark.campaign("long", gate=2)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_needs_click_and_nothing_heavy(command: str) -> None:
+    modules = imported(command, "--help")
+    assert home_of(command) in modules
+    assert of_others(modules) == {"click"}
+    assert not modules & HEAVY
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    modules = imported("--help")
+    assert of_others(modules) == {"click"}
+    assert not modules & set(map(home_of, COMMANDS))
+    assert not modules & {"difflib", "importlib.metadata", "json", "pathlib"}
+
+
+ASKED = {"_EVERSTEP_COMPLETE": "bash_complete", "COMP_WORDS": "everstep runs --so", "COMP_CWORD": "2"}
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "environment"),
+    [(["runs", "--limit", "0"], 2, {}), (["import", "csv", "."], 2, {}), ([], 0, ASKED)],
+)
+def test_wrong_usage_and_a_completion_import_nothing_heavy(
+    command: list[str], status: int, environment: dict[str, str]
+) -> None:
+    modules = imported(*command, status=status, **environment)
+    assert "everstep.cli.runs" in modules or command[:1] == ["import"]
+    assert of_others(modules) == {"click"} and not modules & HEAVY
+
+
+def test_a_list_of_runs_needs_neither_numpy_nor_another_database(tmp_path: Path) -> None:
+    journal = Journal.open(RunDir.open(tmp_path / "run", seed=1).path, 1, None, {})
+    journal.event("closed", {"status": "finished", "reason": "max_step 1 is reached"}, wall=True)
+    journal.close()
+    imported("sync", cwd=tmp_path)
+    modules = imported("runs", cwd=tmp_path)
+    assert "sqlalchemy.dialects.sqlite" in modules
+    assert not modules & {"numpy", "sqlalchemy.dialects.postgresql", "everstep.record", "everstep.checkpoint"}

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sqlite3
 import struct
 import subprocess
@@ -27,6 +28,7 @@ from everstep.formats.histories import tensorboard as tensorboard_runs
 from everstep.index.shipping import run_dirs
 from everstep.record import RunJournal
 from everstep.testing import armed
+from postgres_server import Server
 
 MLFLOW = Path(__file__).parent / "data" / "mlflow.sql"
 """Tables that mlflow 3.17 has written: the runs "wide" and "bad" of the experiment "digits"."""
@@ -144,6 +146,16 @@ def test_what_cannot_be_read_is_named_and_the_others_are_imported(tmp_path: Path
     (tmp_path / "notes.txt").write_text("no run")
     assert "no run of tensorboard in" in everstep("import", "tensorboard", ".", cwd=tmp_path, status=2)[1]
     assert "notes.txt is left out" in everstep("import", "mlflow", "notes.txt", cwd=tmp_path, status=1)[1]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mlflow.db").write_text("no database" * 99)
+    bad, *good = mlflow(tmp_path)
+    assert bad[0] == str(tmp_path / "a" / "mlflow.db") and len(good) == 2
+    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+        bad[1]()
+    edit(database, "alter table tags rename to others; create view tags as select * from others")
+    ((_, read),) = mlflow(database)
+    with pytest.raises(ConfigError, match="no tables tags"):
+        read()
 
 
 @pytest.mark.parametrize("point", ["import.write", "import.fsync", "import.rename", "run.json.rename"])
@@ -203,22 +215,6 @@ def test_pipes_and_folders_are_no_event_files(tmp_path: Path) -> None:
         read()
 
 
-def test_a_database_that_cannot_be_read_does_not_stop_the_others(tmp_path: Path, database: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "mlflow.db").write_text("no database" * 99)
-    bad, *good = mlflow(tmp_path)
-    assert bad[0] == str(tmp_path / "a" / "mlflow.db") and len(good) == 2
-    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
-        bad[1]()
-
-
-def test_a_view_is_not_read(tmp_path: Path, database: Path) -> None:
-    edit(database, "alter table tags rename to others; create view tags as select * from others")
-    ((_, read),) = mlflow(database)
-    with pytest.raises(ConfigError, match="no tables tags"):
-        read()
-
-
 def test_a_history_that_cannot_be_written_leaves_nothing_and_long_names_are_cut(tmp_path: Path) -> None:
     history = History("mlflow", "1", "\u6f22" * 80, about={"x": object()})
     with pytest.raises(JournalError):
@@ -243,6 +239,10 @@ def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path)
     shown = {"hf_token": "***", "db.password": "***", "api_key": "", "max_tokens": 9, "tokenizer": "gpt2"}
     assert shown.items() <= facts["config"].items()
     assert (shown | {"max_tokens": "9"}).items() <= facts["imported"]["tags"].items()
+    config = {"net": {"lr": 0.1, "api_key": "x", "db": {"password": "y"}}}
+    path, _ = bring(History("wandb", "1", "a", config=config), tmp_path / "runs")
+    hidden = {"lr": 0.1, "api_key": "***", "db": {"password": "***"}}
+    assert RunJournal(path).facts()["config"] == {"net": hidden}
 
 
 META = """artifact_uri: file:///home/somebody/mlruns/1/{id}/artifacts
@@ -364,13 +364,6 @@ def test_no_link_out_of_a_folder_of_mlflow_is_followed_and_no_hole_is_read(tmp_p
     assert not any("private" in str(RunJournal(run_dir).facts()) for run_dir in found)
 
 
-def test_secrets_in_a_tree_of_settings_are_hidden(tmp_path: Path) -> None:
-    config = {"net": {"lr": 0.1, "api_key": "x", "db": {"password": "y"}}}
-    path, _ = bring(History("wandb", "1", "a", config=config), tmp_path / "runs")
-    hidden = {"lr": 0.1, "api_key": "***", "db": {"password": "***"}}
-    assert RunJournal(path).facts()["config"] == {"net": hidden}
-
-
 WANDB = """
 import os, sys, math, numpy, wandb
 folder, name, first, last, end = sys.argv[1:]
@@ -466,3 +459,46 @@ def test_without_its_package_an_import_names_what_to_install(tmp_path: Path) -> 
     path = os.pathsep.join([str(tmp_path / "stubs"), os.environ.get("PYTHONPATH", "")])
     said = everstep("import", "wandb-offline", ".", cwd=tmp_path, status=1, PYTHONPATH=path)[1]
     assert "needs wandb, which is not installed: pip install wandb" in said
+
+
+ROOT = Path(__file__).parents[2]
+URL = "postgresql://me@db.example/runs"
+
+
+def commands(page: str) -> list[str]:
+    return re.findall(r"^\$ (.+)$", (ROOT / "docs" / "guide" / page).read_text(), re.MULTILINE)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `runs/digits`, where this process is."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "docs"))
+    from snippet_setups import SETUPS
+
+    monkeypatch.chdir(tmp_path)
+    SETUPS["trained"]()
+    return tmp_path
+
+
+def test_every_command_of_the_guides_page_on_records_runs(trained: Path, database: Path) -> None:
+    write_events(trained / "logs", range(1))
+    Path("wandb").mkdir()  # set-up has no W&B, which reads its files: the tests above read some
+    assert len(commands("record.md")) > 15
+    for name, *command in map(shlex.split, commands("record.md")):
+        is_wandb = "wandb-offline" in command
+        told, said = everstep(*command, cwd=trained, status=2 if is_wandb else 0)
+        assert name == "everstep" and ("no run of wandb-offline in wandb" in said if is_wandb else told)
+
+
+@pytest.mark.campaign("machine")
+def test_every_command_of_the_queries_runs_and_finds_the_run(trained: Path, server: Server) -> None:
+    url, environment = server.database(), {}
+    assert len(commands("queries.md")) == 7
+    for command in commands("queries.md"):
+        name, *arguments = shlex.split(command.replace(URL, url))
+        if name == "export":
+            environment = dict([arguments[0].split("=", 1)])
+        else:
+            assert name == "everstep"
+            said = everstep(*arguments, cwd=trained, **environment)[0]
+            assert "digits" in said or arguments == ["sync"]

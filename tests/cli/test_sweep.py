@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,10 +13,6 @@ from typing import Any
 
 import pytest
 from cli_runs import as_json, everstep
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
-import json
-
 from tiny_experiment import write
 
 import warm
@@ -68,17 +65,6 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
 
 
 @pytest.mark.campaign("long")
-def test_a_metric_is_shown_in_the_table(here: Path) -> None:
-    line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--show", "valid/loss")
-    rows = as_json(*line, cwd=here, status=1)
-    assert rows[0]["valid/loss"] == RunJournal(here / rows[0]["run"]).series("valid/loss")[1][-1]
-    assert rows[1]["valid/loss"] is None
-    said, beside = everstep(*line, "--show", "valid/los", cwd=here, status=1)
-    assert said.splitlines()[0].split()[-3:] == ["status", "valid/loss", "valid/los"]
-    assert "did you mean 'valid/loss'" in beside
-
-
-@pytest.mark.campaign("long")
 def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
     line = [
         "sweep", "tiny.yaml", "--dry-run", "-n", "20",
@@ -107,7 +93,12 @@ def test_settings_that_are_drawn_twice_are_trained_once(here: Path) -> None:
 @pytest.mark.campaign("long")
 def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "streams.valid.batch_size=[2, 0]", "--grid", "trainer.max_time=[60]")
-    said, beside = everstep(*line, cwd=here, status=1)
+    shown = as_json(*line, "--show", "valid/loss", cwd=here, status=1)
+    assert shown[0]["valid/loss"] == RunJournal(here / shown[0]["run"]).series("valid/loss")[1][-1]
+    assert shown[1]["valid/loss"] is None
+    said, beside = everstep(*line, "--show", "valid/los", cwd=here, status=1)
+    assert said.splitlines()[0].split()[-2:] == ["status", "valid/los"]
+    assert "did you mean 'valid/loss'" in beside
     assert "tiny-streams.valid.batch_size-2-trainer.max_time-60: finished" in beside
     assert "-0-trainer.max_time-60: failed\n  " in beside
     assert "batch_size" in beside.partition("failed\n")[2]
@@ -187,9 +178,6 @@ def test_a_signal_stops_the_trainings_and_saves_them(
 def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         trials([here / "tiny.yaml"], grid=grid, draws=draws)
-
-
-def test_a_script_is_no_config(here: Path) -> None:
     (here / "train.py").write_text("for x in range(3):\n    print(x)\n")
     with pytest.raises(ConfigError, match=r"train\.py is a Python script, .* takes a config: give"):
         trials([here / "train.py"], grid=["seed=[1]"], draws=[])

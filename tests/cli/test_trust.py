@@ -6,21 +6,18 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import cli_runs
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiment"))
-import sqlite3
-from contextlib import closing
-
 import psycopg
+import pytest
 from tiny_experiment import write
 
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint
@@ -177,10 +174,6 @@ LINES = [
 ]
 
 
-def test_every_command_is_tried() -> None:
-    assert {*LOOKING, *ASKING, *OWN} == set(COMMANDS)
-
-
 @pytest.mark.campaign("long", gate=16)
 @pytest.mark.parametrize(("command", "line"), LINES)
 def test_no_command_imports_or_calls_what_a_strangers_run_names(
@@ -210,10 +203,14 @@ def test_no_command_imports_or_calls_what_a_strangers_run_names(
 
 def test_the_guide_says_of_each_command_what_it_does() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", GUIDE.read_text(), re.MULTILINE)
-    told = dict(rows)
-    assert told.keys() == COMMANDS.keys()
+    assert dict(rows).keys() == COMMANDS.keys() == {*LOOKING, *ASKING, *OWN}, "every command is tried above"
     assert {name for name, imports in rows if imports == "nothing"} == {*LOOKING}
     assert {name for name, imports in rows if "asks" in imports} == {*ASKING, "train", "sweep", "diverge"}
+
+
+def test_no_file_calls_anything_by_its_tags(here: Path) -> None:
+    (here / "evil.yaml").write_text(f"task: !!python/object/apply:os.system ['touch {here / 'told'}']\n")
+    assert everstep("config", "evil.yaml")[0] == 2 and not (here / "told").exists()
 
 
 def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent: Path) -> None:
@@ -222,13 +219,6 @@ def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent:
     )
     assert done.returncode == 0, done.stderr
     assert "tiny" in done.stdout and not (sent.parent.parent / "told").exists()
-
-
-def test_a_yaml_file_calls_nothing_by_its_tags(here: Path) -> None:
-    file = here / "evil.yaml"
-    file.write_text(f"task: !!python/object/apply:os.system ['touch {here / 'told'}']\n")
-    assert everstep("config", str(file))[0] == 2
-    assert not (here / "told").exists()
 
 
 # ------------------------------------------------------------------------------------ whose it is
@@ -244,39 +234,23 @@ def test_ones_own_run_asks_nothing_and_says_what_it_imports(here: Path) -> None:
     assert everstep("resume", "elsewhere", "trainer.max_epoch=2")[0] == 0
 
 
-def _edited_config(run: Path) -> None:
+@pytest.mark.parametrize("forged", ["config", "code", "no mark", "another run's", "of other types"])
+def test_a_forged_record_does_not_count_as_ones_own(here: Path, forged: str) -> None:
+    run = here / "runs" / "tiny"
     facts = recorded(run)
-    facts["config"]["optimizer"]["lr"] = 0.5
+    if forged == "config":
+        facts["config"]["optimizer"]["lr"] = 0.5
+    elif forged == "code":
+        facts["code"] = [str(run.parent)]
+    elif forged == "no mark":
+        del facts["mark"]
+    elif forged == "another run's":
+        shutil.rmtree(run)
+        RunDir.open(run)
+        (run / "journal").mkdir()
+    else:
+        facts |= {"code": 7, "mark": "\ud800"}
     record(run, facts)
-
-
-def _edited_code(run: Path) -> None:
-    record(run, recorded(run) | {"code": [str(run.parent)]})
-
-
-def _no_mark(run: Path) -> None:
-    facts = recorded(run)
-    del facts["mark"]
-    record(run, facts)
-
-
-def _other_run(run: Path) -> None:
-    """The mark, and all that is recorded, of one run in another."""
-    facts = recorded(run)
-    shutil.rmtree(run)
-    RunDir.open(run)
-    (run / "journal").mkdir()
-    record(run, facts)
-
-
-def _no_sense(run: Path) -> None:
-    """Where texts and lists are expected is something else."""
-    record(run, recorded(run) | {"code": 7, "mark": "\ud800"})
-
-
-@pytest.mark.parametrize("forge", [_edited_config, _edited_code, _no_mark, _other_run, _no_sense])
-def test_a_forged_record_does_not_count_as_ones_own(here: Path, forge: Any) -> None:
-    forge(here / "runs" / "tiny")
     with pytest.raises(TrustError, match="does not count as yours: its"):
         open_run("runs/tiny", skip_check=True)
     assert open_run("runs/tiny", skip_check=True, trust=True).trainer is not None
@@ -428,6 +402,12 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     facts = RunJournal(tmp_path / "runs" / "tiny").facts()
     assert facts["git"]["remote"] == "https://***@example.org/a.git?access_token=***"
     assert f"--index=postgresql://me:***@/db?host={tmp_path}" in facts["argv"]
+    with pytest.raises(ConfigError, match="as a run has recorded it, without the password"):
+        Database("postgresql://me:***@host/db")
+    for text in (f"postgres:/me:{SECRET}@host/db", f"host=h password={SECRET} dbname=d"):
+        with pytest.raises(ConfigError, match="is not a URL") as raised:  # and becomes no file of that name
+            as_location(text)
+        assert SECRET not in str(raised.value)
 
 
 def dump(url: str) -> str:
@@ -442,15 +422,3 @@ def dump(url: str) -> str:
         ]
     assert len(rows) > 5
     return "\n".join(rows)
-
-
-def test_a_url_as_it_is_recorded_is_no_url_to_connect_with() -> None:
-    with pytest.raises(ConfigError, match="as a run has recorded it, without the password"):
-        Database("postgresql://me:***@host/db")
-
-
-@pytest.mark.parametrize("text", [f"postgres:/me:{SECRET}@host/db", f"host=h password={SECRET} dbname=d"])
-def test_what_is_nearly_a_url_becomes_no_file_of_that_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a URL") as raised:
-        as_location(text)
-    assert SECRET not in str(raised.value)

@@ -144,12 +144,6 @@ def train_loop(task: Any, inputs: Mapping[str, Tensor], times: int = 1) -> Mappi
     return metrics
 
 
-def several(exp_id: str = "several") -> dict[str, Any]:
-    """Two models on one reading of the data."""
-    tree = params(exp_id, train_params__train_loop={"func": train_loop}, train_params__num_steps=12)
-    return {**tree, "model_params": [{**tree["model_params"], "width": width} for width in (4, 6)]}
-
-
 def counted(batch_size: int) -> Any:
     """A stream that tells which batches were read."""
     from counting import Counted  # the tests' own; a user's program has no such thing
@@ -162,10 +156,6 @@ def counted(batch_size: int) -> Any:
 
 def only_conv(names: list[str]) -> list[str]:
     return [name for name in names if "conv" in name]
-
-
-def takes_loss(inputs: Mapping[str, Tensor], outputs: Tensor) -> dict[str, Tensor]:
-    return {"loss": outputs.mean()}
 
 
 def renamed_model(inputs: Mapping[str, Any], train: bool, seed: int) -> torch.nn.Module:

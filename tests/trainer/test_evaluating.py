@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +19,13 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
-from watch_program import door
 
 import everstep
 import warm
 from everstep import hazard
 from everstep.contracts.data import Share, Stream
 from everstep.data import arrays, as_stream
-from everstep.errors import ConfigError, DataError, MetricError, NoCheckpointError, UsageError
+from everstep.errors import ConfigError, DataError, NoCheckpointError, UsageError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
@@ -115,6 +115,7 @@ def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> No
         door = trainer(run_dir, task, services=[everstep.Evaluate("valid", everstep.Never()), *services])
         train_and_evaluate(door)
         assert evaluated(run_dir) == [4] and apart(run_dir) == []
+        assert [one.epoch for one in trainer(run_dir).watch("test", timeout=None)] == [0, 1]  # it has ended
         lines = written_lines(run_dir)
         found = [{name: line[name] for name in line if name != "valid/eval_time"} for line in lines]
         return sorted(found, key=repr)
@@ -130,7 +131,6 @@ def watched(door: everstep.Trainer) -> dict[str, float]:
     return found.metrics
 
 
-@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "evaluate",
     [
@@ -139,7 +139,6 @@ def watched(door: everstep.Trainer) -> dict[str, float]:
         lambda door: train_and_evaluate(door, evaluate=False)[1],
         watched,
     ],
-    ids=["the newest", "training and evaluating", "training, then evaluating", "watching"],
 )
 def test_a_finished_run_still_evaluates(
     tmp_path: Path, evaluate: Callable[[everstep.Trainer], dict[str, float]]
@@ -207,6 +206,7 @@ def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     found = door.evaluate("test")
     trainer(run_dir).run_evaluation("test")
     door.evaluate("test", 1)
+    door.evaluate([(np.array([1.0]),)])  # without a name: not recorded
     assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
     first, second, part = everstep.runs.evaluations(run_dir)
     assert first.metrics == second.metrics == found != part.metrics
@@ -268,13 +268,6 @@ def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -
     assert newest["valid/w"] != task.w[0]
 
 
-def test_data_without_a_name_is_not_recorded(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run")
-    door.train(1)
-    door.evaluate([(np.array([1.0]),)])
-    assert everstep.runs.evaluations(tmp_path / "run") == []
-
-
 # ------------------------------------------------------------------------------------- epochs
 
 
@@ -326,15 +319,16 @@ class Values(TinyTask):
         return {"each": x, "tensor": torch.tensor(x), "list": list(x), "mean": float(np.mean(x))}
 
 
-def found_by_all(run_dir: Path, task: everstep.Task, **arguments: Any) -> dict[str, float]:
+def found_by_all(run_dir: Path, best: Any = None, **arguments: Any) -> dict[str, float]:
     """What the service finds, which `evaluate` of the same and of another process find, too."""
 
     def door() -> everstep.Trainer:
-        services = [everstep.Evaluate("valid", **arguments)]
-        return trainer(run_dir, task, services=services, streams={"valid": numbers(9, 2)}, max_epoch=1)
+        services = [everstep.Evaluate("valid", **arguments), *filter(None, [best])]
+        return trainer(run_dir, Values(), services=services, streams={"valid": numbers(9, 2)}, max_epoch=1)
 
     first = door()
-    first.run_training()
+    ending = first.run_training()
+    assert best is None or (ending.best is not None and ending.best.value == pytest.approx(7.2))
     rows = list(RunJournal(run_dir).rows())
     found = {row.name: row.value for row in rows if row.phase == "eval/valid" and not row.wall}
     assert first.evaluate("valid") == found == door().evaluate("valid")
@@ -344,7 +338,7 @@ def found_by_all(run_dir: Path, task: everstep.Task, **arguments: Any) -> dict[s
 def test_statistics_of_samples_and_of_batches(tmp_path: Path) -> None:
     names = ["mean", "std", "nanmean", "median", "q90"]
     stats = {"each": names, "tensor": names, "list": names, "mean": ["std", "max"]}
-    found = found_by_all(tmp_path, Values(), stats=stats)
+    found = found_by_all(tmp_path, best=everstep.Best("valid/each/q90", "min"), stats=stats)
     samples = np.arange(9.0)
     values = [samples.mean(), samples.std(), samples.mean(), np.median(samples), np.quantile(samples, 0.9)]
     for metric in ("each", "tensor", "list"):
@@ -366,34 +360,10 @@ def test_tfutils_functions(tmp_path: Path) -> None:
         return {"sum": float(np.sum(np.concatenate([one["each"] for one in results])))}
 
     both = {"online_agg_func": online, "agg_func": lambda found: {"half": found["sum"] / 2}}
-    assert found_by_all(tmp_path / "both", Values(), **both) == {"valid/half": 18.0, "valid/mean": 4.0}
+    assert found_by_all(tmp_path / "both", **both) == {"valid/half": 18.0, "valid/mean": 4.0}
     assert steps == [0, 1, 2, 3, 4] * 3
-    assert found_by_all(tmp_path / "online", Values(), online_agg_func=online)["valid/sum"] == 36.0
-    assert found_by_all(tmp_path / "list", Values(), agg_func=aggregate)["valid/sum"] == 36.0
-
-
-def test_a_statistic_can_be_watched(tmp_path: Path) -> None:
-    services = [
-        everstep.Evaluate("valid", stats={"each": ["q90"]}, agg_func=lambda results: {}),
-        everstep.Best("valid/each/q90", "min"),
-    ]
-    ending = trainer(tmp_path, Values(), services=services, max_epoch=1).run_training()
-    assert ending.best is not None and ending.best.value == pytest.approx(3.6)
-
-
-def test_wrong_statistics_are_errors_with_a_remedy(tmp_path: Path) -> None:
-    def start(task: everstep.Task, **how: Any) -> None:
-        trainer(tmp_path, task, services=[everstep.Evaluate("valid", **how)]).run_training()
-
-    with pytest.raises(ConfigError, match="there is no statistic 'quantile'"):
-        start(TinyTask(), stats={"loss": ["quantile"]})
-    with pytest.raises(ConfigError, match="'los', which eval_step did not return; did you mean 'loss'"):
-        start(TinyTask(), stats={"los": ["std"]})
-    with pytest.raises(MetricError, match=r"Evaluate\.agg_func returned 3; return a mapping"):
-        start(TinyTask(), agg_func=lambda results: 3)
-    with pytest.raises(MetricError, match="metric 'each'") as raised:
-        start(Values())
-    assert "write that method; or for Evaluate's stats=" in str(raised.value.__notes__)
+    assert found_by_all(tmp_path / "online", online_agg_func=online)["valid/sum"] == 36.0
+    assert found_by_all(tmp_path / "list", agg_func=aggregate)["valid/sum"] == 36.0
 
 
 # -------------------- split evaluation
@@ -483,13 +453,34 @@ def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike(
 # -------------------- watch
 
 
-HERE = Path(__file__).parent
+class Paced(TinyTask):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        threading.Event().wait(self.seconds)  # so that two processes have time to meet
+        return super().train_step(batch)
+
+
+def door(run_dir: Path, seconds: float = 0.0, steps: int = 40) -> everstep.Trainer:
+    """It saves a checkpoint after each step."""
+    services = [
+        everstep.Evaluate("valid", everstep.Never()),
+        everstep.Checkpoints(everstep.Every(steps=1), keep_last=None),
+    ]
+    return trainer(run_dir, Paced(seconds), services=services, max_epoch=None, max_step=steps)
+
+
+TRAIN = "door(Path(sys.argv[1]), 0.03).run_training()"
+WATCH = "[*map(print, door(Path(sys.argv[1])).watch(['valid', 'test'], timeout=PATIENCE))]"
 
 
 def process(what: str, run_dir: Path) -> subprocess.Popen[str]:
-    path = os.pathsep.join([*map(str, (HERE, HERE.parent)), os.environ.get("PYTHONPATH", "")])
+    program = f"from test_evaluating import *; from waiting import PATIENCE; {what}"
+    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
     return warm.Popen(
-        [sys.executable, str(HERE / "watch_program.py"), what, str(run_dir)],
+        [sys.executable, "-c", program, str(run_dir)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -504,7 +495,7 @@ def names(run_dir: Path) -> list[str]:
 @pytest.mark.campaign("long")
 def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    watcher, training = process("watch", run), process("train", run)
+    watcher, training = process(WATCH, run), process(TRAIN, run)
     until(lambda: (run / "evaluations").exists() and len(everstep.runs.evaluations(run)) >= 5)
     watcher.kill()
     until(lambda: len(names(run)) >= 12)
@@ -513,7 +504,7 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
         killed.communicate()
         assert killed.returncode == -signal.SIGKILL
     before = everstep.runs.evaluations(run)
-    watcher, training = process("watch", run), process("train", run)
+    watcher, training = process(WATCH, run), process(TRAIN, run)
     said, _ = watcher.communicate()
     trained, _ = training.communicate()
     assert (watcher.returncode, training.returncode) == (0, 0), said + trained
@@ -523,8 +514,7 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
         (stream, name) for stream in ("valid", "test") for name in names(run)
     }
     assert max(Counter((one.stream, one.checkpoint, one.digest) for one in found).values()) == 1
-    straight = process("train", tmp_path / "straight")
-    straight.communicate()
+    door(tmp_path / "straight").run_training()
     assert compare_runs(tmp_path / "straight", run) == []
 
 
@@ -552,27 +542,12 @@ def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
     assert newer == ["step-00000006", "epoch-0002-step-00000007"]  # the epoch went on inside
 
 
-def test_only_the_newest(tmp_path: Path) -> None:
-    door(tmp_path / "run", steps=6).run_training()
-    assert [one.step for one in door(tmp_path / "run").watch(every="newest")] == [6]
-
-
 @pytest.mark.campaign("timed")
 def test_throttled(tmp_path: Path) -> None:
     door(tmp_path / "run", steps=1).run_training()
     began = time.monotonic()
     assert len(list(door(tmp_path / "run").watch(throttle=0.5))) == 2
     assert time.monotonic() - began >= 0.5
-
-
-def test_a_run_that_stopped_early_has_ended(tmp_path: Path) -> None:
-    class Constant(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"loss": 1.0}
-
-    services = [everstep.EarlyStop("valid/loss", patience=1)]
-    trainer(tmp_path / "run", Constant(), services=services, max_epoch=9).run_training()
-    assert [one.epoch for one in trainer(tmp_path / "run", Constant()).watch(timeout=None)] == [0, 1, 2]
 
 
 def test_a_run_that_is_not_there_or_was_left_is_given_up(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from torch.optim.lr_scheduler import StepLR
 import everstep
 from everstep.errors import ConfigError, EverstepError, MetricError, StateError, UsageError
 from everstep.proof.compare import compare_runs
+from everstep.services import Moment
 from everstep.torch import Clip
 from tiny_runs import Boom
-from tiny_task import TinyTask, trainer
+from tiny_task import Own, TinyTask, in_epochs, trainer
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 
@@ -51,7 +52,9 @@ def refused(run_dir: Path, task: everstep.Task, error: type[EverstepError], matc
 
 def but(kind: type, *given: Any, **members: Any) -> Any:
     """A task of a kind with some other members; a value stands for a method that returns it."""
-    methods = {n: m if callable(m) else lambda *_, m=m: m for n, m in members.items()}
+    methods = {
+        n: m if callable(m) or isinstance(m, property) else lambda *_, m=m: m for n, m in members.items()
+    }
     return type("Wrong", (kind,), methods)(*given)
 
 
@@ -111,11 +114,17 @@ def test_a_step_that_returns_no_mapping(tmp_path: Path, where: str) -> None:
             trainer(tmp_path, but(TinyTask, **{where: returned})).run_training()
 
 
-def test_statistics_of_what_is_no_number(tmp_path: Path) -> None:
-    services = [everstep.Evaluate("valid", stats={"loss": ["q50"]})]
+def test_an_evaluation_of_what_is_no_number(tmp_path: Path) -> None:
+    def run(value: Any, **how: Any) -> pytest.ExceptionInfo[MetricError]:
+        services, task = [everstep.Evaluate("valid", **how)], but(TinyTask, eval_step={"loss": value})
+        with pytest.raises(MetricError) as raised:
+            trainer(tmp_path, task, services=services).run_training()
+        return raised
+
     for value in (None, 1j, 10**400):
-        with pytest.raises(MetricError, match="metric 'loss'"):
-            trainer(tmp_path, but(TinyTask, eval_step={"loss": value}), services=services).run_training()
+        run(value, stats={"loss": ["q50"]}).match("metric 'loss'")
+    run(1.0, agg_func=lambda results: 3).match(r"Evaluate\.agg_func returned 3; return a mapping")
+    assert "write that method; or for Evaluate's stats=" in str(run(np.ones(2)).value.__notes__)
 
 
 @pytest.mark.campaign("long", gate=2)
@@ -218,79 +227,85 @@ NO_LOSS: dict[str, Any] = {
 }
 
 
-def inherited(name: str, change: Any) -> Any:
-    return lambda self, *given: change(getattr(Fit, name)(self, *given))
+def optimizers(change: Any, **more: Any) -> Any:
+    """A task with another optimizer than Fit's, made of that one."""
+    return but(Fit, build_optimizer=lambda self, model: change(Fit.build_optimizer(self, model)), **more)
 
 
-TASKS: dict[str, tuple[Any, type[EverstepError], str]] = {
-    **{f"no {part}": (partial(without, part), StateError, message) for part, message in LACKS.items()},
-    **{
-        f"no loss: {message}": (
-            partial(but, Fit, forward=lambda *_, returned=returned: returned),
-            *(MetricError, message),
-        )
+def twice(optimizer: Any) -> Any:
+    return {"a": optimizer, "b": optimizer}
+
+
+def with_scheduler(kind: Any) -> Any:
+    return but(Fit, build_scheduler=lambda self, optimizer: kind(optimizer))
+
+
+TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
+    *((StateError, message, partial(without, part)) for part, message in LACKS.items()),
+    *(
+        (MetricError, message, partial(but, Fit, forward=lambda *_, returned=returned: returned))
         for message, returned in NO_LOSS.items()
-    },
-    "a second optimizer": (Second, StateError, r"SGD that steps 2 of the state's arrays .* is not part of"),
-    "never steps": (
-        lambda: but(Fit, train_step=lambda self, batch: self.forward(batch)),
-        *(EverstepError, r"no optimizer of the state made an update; call optimizer\.step"),
     ),
-    "several in a list": (
-        lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: [made, "a scheduler"])),
-        *(ConfigError, r"Wrong\.build_optimizer returned a list: return the optimizer, a scheduler"),
-    ),
-    "trains in an evaluation": (
+    (StateError, r"SGD that steps 2 of the state's arrays .* is not part of", Second),
+    (EverstepError, "no optimizer of the state made an update", lambda: but(Fit, train_step=Fit.forward)),
+    (ConfigError, r"Wrong\.build_optimizer returned a list", lambda: optimizers(lambda one: [one, "more"])),
+    (
+        UsageError,
+        r"stepped while stream 'valid' was evaluated",
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
-        *(UsageError, r"stepped while stream 'valid' was evaluated"),
     ),
-    "no model made": (
-        lambda: but(everstep.torch.Task),
-        *(ConfigError, r"return a torch\.nn\.Module from build_model"),
-    ),
-    "no forward": (Bare, ConfigError, "Bare has no forward; give it one"),
-    "no optimizer made": (
-        lambda: but(Fit, build_optimizer=lambda self, model: None),
-        *(ConfigError, r"optimizer of Wrong is None: return one"),
-    ),
-    "no train_step": (everstep.Task, ConfigError, "Task has no train_step; give the class one"),
-    "no task": (object, ConfigError, r"derived from everstep\.Task"),
-    "no such device": (
-        lambda: Fit(device="cuda:99"),
-        *(ConfigError, r"device='cuda:99' cannot be used here \(.*\).* or \"cpu\""),
-    ),
-    "updates or epochs": (
-        lambda: but(Fit, build_scheduler=lambda self, optimizer: StepLR(optimizer, 3)),
-        *(ConfigError, r"StepLR of build_scheduler.*scheduler_interval = \"epoch\""),
-    ),
-    "plateau": (
-        lambda: but(
-            Fit, build_scheduler=lambda self, optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    (ConfigError, r"return a torch\.nn\.Module from build_model", lambda: but(everstep.torch.Task)),
+    (ConfigError, "Bare has no forward; give it one", Bare),
+    (ConfigError, "optimizer of Wrong is None: return one", lambda: optimizers(lambda one: None)),
+    (ConfigError, "Task has no train_step; give the class one", everstep.Task),
+    (ConfigError, r"derived from everstep\.Task", object),
+    (ConfigError, r"'cuda:99' cannot be used here \(.*\).* or \"cpu\"", lambda: Fit(device="cuda:99")),
+    (ConfigError, r'scheduler_interval = "epoch"', lambda: with_scheduler(partial(StepLR, step_size=3))),
+    (ConfigError, r"services\.Plateau", lambda: with_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau)),
+    (
+        ConfigError,
+        r"Wrong: .* cannot be used with clip and accumulate",
+        lambda: optimizers(
+            twice, __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1.0), accumulate=2)
         ),
-        *(ConfigError, r"services\.Plateau"),
     ),
-    "several and clip": (
-        lambda: but(
-            Fit,
-            build_optimizer=inherited("build_optimizer", lambda made: {"a": made, "b": made}),
-            __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1.0), accumulate=2),
-        ),
-        *(ConfigError, r"Wrong: .* cannot be used with clip and accumulate"),
-    ),
-    "several": (
-        lambda: but(Fit, build_optimizer=inherited("build_optimizer", lambda made: {"a": made, "b": made})),
-        *(ConfigError, "write a train_step that steps yours"),
-    ),
-}
+    (ConfigError, "write a train_step that steps yours", lambda: optimizers(twice)),
+]
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_task_that_cannot_train(tmp_path: Path, kind: str) -> None:
-    task, error, message = TASKS[kind]
-    refused(tmp_path, task(), error, message)
+@pytest.mark.parametrize(("error", "message", "make"), TASKS)
+def test_a_task_that_cannot_train(
+    tmp_path: Path, error: type[EverstepError], message: str, make: Callable[[], Any]
+) -> None:
+    refused(tmp_path, make(), error, message)
+
+
+def counting(where: str) -> Any:
+    """A task that counts in the attribute that has the number of its epoch."""
+
+    def count(self: Any) -> None:
+        self.epoch += 1
+
+    return but(TinyTask, **{where: count})
+
+
+def ran(task: Any = None, **evaluate: Any) -> None:
+    services = [everstep.Evaluate("valid", **evaluate)] if evaluate else []
+    trainer(Path("ran"), task, services=services).run_training()
 
 
 OPTIONS: list[tuple[Any, str]] = [
+    (lambda: ran(counting("train_loop_begin")), "Wrong has set its attribute epoch to 2 in epoch 1"),
+    (lambda: ran(counting("train_loop_end")), "Wrong has set its attribute epoch to 2 in epoch 1"),
+    (lambda: ran(but(TinyTask, epoch=property(len))), r"Wrong\.epoch is a property that no Trainer can set"),
+    (lambda: ran(stats={"loss": ["quantile"]}), "there is no statistic 'quantile'"),
+    (lambda: ran(stats={"los": ["std"]}), "'los', which eval_step did not return; did you mean 'loss'"),
+    (
+        lambda: trainer(
+            Path("run"), services=[everstep.Evaluate("valid"), everstep.Evaluate("valid", name="a")]
+        ),
+        r"'valid' and 'a' both evaluate stream 'valid'.* \| ",
+    ),
     (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
     (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
     (lambda: Fit(ema=1.5), "give a decay between 0 and 1"),
@@ -326,3 +341,42 @@ def test_options_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ConfigError, match=message):
             call()
     assert not Path("run", "checkpoints").exists()
+
+
+APART = "keeps its own place in the data and would lose it; give a second one"
+KEEPING: tuple[Any, ...] = (Own, lambda: ((np.array([i]),) for i in range(5)))
+LASTING = partial(torch.utils.data.DataLoader, [1.0], num_workers=1, persistent_workers=True)
+
+
+@pytest.mark.parametrize("make", [*KEEPING, LASTING])
+def test_what_keeps_its_own_place_is_not_trained_on_and_evaluated_at_once(tmp_path: Path, make: Any) -> None:
+    data = make()
+    for evaluated in (data, everstep.data.checked(data)):
+        with pytest.raises(ConfigError, match=APART):
+            trainer(tmp_path / "run", streams={"train": data, "valid": evaluated})
+
+
+USES: list[tuple[type[EverstepError], str, Callable[..., object]]] = [
+    (ConfigError, APART, lambda door, data, loop: door.epoch(["extra"], [data])),
+    (ConfigError, APART, lambda door, data, loop: door.epoch([data], ["extra"])),
+    (ConfigError, APART, lambda door, data, loop: [door.epoch("extra"), next(door.predict(data))]),
+    (ConfigError, APART, lambda door, data, loop: [door.evaluate("extra", 1), door.epoch([data])]),
+    (ConfigError, "two .* called 'train2'", lambda door, *_: door.epoch(["train", [(1,)], "train2"])),
+    (ConfigError, "an epoch are a .*; give a list", lambda door, data, loop: door.epoch(data)),
+    (ConfigError, "stream name 'valid/more': give a", lambda door, *_: door.epoch({}, {"valid/more": [1]})),
+    (UsageError, "call it before", lambda door, *_: door.smoke_test()),
+    (UsageError, "observer", lambda door, _, loop: [loop.on(Moment.AFTER_EVAL_STEP, stop), door.epoch()]),
+]
+
+
+def stop(boundary: Any) -> everstep.Outcome:
+    return everstep.Outcome(actions=(everstep.Stop("me too"),))
+
+
+@pytest.mark.parametrize("make", KEEPING)
+def test_what_a_program_of_ones_own_may_not_do_in_its_loop(tmp_path: Path, make: Any) -> None:
+    for number, (error, message, use) in enumerate(USES):
+        data = make()
+        door = trainer(tmp_path / str(number), streams={"extra": data, "train2": [1]})
+        with pytest.raises(error, match=message):
+            in_epochs(door, partial(use, door, data))

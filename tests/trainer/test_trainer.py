@@ -43,24 +43,11 @@ def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
 
     class Looking(TinyTask):
         def train_step(self, batch: Any) -> Mapping[str, Any]:
-            stack = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
-            frames[:] = stack
+            frames[:] = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
             return super().train_step(batch)
 
     trainer(tmp_path / "run", Looking()).run_training()
     assert frames == ["_epoch", "run_training"]
-
-
-def test_the_epochs_line_is_as_the_options_say(tmp_path: Path) -> None:
-    class Short(MetricFormatter):
-        def format(self, name: str, stats: Any, is_best: bool) -> str:
-            return f"<{name}>"
-
-    lines: list[str] = []
-    options = {"show_eta": False, "formatter": Short(), "lines": lines}
-    trainer(tmp_path / "run", max_epoch=1, **options).run_training()
-    (line,) = (line for line in lines if line.startswith("[Step 4]"))
-    assert "<loss>" in line and "ETA" not in line
 
 
 def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
@@ -74,12 +61,6 @@ def test_every_stream_has_its_own_metrics(tmp_path: Path) -> None:
         assert found == [(1, 4, loss), (1, 4, noise), (2, 8, loss), (2, 8, noise)]
 
 
-def test_the_baseline_is_recorded_at_step_0_and_is_no_training(tmp_path: Path) -> None:
-    done = trainer(tmp_path / "run", services=[everstep.Evaluate(validate_first=True)]).run_training()
-    steps = [row[1] for row in rows(tmp_path / "run", "eval/valid") if row[3] == "valid/loss"]
-    assert steps == [0, 4, 8] and done.step == 8
-
-
 def test_evaluation_every_seconds_fires_when_they_are_over(tmp_path: Path) -> None:
     clock = ManualClock()
     every_step = everstep.Checkpoints(everstep.Every(steps=1))  # the loop asks the schedule at each step
@@ -88,17 +69,6 @@ def test_evaluation_every_seconds_fires_when_they_are_over(tmp_path: Path) -> No
         task = slow(clock, step=1.0)
         trainer(tmp_path / "run", task, services=services, max_epoch=3, clock=clock).train(limit)
     assert RunJournal(tmp_path / "run").series("valid/loss")[0] == [3, 7, 10]
-
-
-def test_the_mean_is_that_of_the_samples_also_with_a_short_last_batch(tmp_path: Path) -> None:
-    class Values(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"x": float(np.mean(batch[0]))}
-
-    door = trainer(tmp_path / "run", Values())
-    door.train(1)
-    assert door.evaluate("valid") == {"valid/x": 2.0}  # of 0 1 | 2 3 | 4, whose batches' mean is 2.33
-    assert door.evaluate("valid", 2) == {"valid/x": 1.5}
 
 
 def test_epochs_of_a_fixed_size_go_on_in_the_pass(tmp_path: Path) -> None:
@@ -182,21 +152,6 @@ def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_
     assert [len(task.started) for task in tasks] == [1, 1, 0]
 
 
-def test_hooks_around_the_steps_of_an_epoch(tmp_path: Path) -> None:
-    class Around(TinyTask):
-        def train_loop_begin(self) -> None:
-            self.trace.append("begin")
-
-        def train_loop_end(self) -> Mapping[str, Any]:
-            self.trace.append("end")
-            return {"seen": len(self.seen)}
-
-    task = Around()
-    trainer(tmp_path / "run", task).run_training()
-    assert task.trace == ["begin", "end"] * 2
-    assert [row[3] for row in rows(tmp_path / "run", "tail")] == ["seen", "seen"]
-
-
 class Curriculum(TinyTask):
     """Makes its data harder from epoch to epoch, by an object that no checkpoint has."""
 
@@ -227,22 +182,17 @@ def test_a_task_has_the_number_of_its_epoch_also_after_a_resume(tmp_path: Path) 
     assert resumed(tmp_path, start, 8)[1].epoch == 2
 
 
-@pytest.mark.parametrize("where", ["train_loop_begin", "train_loop_end"])
-def test_a_task_that_counts_in_the_number_of_the_epoch_is_refused(tmp_path: Path, where: str) -> None:
-    task = TinyTask()
-    setattr(task, where, lambda: setattr(task, "epoch", task.epoch + 1))
-    with pytest.raises(ConfigError, match="TinyTask has set its attribute epoch to 2 in epoch 1"):
-        trainer(tmp_path / "run", task).run_training()
+def test_the_line_of_an_epoch_has_its_evaluation_and_is_as_the_options_say(tmp_path: Path) -> None:
+    class Short(MetricFormatter):
+        def format(self, name: str, stats: Any, is_best: bool) -> str:
+            return f"<{name}>"
 
-
-def test_a_task_whose_number_of_the_epoch_cannot_be_set_is_refused(tmp_path: Path) -> None:
-    kind = type("Fixed", (TinyTask,), {"epoch": property(lambda self: 1)})
-    with pytest.raises(ConfigError, match=r"Fixed\.epoch is a property that no Trainer can set"):
-        trainer(tmp_path / "run", kind())
-
-
-def test_the_line_of_an_epoch_has_its_evaluation(tmp_path: Path) -> None:
     lines: list[str] = []
+    options = {"show_eta": False, "formatter": Short(), "lines": lines}
+    trainer(tmp_path / "short", max_epoch=1, **options).run_training()
+    (line,) = (line for line in lines if line.startswith("[Step 4]"))
+    assert "<loss>" in line and "ETA" not in line
+    lines.clear()
     services = [everstep.EarlyStop("valid/loss", patience=9), everstep.Evaluate(validate_first=True)]
     trainer(tmp_path / "run", lines=lines, services=services).run_training()
     found = [line for line in lines if line.startswith("[Epoch")]
@@ -260,21 +210,6 @@ def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
     assert etas[2] == 8 * 1.0 + 2 * 300.0
     times = [row.value for row in RunJournal(tmp_path / "run").rows() if row.name == "valid/eval_time"]
     assert times == [300.0] * 4
-
-
-def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
-    def smoke_test(**how: Any) -> None:
-        trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
-
-    def broken(*results: Any) -> Any:
-        raise Boom
-
-    with pytest.raises(ConfigError, match=r"stats= asks for 'los'.*did you mean 'loss'"):
-        smoke_test(stats={"los": "std"})
-    for name in ("agg_func", "online_agg_func"):
-        with pytest.raises(Boom):
-            smoke_test(**{name: broken})
-    smoke_test(stats={"loss": "std"}, agg_func=lambda results: {"batches": len(results)})
 
 
 # -------------------- one writer
@@ -324,16 +259,6 @@ def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
     assert [(seq, float.fromhex(bits)) for *_, seq, bits, _ in tail] == [(0, 1.0), (1, 2.0)]
 
 
-def test_two_services_on_one_stream_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    both = [Evaluate("valid", Every(steps=3)), Evaluate("valid", name="at the end")]
-    with pytest.raises(ConfigError, match=r"'valid' and 'at the end' both evaluate stream 'valid'.* \| "):
-        trainer(tmp_path / "run", services=both)
-    assert not (tmp_path / "run").exists()
-    quick = {"valid": numbers(5, 2), "quick": numbers(5, 2)}
-    pair = [Evaluate("valid"), Evaluate("quick", Every(steps=2), num_steps=1)]
-    trainer(tmp_path / "two names", streams=quick, services=pair).run_training()
-
-
 # -------------------- what is said
 
 
@@ -343,21 +268,15 @@ class Lines(list[str]):
 
 
 def said(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> Lines:
-    lines = Lines()
-    trainer(run_dir, task, lines=lines, **arguments).run_training()
+    trainer(run_dir, task, lines=(lines := Lines()), **arguments).run_training()
     return lines
 
 
-class Ending(TinyTask):
-    """Ends the run from inside, which nothing else does."""
-
-    def train_step(self, batch: Any) -> Mapping[str, Any]:
-        if len(self.seen) == 6:
-            raise KeyboardInterrupt
-        return super().train_step(batch)
-
-
 def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
+    class Ending(TinyTask):
+        def train_step(self, batch: Any) -> Mapping[str, Any]:
+            raise KeyboardInterrupt  # nothing else ends the run
+
     lines = Lines()
     endless = trainer(tmp_path / "run", Ending(), lines=lines, max_epoch=None, services=[Recovery()])
     with pytest.raises(KeyboardInterrupt):
@@ -399,18 +318,6 @@ def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
     assert not said(tmp_path / "all").having("not evaluated")  # finished
 
 
-def test_a_rollback_does_not_introduce_the_run_again(tmp_path: Path) -> None:
-    class Spoilt(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            found = super().train_step(batch)
-            return {"loss": math.nan} if len(self.seen) == 3 else found
-
-    streams = {"train": numbers(20, 2)}
-    lines = said(tmp_path, Spoilt(), services=[Recovery()], streams=streams, max_epoch=1)
-    assert len(lines.having("Quarantined")) == 1
-    assert len(lines.having("Execution Environment")) == len(lines.having("not evaluated")) == 1
-
-
 def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
     class Nan(TinyTask):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
@@ -450,19 +357,6 @@ def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
         *((moment, 2, 2 + done) for moment, done in epoch),
         ("exit_loop", 2, 4),
     ]
-
-
-def test_observers_of_an_evaluation_only_look(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run", max_epoch=1)
-
-    def program() -> None:
-        with door.open() as loop:
-            loop.on(Moment.AFTER_EVAL_STEP, lambda b: everstep.Outcome(actions=(everstep.Stop("me too"),)))
-            for _ in loop.iter_epochs():
-                door.epoch()
-
-    with pytest.raises(UsageError, match="observer"):
-        program()
 
 
 EACH_STEP = everstep.Every(steps=1)
@@ -514,19 +408,15 @@ def test_several_train_streams_each_go_on_in_their_own_pass(tmp_path: Path) -> N
         assert compare_runs(tmp_path / "straight", tmp_path / str(limit)) == [], limit
 
 
-def test_data_without_a_name_goes_on_in_its_pass_too(tmp_path: Path) -> None:
+def test_data_without_a_name_goes_on_in_its_pass_and_a_stream_twice_is_no_other_data(tmp_path: Path) -> None:
     task, data = TinyTask(), loader()
     door = trainer(tmp_path / "run", task, steps_per_epoch=3, streams={"train": [1]})
     loop = in_epochs(door, lambda loop: door.epoch([data]))
     assert sorted(i for ids in task.seen[:4] for i in ids) == list(range(8))
     assert not loop.ending.warnings
-
-
-def test_the_same_stream_twice_in_an_epoch_is_no_other_data(tmp_path: Path) -> None:
-    task = Pairs()
-    door = trainer(tmp_path / "run", task, max_epoch=1)
-    loop = in_epochs(door, lambda loop: (door.epoch(), door.epoch()))
-    assert len(task.seen) == 4 and not loop.ending.warnings
+    twice = trainer(tmp_path / "twice", pairs := Pairs(), max_epoch=1)
+    loop = in_epochs(twice, lambda loop: (twice.epoch(), twice.epoch()))
+    assert len(pairs.seen) == 4 and not loop.ending.warnings
 
 
 # ------------------------------------------------------------------------ evaluating beside training
@@ -584,46 +474,6 @@ def test_an_iterator_that_failed_in_an_evaluation_is_not_taken_for_a_shorter_one
         door.evaluate("valid")
 
 
-SHARED: dict[str, Callable[[], Any]] = {
-    "own place": Own,
-    "generator": lambda: ones(5),
-    "workers that persist": lambda: loader(num_workers=1, persistent_workers=True),
-}
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_what_keeps_its_own_place_is_not_trained_on_and_evaluated_at_once(tmp_path: Path, kind: str) -> None:
-    data = SHARED[kind]()
-    message = "keeps its own place in the data and would lose it; give a second one"
-    for evaluated in (data, checked(data)):
-        with pytest.raises(ConfigError, match=message):
-            trainer(tmp_path / "named", streams={"train": data, "valid": evaluated})
-
-
-def evaluated_first(door: everstep.Trainer, data: Any) -> None:
-    door.evaluate("extra", 1)
-    door.epoch([data])
-
-
-@pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda door, data: door.epoch(["extra"], [data]),
-        lambda door, data: door.epoch([data], ["extra"]),
-        lambda door, data: [door.epoch("extra"), next(door.predict(data))],
-        evaluated_first,
-    ],
-)
-@pytest.mark.parametrize("kind", ["own place", "generator"])
-def test_nor_in_a_program_of_ones_own(tmp_path: Path, kind: str, use: Callable[..., Any]) -> None:
-    data = SHARED[kind]()
-    door = trainer(tmp_path / "run", streams={"extra": data})
-
-    with pytest.raises(ConfigError, match="keeps its own place in the data and would lose it"):
-        in_epochs(door, lambda loop: use(door, data))
-
-
 # ------------------------------------------------------------------------------------- prefetching
 
 
@@ -644,21 +494,6 @@ def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(
     assert len([row for row in rows(tmp_path / "run", "step") if row[3] == "loss"]) == len(tiny.seen)
     assert [i for ids in tiny.seen for i in ids] == [0, 1, 2, 3]
     assert not prefetching()
-
-
-def test_training_and_evaluating_ahead_are_the_same_run(tmp_path: Path) -> None:
-    def start(name: str, around: Callable[[Any], Any], *limits: int) -> bytes:
-        for limit in limits:
-            task = Pairs()
-            streams = {"train": around(numbers(8, 1, shuffle=True)), "valid": around(numbers(5, 2))}
-            services = [everstep.Evaluate("valid", everstep.Every(steps=3))]
-            trainer(tmp_path / name, task, streams=streams, services=services).train(limit)
-        assert not prefetching()
-        return task.w.tobytes()
-
-    plain = start("plain", lambda data: data, 8)
-    assert start("ahead", lambda data: prefetch(data, buffer=3), 3, 6, 8) == plain
-    assert compare_runs(tmp_path / "plain", tmp_path / "ahead") == []
 
 
 # ---------------------------------------------------------------------------------------- profile
@@ -699,8 +534,19 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- smoke test
 
 
-def python_state() -> tuple[Any, ...]:
-    return np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # type: ignore[index]
+def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
+    def smoke_test(**how: Any) -> None:
+        trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
+
+    def broken(*results: Any) -> Any:
+        raise Boom
+
+    with pytest.raises(ConfigError, match=r"stats= asks for 'los'.*did you mean 'loss'"):
+        smoke_test(stats={"los": "std"})
+    for name in ("agg_func", "online_agg_func"):
+        with pytest.raises(Boom):
+            smoke_test(**{name: broken})
+    smoke_test(stats={"loss": "std"}, agg_func=lambda results: {"batches": len(results)})
 
 
 SMOKED: dict[str, Callable[[], Any]] = {
@@ -711,7 +557,7 @@ SMOKED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.campaign("long", gate=1)
+@pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", SMOKED)
 def test_a_smoke_test_leaves_everything_where_it_was(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -720,10 +566,15 @@ def test_a_smoke_test_leaves_everything_where_it_was(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))
 
+    def python_state() -> tuple[Any, ...]:
+        return np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # type: ignore[index]
+
     def start(name: str, smoke: bool) -> TinyTask:
         task, data = TinyTask(), SMOKED[kind]()
         torch.manual_seed(1)
         streams = {"train": data, "valid": SMOKED[kind]()}
+        if kind == "loader with workers":
+            streams["valid"] = loader(num_workers=1, persistent_workers=True)
         door = trainer(tmp_path / name, task, streams=streams, max_epoch=1)
         if smoke:
             before, workers = python_state(), torch.multiprocessing.active_children()
@@ -743,30 +594,7 @@ def test_a_smoke_test_leaves_everything_where_it_was(
     assert compare_runs(*moved) == []
 
 
-def test_a_smoke_test_ends_workers_that_persist_and_is_no_part_of_a_loop(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run", streams={"valid": loader(num_workers=1, persistent_workers=True)})
-    before = torch.multiprocessing.active_children()
-    door.smoke_test()
-    assert torch.multiprocessing.active_children() == before
-
-    with pytest.raises(UsageError, match="call it before"):
-        in_epochs(door, lambda loop: door.smoke_test())
-
-
-# ------------------------------------------------------------------------------------- bad input
-
-
-def test_streams_are_names_to_data_and_names_are_known(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run", streams={"train2": numbers(4, 2)})
-
-    wrong: dict[str, Callable[[], object]] = {
-        "two streams are called 'train2'; give names": lambda: door.epoch(["train", [(1,)], "train2"]),
-        "the streams of an epoch are a DataLoader; give a list": lambda: door.epoch(loader()),
-        "stream name 'valid/more': give a": lambda: door.epoch({}, {"valid/more": numbers(4, 2)}),
-    }
-    for message, use in wrong.items():
-        with pytest.raises(ConfigError, match=message):
-            in_epochs(door, lambda loop: use())  # noqa: B023
+# ----------------------------------------------------------------- bad input: see test_misuse.py
 
 
 def test_streams_that_may_be_empty(tmp_path: Path) -> None:

@@ -178,7 +178,9 @@ def test_run_training_goes_on_by_itself(tmp_path: Path) -> None:
     lines: list[str] = []
     ending = trainer(tmp_path, Failing(), services=[Recovery()], lines=lines, resume=False).run_training()
     assert (ending.finished, ending.step, ending.rollbacks) == (True, 6, 2)
+    said = {part: sum(part in line for line in lines) for part in ("Execution Environment", "not evaluated")}
     assert len([line for line in lines if line.startswith("rollback")]) == 2
+    assert said == {"Execution Environment": 1, "not evaluated": 1}, "a rollback introduces the run again"
     assert all(6 not in one.batches[0].samples for one in RunJournal(tmp_path).rollbacks())  # type: ignore
     with pytest.raises(NonFiniteError):
         trainer(tmp_path / "bound", Failing(), services=[Recovery(1)]).run_training()
@@ -364,16 +366,6 @@ def assert_same(folder: Path, alone: Path) -> None:
         assert compare_runs(folder / name, alone / name) == []
 
 
-def assert_as_alone(
-    folder: Path, together: Callable[[Path], list[everstep.Trainer]]
-) -> list[everstep.supervisor.Ending]:
-    for each in together(folder / "alone"):
-        each.run_training()
-    endings = everstep.trainer.MultiRun(together(folder / "together")).run_training()
-    assert_same(folder / "together", folder / "alone")
-    return endings
-
-
 def test_each_is_the_run_that_it_would_be_alone_and_a_batch_is_read_once(tmp_path: Path, alone: Path) -> None:
     READS.clear()
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
@@ -426,65 +418,68 @@ def test_runs_that_stand_apart_come_together(tmp_path: Path, alone: Path) -> Non
     assert_same(tmp_path, alone)
 
 
-@pytest.mark.campaign("long")
-def test_limits_evaluations_and_stops_are_each_ones_own(tmp_path: Path) -> None:
-    def together(folder: Path) -> list[everstep.Trainer]:
-        data = counted()
-        stop = everstep.EarlyStop("valid/loss", patience=1)
-        return [
-            trainer(folder / "a", Scaled(), streams={"train": data}, max_epoch=2),
-            trainer(folder / "b", Scaled(3.0), streams={"train": data}, max_epoch=6, services=[stop]),
-            trainer(folder / "c", Scaled(0.1), streams={"train": data}, max_epoch=6, max_step=9),
-        ]
+class Spoilt(Scaled):
+    """Its loss is NaN at one sample."""
 
-    endings = assert_as_alone(tmp_path, together)
-    assert endings[0].step == 8 and endings[2].step == 9
+    def train_step(self, batch: Any) -> Mapping[str, Any]:
+        spoilt = 3 in batch[0]
+        return {**super().train_step(batch), **({"loss": math.nan} if spoilt else {})}
 
 
-def test_a_batch_left_out_at_the_end_of_a_pass_counts_in_each_run(tmp_path: Path) -> None:
-    def together(folder: Path) -> list[everstep.Trainer]:
-        batches = [(np.arange(2.0),), (np.zeros(0),)]
-        data = everstep.data.checked(batches, empty_batch="ignore")
-        return runs(folder, {name: Scaled() for name in NAMES}, data)
-
-    assert_as_alone(tmp_path, together)
+class Augmented(Noisy):
+    def __getitem__(self, index: int) -> tuple[float]:
+        return (float(torch.randn(())) + index,)
 
 
-@pytest.mark.campaign("long")
-def test_one_that_goes_back_comes_to_the_others_again(tmp_path: Path) -> None:
-    class Spoilt(Scaled):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            spoilt = 3 in batch[0]
-            found = super().train_step(batch)
-            return {"loss": math.nan} if spoilt else found
-
-    def together(folder: Path) -> list[everstep.Trainer]:
-        data, saves = counted(), everstep.Checkpoints(everstep.Every(steps=3))
-        services = {"a": [saves], "b": [saves, everstep.services.Recovery(9)], "c": [saves]}
-        tasks = {"a": Scaled(), "b": Spoilt(), "c": Scaled(3.0)}
-        return [
-            trainer(folder / name, task, streams={"train": data}, max_epoch=3, services=services[name])
-            for name, task in tasks.items()
-        ]
-
-    endings = assert_as_alone(tmp_path, together)
-    assert [ending.step for ending in endings] == [12, 9, 12]
+def a_batch_left_out(folder: Path) -> list[everstep.Trainer]:
+    batches = [(np.arange(2.0),), (np.zeros(0),)]
+    data = everstep.data.checked(batches, empty_batch="ignore")
+    return runs(folder, {name: Scaled() for name in NAMES}, data)
 
 
-@pytest.mark.campaign("long")
-def test_torch_models_with_dropout_and_a_loader_of_augmented_samples(tmp_path: Path) -> None:
-    class Augmented(Noisy):
-        def __getitem__(self, index: int) -> tuple[float]:
-            return (float(torch.randn(())) + index,)
+def limits_and_stops(folder: Path) -> list[everstep.Trainer]:
+    data, stop = counted(), everstep.EarlyStop("valid/loss", patience=1)
+    return [
+        trainer(folder / "a", Scaled(), streams={"train": data}, max_epoch=2),
+        trainer(folder / "b", Scaled(3.0), streams={"train": data}, max_epoch=6, services=[stop]),
+        trainer(folder / "c", Scaled(0.1), streams={"train": data}, max_epoch=6, max_step=9),
+    ]
 
-    def together(folder: Path) -> list[everstep.Trainer]:
-        data = everstep.data.loader(Augmented(), batch_size=4, shuffle=True, num_workers=0)
-        return [
-            everstep.Trainer(Scheduled(width=width), {"train": data}, folder / name, seed=5, max_epoch=2)
-            for name, width in (("a", 4), ("b", 6), ("c", 4))
-        ]
 
-    assert_as_alone(tmp_path, together)
+def one_goes_back(folder: Path) -> list[everstep.Trainer]:
+    data, saves = counted(), everstep.Checkpoints(everstep.Every(steps=3))
+    return [
+        trainer(folder / name, task, streams={"train": data}, max_epoch=3, services=[saves, *more])
+        for name, task, *more in (("a", Scaled()), ("b", Spoilt(), Recovery(9)), ("c", Scaled(3.0)))
+    ]
+
+
+def dropout_and_augmented_samples(folder: Path) -> list[everstep.Trainer]:
+    data = everstep.data.loader(Augmented(), batch_size=4, shuffle=True, num_workers=0)
+    return [
+        everstep.Trainer(Scheduled(width=width), {"train": data}, folder / name, seed=5, max_epoch=2)
+        for name, width in (("a", 4), ("b", 6), ("c", 4))
+    ]
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    ("together", "steps"),
+    [
+        (a_batch_left_out, [3, 3, 3]),
+        (limits_and_stops, [8, 8, 9]),
+        (one_goes_back, [12, 9, 12]),
+        (dropout_and_augmented_samples, [12, 12, 12]),
+    ],
+)
+def test_whatever_befalls_one_each_is_the_run_that_it_would_be_alone(
+    tmp_path: Path, together: Callable[[Path], list[everstep.Trainer]], steps: list[int]
+) -> None:
+    for each in together(tmp_path / "alone"):
+        each.run_training()
+    endings = everstep.trainer.MultiRun(together(tmp_path / "together")).run_training()
+    assert_same(tmp_path / "together", tmp_path / "alone")
+    assert [ending.step for ending in endings] == steps
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
