@@ -92,6 +92,36 @@ def test_a_second_database_in_the_process_takes_no_lock_from_the_first(tmp_path:
     assert not subprocess.run(take, check=True, capture_output=True).stderr
 
 
+def test_a_server_has_new_rows_before_the_next_heartbeat_over_one_connection(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step waits until another machine sees the one before the last; a heartbeat comes in a day."""
+    monkeypatch.setattr(shipping_thread, "SECONDS", 86_400.0)
+    monkeypatch.setattr(shipping_thread, "PAUSE", 0.0)
+    monkeypatch.setenv("EVERSTEP_INDEX", url := server.database())
+    seen, clients = list[int](), set[int]()
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def answer(question: str) -> list[Any]:
+            return [row[0] for row in connection.execute(question)]  # type: ignore[arg-type]
+
+        def has(step: int) -> bool:
+            there = answer(f"SELECT to_regclass('{SCHEMA}.metrics')::text")[0]
+            return there is not None and (answer(f"SELECT max(step) FROM {there}")[0] or 0) >= step
+
+        def inside(loop: Any, step: int) -> None:
+            loop.make_checkpoint()
+            if step > 2:
+                until(lambda: has(step - 2))
+                seen.append(step)
+                asked = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                clients.update(answer(f"SELECT pid {asked} AND backend_type = 'client backend'"))
+
+        Tiny(tmp_path / "run", max_epoch=2).train(inside)
+    assert seen == [*range(3, 9)] and len(clients) == 1
+    assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
+
+
 def test_every_ending_has_its_status(made: Path) -> None:
     database = Database(None)
     sync(database, [made])

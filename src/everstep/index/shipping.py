@@ -242,11 +242,12 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
         held = alive or _is_held(run.path)
         mine = select(runs).where(runs.c.name == run.id)
-        if connection.execute(mine).first() is None:
+        if (found := connection.execute(mine).mappings().first()) is None:
             new = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
             new |= {"seed": _seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
             connection.execute(insert(runs).values(**new))
-        row = dict(connection.execute(mine).mappings().one())
+            found = connection.execute(mine).mappings().one()
+        row = dict(found)
         known = connection.execute(select(segments).where(segments.c.run == row["id"])).mappings()
         before = {start["number"]: dict(start) for start in known}
         sizes = journal_sizes(run.path)
@@ -273,10 +274,11 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
             start["valid_to"] = valid.get(number, 0)
         problems = _conclude(connection, row, run.path, starts, alive, held)
         for number, start in starts.items():
-            if start != before.get(number):
-                same = (segments.c.run == row["id"]) & (segments.c.number == number)
-                connection.execute(delete(segments).where(same))
+            if number not in before:
                 connection.execute(insert(segments).values(**start))
+            elif new := {name: value for name, value in start.items() if value != before[number][name]}:
+                same = (segments.c.run == row["id"]) & (segments.c.number == number)
+                connection.execute(update(segments).where(same).values(**new))
     if len(problems) > _MOST_PROBLEMS:
         more = len(problems) - _MOST_PROBLEMS
         problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} lists them"]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from everstep.index.location import Location
 from everstep.index.run_facts import IndexBusyError
 
-SECONDS = 30.0
-"""Seconds between two shippings, which are also the heartbeat that shows that the run is alive."""
+if TYPE_CHECKING:
+    from everstep.index.database import Database
 
-FIRST = 5.0
-"""Seconds until the first shipping to a server: other machines see that the run has begun."""
+SECONDS = 30.0
+"""Seconds between two shippings of a run that has nothing new: the heartbeat that shows that it is alive."""
+
+PAUSE = 1.0
+"""Least seconds between two shippings to a server, which gets new rows at once: other machines look there."""
+
+_LOOK = 0.2
+"""Seconds between two looks at the size of the journal."""
 
 PATIENCE = 2.0
 """Seconds that the end of a run waits for the index; an earlier shipping does not wait."""
@@ -23,7 +32,7 @@ FILE_PATIENCE = 10.0
 
 
 class IndexWriter:
-    """Writer that ships a run's journal every `SECONDS` and at its end.
+    """Writer that ships a run's journal: to a server when it has grown, to a file every `SECONDS`.
 
     A failure gives one message, and the next shipping tries again: the journal has it all.  Only the last
     shipping waits for another process that writes.
@@ -34,6 +43,8 @@ class IndexWriter:
     ) -> None:
         self._place, self._run_dir, self._has_stepped, self._say = place, run_dir, has_stepped, say
         self._has_warned = False
+        self._database: Database | None = None
+        """The connection that is kept between two shippings to a server."""
         self._ending, self._ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="everstep-index", daemon=True)
         self._thread.start()
@@ -48,26 +59,44 @@ class IndexWriter:
             self._say = lambda line: None
 
     def _work(self) -> None:
-        wait = min(FIRST, SECONDS) if isinstance(self._place, str) else SECONDS
-        while not self._ending.wait(wait):
-            if self._has_stepped():
-                self._ship(0.0)
-                wait = SECONDS
+        look = idle = min(_LOOK if isinstance(self._place, str) else SECONDS, SECONDS)
+        shipped, beat = None, 0.0
+        while not self._ending.wait(look):
+            look, now = idle, time.monotonic()
+            if self._has_stepped() and ((end := self._end()) != shipped or now >= beat):
+                went = self._ship(0.0)
+                shipped, beat = end, now + SECONDS
+                look = min(max(look, PAUSE), SECONDS) if went else SECONDS
         self._ship(PATIENCE)
+        self._database = None
 
-    def _ship(self, patience: float) -> None:
+    def _end(self) -> tuple[str, int] | None:
+        """Return the newest file of the journal, and its bytes; None where the disk does not say it now."""
+        folder = self._run_dir / "journal"
+        try:
+            newest = max(os.listdir(folder), key=lambda name: (len(name), name))
+            return newest, os.stat(folder / newest).st_size
+        except (OSError, ValueError):
+            return None
+
+    def _ship(self, patience: float) -> bool:
+        """Ship what is new; return whether a server was there."""
         try:
             try:
                 from everstep.index.database import Database
                 from everstep.index.shipping import ship
             finally:
                 self._ready.set()
-            ship(Database(self._place, patience), self._run_dir, alive=True)
+            if self._database is None or patience:
+                self._database = Database(self._place, patience)
+            ship(self._database, self._run_dir, alive=True)
         except IndexBusyError as error:
             if patience:  # no later shipping could send its rows
                 self._say(f"the rest of this run is not in the index yet: {error}")
         except Exception as error:
             self._warn(f"{error}")
+            return False
+        return True
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:
