@@ -245,123 +245,13 @@ def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path)
     assert RunJournal(path).facts()["config"] == {"net": hidden}
 
 
-META = """artifact_uri: file:///home/somebody/mlruns/1/{id}/artifacts
-end_time: 1795918355217
-entry_point_name: ''
-experiment_id: '304994089346212349'
-lifecycle_stage: {stage}
-run_id: {id}
-run_name: {name}
-source_type: 4
-start_time: 1795918355149
-status: {status}
-tags: []
-user_id: somebody
-"""
-"""`meta.yaml` of a run, as mlflow 3.17 writes it."""
-
-
-def write_files(runs: Path, name: str, status: int = 3, stage: str = "active", **more: str) -> Path:
-    """Write a run as MLflow does into a folder of files: of each metric, parameter and tag its text."""
-    files = {
-        "meta.yaml": META.format(id=f"{name}0123", name=name, status=status, stage=stage),
-        "metrics/train/loss": "".join(
-            f"{1795918355165 + step} {1 / (step + 1)} {step}\n" for step in range(5)
-        ),
-        "metrics/gap": "1795918355209 nan 1\n1795918355216 -inf 2\n",
-        "metrics/old": "1795918355209 2.5\n",  # its step was not written in the beginning
-        "params/lr": "0.1",
-        "params/opt/layers": "[1, 2]",
-        "params/text": "a\nb",
-        "tags/who": "x",
-        "tags/hf_token": "secret",
-    }
-    for place, text in (files | more).items():
-        file = runs / "304994089346212349" / f"{name}0123" / place
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    (runs / "304994089346212349" / "meta.yaml").write_text("name: digits\nlifecycle_stage: active\n")
-    return runs / "304994089346212349" / f"{name}0123"
-
-
-def test_a_folder_of_files_of_mlflow_is_read_without_mlflow(tmp_path: Path) -> None:
-    for name, status, stage in (("wide", 3, "active"), ("bad", 4, "active"), ("cut", 1, "active")):
-        write_files(tmp_path / "mlruns", name, status, stage)
-    write_files(tmp_path / "mlruns", "gone", stage="deleted")
-    rows = imported("mlflow", "mlruns", cwd=tmp_path)
-    assert names(rows) == ["bad", "cut", "wide"]
-    journals = [RunJournal(row["run"]) for row in rows]
-    ends = [event.data["status"] for journal in journals for event in journal.events("closed")]
-    assert ends == ["failed", "killed", "finished"]
-    wide, facts = journals[2], journals[2].facts()
-    assert wide.series("train/loss") == ([0, 1, 2, 3, 4], [1.0, 0.5, 1 / 3, 0.25, 0.2])
-    assert wide.series("gap")[0] == [1, 2] and wide.series("gap")[1][1] == -math.inf
-    assert wide.series("old") == ([0], [2.5])
-    assert facts["config"] == {"lr": 0.1, "opt/layers": [1, 2], "text": "a\nb"}
-    assert facts["imported"]["experiment"] == "digits"
-    assert facts["imported"]["tags"] == {"who": "x", "hf_token": "***"}
-    assert [row["new"] for row in imported("mlflow", ".", cwd=tmp_path)] == [False] * 3
-
-
-LOOP = "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{c}: &{c} [{', '.join(['*' + b] * 9)}]\n" for b, c in
-       zip("abcdefgh", "bcdefghi", strict=True))  # fmt: skip
-"""A text of a few hundred bytes for 9 ** 9 values."""
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "reason"),
-    [
-        ("meta.yaml", "[" * 5000, "RecursionError"),
-        ("meta.yaml", "!!python/object/apply:os.system ['touch here']", "ConstructorError"),
-        ("meta.yaml", META.format(id="a", name="a", status="x", stage="active"), ""),
-        ("meta.yaml", f"{META}\n{LOOP}".format(id="a", name="a", status=3, stage="active"), ""),
-        ("metrics/train/loss", "1795918355165 much 0\n", "ValueError"),
-        ("metrics/train/loss", "1795918355165\n", "ValueError"),
-        ("params/lr", "\udcff", "UnicodeDecodeError"),
-        ("params/lr", "x" * (1 << 17), "ConfigError: params/lr has more than 65,536 bytes"),
-        ("meta.yaml", "", "ConfigError: its meta.yaml is not one of MLflow"),
-        (
-            "meta.yaml",
-            META.format(id="a", name="a", status=3, stage="active") + "#" * (1 << 17),
-            "ConfigError",
-        ),
-    ],
-)
-@pytest.mark.timeout(60)
-def test_files_of_mlflow_that_say_anything_are_left_out_and_named(
-    tmp_path: Path, file: str, text: str, reason: str
-) -> None:
-    folder = write_files(tmp_path / "mlruns", "bad")
-    (folder / file).write_bytes(text.encode(errors="surrogateescape"))
-    write_files(tmp_path / "mlruns", "wide")
-    told, said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=bool(reason))
-    assert "wide-" in told and not (tmp_path / "here").exists()
-    place = str(folder.relative_to(tmp_path))
-    assert (place in said and f"left out: {reason}" in said) if reason else "a-" in told
-
-
-def test_no_link_out_of_a_folder_of_mlflow_is_followed_and_no_hole_is_read(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("private")
-    run = write_files(tmp_path / "mlruns", "bad")
-    (run / "params" / "seen").symlink_to(tmp_path / "key")
-    pipe = write_files(tmp_path / "mlruns", "pipe")
-    os.mkfifo(pipe / "params" / "pipe")
-    # other programs have files of this name
-    (tmp_path / "mlruns" / "recipe").mkdir()
-    (tmp_path / "mlruns" / "recipe" / "meta.yaml").write_text("{% set version = '1' %}")
-    other = write_files(tmp_path / "mlruns", "sparse")
-    with (other / "params" / "lr").open("wb") as file:
-        file.truncate(1 << 40)
-    last = write_files(tmp_path / "mlruns", "folder")
-    (tmp_path / "away").mkdir()
-    (tmp_path / "away" / "seen").write_text("private")
-    (last / "params" / "more").symlink_to(tmp_path / "away")
-    said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=1)[1]
-    assert "not a regular file" in said and "has holes" in said
-    assert said.count("is left out") == 2 and "recipe" not in said
-    found = run_dirs(tmp_path / "runs")
-    assert [run_dir.name.partition("-")[0] for run_dir in found] == ["bad", "folder"]
-    assert not any("private" in str(RunJournal(run_dir).facts()) for run_dir in found)
+def test_a_folder_of_files_of_mlflow_names_the_command_that_makes_a_database(tmp_path: Path) -> None:
+    run = tmp_path / "mlruns" / "304994089346212349" / "wide0123"
+    (run / "params").mkdir(parents=True)
+    (run / "meta.yaml").write_text("run_id: wide0123\nlifecycle_stage: active\n")
+    said = everstep("import", "mlflow", "mlruns", cwd=tmp_path, status=2)[1]
+    assert "mlflow migrate-filestore --source FOLDER --target sqlite:///mlflow.db" in said
+    assert not (tmp_path / "runs").exists()
 
 
 WANDB = """

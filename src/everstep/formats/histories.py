@@ -37,7 +37,7 @@ from everstep.labels import add_tags
 from everstep.record import RunDir
 from everstep.record import journal_format as journal
 from everstep.redaction import without_credentials, without_secrets
-from everstep.untrusted_files import open_below, open_regular, read_regular, require_no_hole
+from everstep.untrusted_files import open_regular, read_regular
 
 _ROWS = 100
 """Most rows of a block: all of its rows have one time."""
@@ -194,13 +194,16 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
 
 
 def mlflow(path: Path) -> Iterator[Source]:
-    """Yield the runs in a database; or in a folder's files mlflow.db, and in its `mlruns` of files."""
-    # other programs have files of this name, too
-    folders = [each for each in path.rglob("meta.yaml") if (each.parent / "params").is_dir()]
-    found = [path] if path.is_file() else sorted([*path.rglob("mlflow.db"), *folders])
+    """Yield the runs in a database, or in the files mlflow.db of a folder."""
+    found = [path] if path.is_file() else sorted(path.rglob("mlflow.db"))
+    if not found and any((each.parent / "params").is_dir() for each in path.rglob("meta.yaml")):
+        raise ConfigError(
+            f"{path} has runs in MLflow's older folders of files, which are not read; make a database: "
+            "mlflow migrate-filestore --source FOLDER --target sqlite:///mlflow.db (FOLDER has the mlruns)"
+        )
     for file in found:
         try:
-            yield from _run_of_files(file.parent) if file.name == "meta.yaml" else _runs_in(file)
+            yield from _runs_in(file)
         except Exception as error:  # a file may hold anything, and must not stop the others
             yield str(file), partial(_fail, error)
 
@@ -238,64 +241,10 @@ def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
     tags = dict(rows("key, value", "tags"))
     history.about = {"experiment": run["experiment"], "user": run["user_id"], "tags": without_secrets(tags)}
     history.status = run["status"].lower() if run["status"] in ("FINISHED", "FAILED") else "killed"
-    return _timed(history, run["start_time"], run["end_time"])
-
-
-def _timed(history: History, began: int | None, ended: int | None) -> History:
-    """Set the times of a run, given in milliseconds; without an end, it is that of the last value."""
-    history.began = (began or 0) / 1000
+    history.began = (run["start_time"] or 0) / 1000
     last = max((time for points in history.points.values() for _, _, time in points), default=0.0)
-    history.ended = (ended or 0) / 1000 or max(last, history.began)
+    history.ended = (run["end_time"] or 0) / 1000 or max(last, history.began)
     return history
-
-
-def _run_of_files(folder: Path) -> Iterator[Source]:
-    run = _meta(folder)
-    if "run_id" in run and run.get("lifecycle_stage") == "active":
-        yield str(folder), partial(_read_files, folder, run)
-
-
-def _meta(folder: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-
-    read = YAML(typ="safe", pure=True).load(_text(folder, "meta.yaml"))
-    if not isinstance(read, dict):
-        raise ConfigError("its meta.yaml is not one of MLflow; give a folder that MLflow has written")
-    # no lists: with aliases a few lines stand for a billion values
-    return {name: value for name, value in read.items() if isinstance(value, str | int | float)}
-
-
-def _text(folder: Path, *parts: str, most: int = 1 << 16) -> str:
-    with open_below(folder, parts) as file:
-        require_no_hole(file)
-        if len(text := file.read(most + 1)) > most:
-            name = "/".join(parts)
-            raise ConfigError(
-                f"{name} has more than {most:,} bytes, as no file of MLflow's has: leave it out"
-            )
-        return text.decode()
-
-
-def _read_files(folder: Path, run: dict[str, Any]) -> History:
-    history, tags = History("mlflow", str(run["run_id"]), str(run.get("run_name") or run["run_id"])), {}
-    for file in sorted(folder.rglob("*")):  # it goes through no link
-        kind, *parts = file.relative_to(folder).parts
-        if kind not in ("metrics", "params", "tags") or file.is_dir() or file.is_symlink():
-            continue
-        name = "/".join(parts)
-        text = _text(folder, kind, *parts, most=1 << (30 if kind == "metrics" else 16))
-        if kind == "metrics":
-            for line in filter(None, text.splitlines()):
-                time, value, step = [*line.split(), "0"][:3]  # old ones have no step
-                history.points[name].append((int(step), float(value), int(time) / 1000))
-        elif kind == "params":
-            history.config[name] = _setting(text)
-        else:
-            tags[name] = text
-    experiment = _meta(folder.parent).get("name") if (folder.parent / "meta.yaml").exists() else None
-    history.about = {"experiment": experiment, "user": run.get("user_id"), "tags": without_secrets(tags)}
-    history.status = {3: "finished", 4: "failed"}.get(run.get("status", 0), "killed")
-    return _timed(history, run.get("start_time"), run.get("end_time"))
 
 
 def _setting(text: str) -> Any:
