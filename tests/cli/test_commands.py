@@ -66,7 +66,7 @@ def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
         ("show goood", "there is no run 'goood' in the index "),
         ("report goood", "everstep.db, and no run directory at that path; give the directory of a run"),
         ("show good --metric valid_los", "did you mean 'valid_loss'"),
-        ("show good --metric valid_loss --phase step", "in phase 'step'"),
+        ("show good --metric step/valid_loss", "did you mean 'tail/valid_loss'"),
         ("show ./runs", "is not a run directory"),
         ("compare good", "two runs or more"),
         ("checkpoints good pin", "needs a NAME: give names"),
@@ -191,7 +191,7 @@ def test_the_rows_of_a_metric(made: Path, run: str) -> None:
         (row[3], row[2], row[6]) for row in expected
     )
     assert {row["phase"] for row in as_json("show", run, "--metric", "step/loss", cwd=made)} == {"step"}
-    assert len(everstep("show", run, "--metric", "loss", "--phase", "epoch", cwd=made)[0].splitlines()) == 5
+    assert len(everstep("show", run, "--metric", "epoch/loss", cwd=made)[0].splitlines()) == 5
 
 
 def test_what_a_run_watches_is_shown_first_and_tells_which_value_is_better(tmp_path: Path) -> None:

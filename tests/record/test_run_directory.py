@@ -53,7 +53,7 @@ def test_segments_are_counted_from_the_files(tmp_path):
     assert run.next_segment() == 1
     for number in (1, 2):
         Journal.open(run.path, number, None, {}).close()
-    (run.journal / "segment-0001.evj").unlink()
+    (run.path / "journal/segment-0001.evj").unlink()
     assert run.next_segment() == 3
 
 

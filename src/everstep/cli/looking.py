@@ -35,8 +35,9 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: str) -> Non
 @cli.command()
 def show_command(
     run: str = cli.RUN,
-    metric: str | None = cli.option("NAME", "Print the rows of this metric: NAME, or PHASE/NAME."),
-    phase: str | None = cli.option(str, "Only rows of this phase (head, step, tail, epoch, eval/STREAM)."),
+    metric: str | None = cli.option(
+        "NAME", "Print the rows of this metric: NAME, or PHASE/NAME (step/loss)."
+    ),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
@@ -56,11 +57,10 @@ def show_command(
             cli.print_json(described) if as_json else _print_run(described)
             return
         known = {"/".join(pair): pair for pair in metric_names(connection, found.id)}
-    chosen = [pair for name, pair in known.items() if metric in (name, pair[1]) and phase in (None, pair[0])]
+    chosen = [pair for name, pair in known.items() if metric in (name, pair[1])]
     if not chosen:
-        where = "" if phase is None else f" in phase {phase!r}"
         hint = nearest(metric, {*known, *(name for _, name in known.values())})
-        raise ConfigError(f"the run has no metric {metric!r}{where}; {hint}")
+        raise ConfigError(f"the run has no metric {metric!r}; {hint}")
     series = [{"phase": pair[0], "name": pair[1]} for pair in chosen]
     rows = ask(found.database, "metrics", parse({"run": found.facts["name"], "$or": series}))
     if as_json:

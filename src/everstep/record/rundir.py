@@ -147,18 +147,6 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @property
-    def best(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
     def require_same(self) -> None:
         """Check, once the lock is held, that the directory still holds the run that was read before."""
         if (now := certain_id(self.path)) != self.id:
@@ -167,7 +155,7 @@ class RunDir:
 
     def next_segment(self) -> int:
         """Number of the segment that a start would write now, from 1."""
-        numbers = [segment_number(path) or 0 for path in self.journal.glob("segment-*.evj")]
+        numbers = [segment_number(path) or 0 for path in self.path.glob("journal/segment-*.evj")]
         return max(numbers, default=0) + 1
 
     def require_newest(self, segment: int) -> None:

@@ -125,7 +125,7 @@ class Engine:
         if log is not None:
             # a message, an export or a row of TensorBoard would be the run's second
             self.board.leave_reports_out()
-            self.voice.speak_to(opening.run_dir.logs / log)
+            self.voice.speak_to(opening.run_dir.path / "logs" / log)
         # before anything is restored: from here on a signal only asks for a save
         self.signals.install()
         stack.callback(self.signals.restore)

@@ -313,7 +313,7 @@ class OpenRun:
 
     def trail(self, point: ResumePoint) -> Trail:
         """Open this start's trail, and delete earlier trails that no resume can need."""
-        folder = self.run_dir.journal
+        folder = self.run_dir.path / "journal"
         for path in folder.glob("segment-*.trail"):
             last = last_step(path)
             if last is None or last < point.step:
@@ -332,8 +332,8 @@ class OpenRun:
     def where(self) -> dict[str, str]:
         """Return the paths of the run's parts, by name, for the user."""
         run = self.run_dir
-        places = {name: getattr(run, name) for name in ("checkpoints", "best", "journal")}
-        places = {"run": run.path, **places, "log": run.logs / "run.log"}
+        places = {name: run.path / name for name in ("checkpoints", "best", "journal")}
+        places = {"run": run.path, **places, "log": run.path / "logs/run.log"}
         return {name: str(path) for name, path in places.items() if path.exists()}
 
 
