@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 51_454,
-    "lines of tests": 52_556,
+    "lines of tests": 52_566,
     "modules of at most 60 lines": 38,
     "names in everstep": 25,
 }
