@@ -95,5 +95,17 @@ def facts_at(folder: str | Path) -> Mapping[str, Any] | None:
 
 def id_at(folder: str | Path) -> str | None:
     """Return the id of the run in a folder; None if there is no run, or it cannot be read."""
-    facts = facts_at(folder)
-    return None if facts is None else str(facts["id"])
+    path = os.path.join(folder, "run.json")
+    try:
+        file = os.lstat(path)
+    except OSError:
+        return None
+    version = (file.st_dev, file.st_ino, file.st_ctime_ns, file.st_size)
+    if _ids.get(path, (None,))[0] != version:
+        facts = facts_at(folder)
+        _ids[path] = version, None if facts is None else str(facts["id"])
+    return _ids[path][1]
+
+
+_ids: dict[str, tuple[tuple[int, ...], str | None]] = {}
+"""Ids by path, and which file they were read from: the page looks at thousands of runs, again and again."""
