@@ -235,6 +235,29 @@ def a_list_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
     return np.stack(batches).tolist()
 
 
+class ByLoss(torch.utils.data.Sampler[int]):
+    def __init__(self) -> None:
+        self.weights = torch.ones(len(SAMPLES))
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.weights, len(self), True).tolist())
+
+
+def a_sampler_whose_weights_the_steps_change(run: Path, tick: Tick, make: Any = ByLoss) -> Any:
+    sampler, drawn = make(), everstep.Slot(0.0)
+    data = DataLoader(TensorDataset(SAMPLES, torch.arange(len(SAMPLES))), 4, sampler=sampler)
+    with loop(run, Every(steps=1), state={"drawn": drawn}) as train:
+        for _ in train.iter_epochs():
+            for step, (x, index) in train.iter_steps(data):
+                drawn.value += (x.sum() * (step + 1)).item()
+                sampler.weights[index] += x[:, 0].to(sampler.weights)
+                tick()
+    return drawn.value
+
+
 def two_loaders_share_a_generator(run: Path, tick: Tick) -> Any:
     generator = torch.Generator().manual_seed(1)
     return reads(run, tick, {"a": loader(generator), "b": loader(generator)})
@@ -814,6 +837,10 @@ ZOO: dict[str, Program] = {
         steps_per_epoch=3,
     ),
     **{f"slot: {kind}": partial(a_value_in_a_slot_changed_by_its_own_name, kind=kind) for kind in IN_A_SLOT},
+    "a sampler of torch whose weights the steps change": partial(
+        a_sampler_whose_weights_the_steps_change,
+        make=lambda: WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES)),
+    ),
     "slot inside a dict": partial(a_value_in_a_slot_changed_by_its_own_name, kind="deque", inside=True),
     "slot: a list replaced": partial(
         a_value_in_a_slot_that_is_replaced, first=[7], replace=lambda value, step: [*value, step]
@@ -830,6 +857,7 @@ ZOO: dict[str, Program] = {
         for program in (
             weights_of_the_state_that_steps_change,
             a_list_of_the_state_that_steps_change,
+            a_sampler_whose_weights_the_steps_change,
             two_loaders_share_a_generator,
             two_loaders_seeded_at_the_head,
             an_evaluation_moves_the_generator_of_the_training,

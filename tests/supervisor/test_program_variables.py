@@ -366,6 +366,30 @@ def test_numbers_of_numpy_generators_of_torch_and_small_times_are_compared(tmp_p
     assert "fastest (" in lost and "began" not in lost
 
 
+@pytest.mark.parametrize("wrapped", [everstep.data.prefetch, everstep.data.replay, everstep.data.checked])
+def test_generators_of_steps_and_of_wrapped_data_are_compared_at_an_epochs_end(
+    tmp_path: Path, wrapped: Any
+) -> None:
+    class Drawing:
+        def __init__(self) -> None:
+            self.noise = random.Random(3)
+
+        def __iter__(self) -> Iterator[float]:
+            return iter([self.noise.random() for _ in range(3)])
+
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        noise, data = torch.Generator().manual_seed(1), wrapped(Drawing())
+        with opened(tmp_path, {}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for _, _ in loop.iter_steps(data):
+                    loop.collect_metrics(noise=torch.rand((), generator=noise))
+                pause(loop, loop.step == stop_at)
+
+    _, again = cut(train, 6)
+    assert any("data.noise (another value): this variable" in line for line in again), again
+    assert any("noise: this generator" in line for line in again), again
+
+
 def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
     """A sampler of one's own, and the generator of a loader that is read after the resume point."""
 

@@ -144,17 +144,17 @@ class OwnStream(Stream):
     """Stream over a user's data; on several ranks the data splits itself, as it says, or is refused."""
 
     rank_keys: Collection[str] = ("state",)
-    _data: Any
+    data: Any
 
     def split(self, share: Share) -> Stream:
         if share.size == 1:
             return self
-        require_ranks(self._data, share)
+        require_ranks(self.data, share)
         return self
 
     def _inside(self) -> dict[str, Any]:
         """Describe whose part a place is in, where the data splits itself."""
-        said = ranks_said(self._data)
+        said = ranks_said(self.data)
         return {} if said is None or said[1] == 1 else {"inside": {"ranks": said[1]}}
 
 
@@ -162,19 +162,19 @@ class SequenceStream(OwnStream):
     """Stream over a list, tuple or range of ready batches, handed out as they are."""
 
     def __init__(self, data: Sequence[Any]) -> None:
-        self._data = data
+        self.data = data
         # another class's __getitem__ may draw random numbers
         self.draws_again = type(data) in (list, tuple, range)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        data, done = self._data, 0 if position is None else position["batches"]
+        data, done = self.data, 0 if position is None else position["batches"]
         if self.draws_again and self.replayed is not None and 0 < done <= len(data):
             self.replayed(data[done - 1])
         batches = (data[index] for index in range(done, len(data)))
         return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "sequence", "length": len(self._data), **self._inside()}
+        return {"kind": "sequence", "length": len(self.data), **self._inside()}
 
 
 class IterableStream(OwnStream):
@@ -189,7 +189,7 @@ class IterableStream(OwnStream):
     samples_of = ()  # drawn from the start of the pass: they must not follow from the steps since
 
     def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:
-        self._data: Any = data
+        self.data: Any = data
         self._stateful = is_stateful(data)
         self.resumes = resumes or ("state" if knows_its_place(data) else "replay")
         self.keeps_place = data if self._stateful or isinstance(data, Iterator) else None
@@ -201,7 +201,7 @@ class IterableStream(OwnStream):
     @property
     def carries_over(self) -> bool:  # type: ignore[override]
         """Whether the next pass depends on the state that this pass leaves behind."""
-        return self._stateful and not is_hugging_face(self._data)
+        return self._stateful and not is_hugging_face(self.data)
 
     @property
     def spent(self) -> bool:  # type: ignore[override]
@@ -215,28 +215,28 @@ class IterableStream(OwnStream):
             try:
                 yield
             finally:
-                self._data.load_state_dict(before)
-        elif batches and isinstance(self._data, Iterator) and not (self._used or self._may_rewind()):
-            self._data, again = itertools.tee(self._data)
+                self.data.load_state_dict(before)
+        elif batches and isinstance(self.data, Iterator) and not (self._used or self._may_rewind()):
+            self.data, again = itertools.tee(self.data)
             try:
                 yield
             finally:
-                self._data, self._used = again, self._failed
+                self.data, self._used = again, self._failed
         else:
             yield
 
     def own_state(self, done: int) -> Any:
         """Return a copy of the data's state after `done` batches of a pass: the next batch may change it."""
-        if takes_count(self._data):
-            return self._data.state_dict(num_samples=done, from_beginning=True)
-        return copy.deepcopy(self._data.state_dict())
+        if takes_count(self.data):
+            return self.data.state_dict(num_samples=done, from_beginning=True)
+        return copy.deepcopy(self.data.state_dict())
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        what = f"data {purpose!r} ({type(self._data).__name__})"
-        set_epoch = getattr(self._data, "set_epoch", None)
+        what = f"data {purpose!r} ({type(self.data).__name__})"
+        set_epoch = getattr(self.data, "set_epoch", None)
         if callable(set_epoch):  # before the state is loaded, so that the state decides
             set_epoch(pass_index)
-        begin_anew(self._data)
+        begin_anew(self.data)
         if position is None:
             replays = self.resumes == "replay"
             start = {
@@ -246,23 +246,23 @@ class IterableStream(OwnStream):
             }
             return _IterableCursor(what, self, self._iterate(what, pass_index), start)
         if self._stateful and position["state"] is not None:
-            self._data.load_state_dict(copy.deepcopy(position["state"]))
+            self.data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
-            if self.resumes == "state" and takes_count(self._data):
-                next(iter(self._data), None)  # it stands after the last sample, and ends the pass when asked
+            if self.resumes == "state" and takes_count(self.data):
+                next(iter(self.data), None)  # it stands after the last sample, and ends the pass when asked
             return _IterableCursor(what, self, iter(()), position)
         if self.resumes == "replay":
             return self._replay(what, pass_index, position)
         batches: Any = self._iterate(what, pass_index)
-        if self._stateful and batches is self._data:  # its __iter__ may have gone back to the start
-            self._data.load_state_dict(copy.deepcopy(position["state"]))
+        if self._stateful and batches is self.data:  # its __iter__ may have gone back to the start
+            self.data.load_state_dict(copy.deepcopy(position["state"]))
         elif not self._stateful and position["batches"]:
             accessors(batches, what)[1](copy.deepcopy(position["state"]))
         return _IterableCursor(what, self, batches, position)
 
     def describe(self, seed: int) -> dict[str, Any]:
         kind = "stateful" if self._stateful else "iterable"
-        return {"kind": kind, **shuffle_buffers(self._data), **self._inside()}
+        return {"kind": kind, **shuffle_buffers(self.data), **self._inside()}
 
     def _replay(self, what: str, pass_index: int, position: Any) -> Cursor:
         with isolated():
@@ -276,8 +276,8 @@ class IterableStream(OwnStream):
         return cursor
 
     def _iterate(self, what: str, pass_index: int) -> Iterator[Any]:
-        batches: Iterator[Any] = iter(self._data)
-        if batches is not self._data or self._stateful:
+        batches: Iterator[Any] = iter(self.data)
+        if batches is not self.data or self._stateful:
             return batches
         again = self._used or pass_index > 0
         self._used = True
@@ -289,7 +289,7 @@ class IterableStream(OwnStream):
 
     def _may_rewind(self) -> bool:
         """Whether the data's class is the user's own: its `__iter__` may go back to the start."""
-        return inspect.isfunction(getattr(type(self._data), "__iter__", None))
+        return inspect.isfunction(getattr(type(self.data), "__iter__", None))
 
     def _noting_failure(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
@@ -379,7 +379,7 @@ class _IterableCursor(PassCursor):
     """Pass over an iterable, opened at a position; at its start that has "state" and "random" alone."""
 
     def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
-        data = stream._data
+        data = stream.data
         # the user's own object stays open
         closer = None if batches is data else getattr(batches, "close", None)
         done, ended = opened.get("batches", 0), opened.get("ended", False)

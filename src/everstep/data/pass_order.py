@@ -22,7 +22,7 @@ import xxhash
 
 from everstep.data.adapt import is_stateful, length_of
 from everstep.errors import StateError
-from everstep.state import encode
+from everstep.state import digest, encode
 
 _MOST = 1 << 22
 """Entries (batches, or single samples) of a pass above which it is not drawn at its start."""
@@ -180,8 +180,8 @@ def _attributes(sampler: Any) -> dict[str, Any]:
 class KeptBySamplers:
     """What a user's own samplers keep from pass to pass.
 
-    That is the attributes which drawing a pass changes; of these, what no checkpoint can hold is left to the
-    sampler's `state_dict`, if it has one.
+    That is the attributes which drawing a pass changes, or training (weights that follow the losses); of
+    these, what no checkpoint can hold is left to the sampler's `state_dict`, if it has one.
 
     Args:
         samplers: the user's own samplers, by their places in the loader.
@@ -196,6 +196,8 @@ class KeptBySamplers:
         """Places of samplers whose `state_dict` is saved, too."""
         self._named = set[tuple[str, str]]()
         """Places and attributes that were warned about."""
+        self._last: dict[str, dict[str, str | None]] = {}
+        """Marks when the last pass was drawn, or a checkpoint loaded."""
 
     def __bool__(self) -> bool:
         return bool(self._samplers)
@@ -203,12 +205,21 @@ class KeptBySamplers:
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
-        before = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
+        self._note_changes()
         yield
-        for place, sampler in self._samplers.items():
-            for name, mark in self._marks(sampler).items():
-                if mark is None or mark != before[place].get(name):
-                    self._note(place, name, _attributes(sampler)[name])
+        self._note_changes(drawn=True)
+
+    def _note_changes(self, drawn: bool = False) -> None:
+        """Note what is not as it was last; `drawn`: in between a pass was drawn, which may also use it up."""
+        now = self._all_marks()
+        for place, last in self._last.items():
+            for name, mark in now[place].items():
+                if mark != last.get(name) or (drawn and mark is None):
+                    self._note(place, name, _attributes(self._samplers[place])[name])
+        self._last = now
+
+    def _all_marks(self) -> dict[str, dict[str, str | None]]:
+        return {place: self._marks(sampler) for place, sampler in self._samplers.items()}
 
     def _marks(self, sampler: Any) -> dict[str, str | None]:
         return {
@@ -230,9 +241,9 @@ class KeptBySamplers:
         self._named.add((place, name))
         warnings.warn(
             f"the sampler {type(sampler).__name__} changes its attribute {name!r} ({type(value).__name__}) "
-            "when it draws a pass, and no checkpoint can hold it: a resume gives another order if a later "
-            "pass depends on it; give the sampler state_dict() and load_state_dict(), or an order that "
-            "follows from the epoch alone, as set_epoch(epoch) makes it",
+            "when it draws a pass, or the steps do, and no checkpoint can hold it: a resume gives another "
+            "order if a later pass depends on it; give the sampler state_dict() and load_state_dict(), or an "
+            "order that follows from the epoch alone, as set_epoch(epoch) makes it",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -252,6 +263,7 @@ class KeptBySamplers:
 
     def save(self) -> dict[str, Any]:
         """Return what the samplers keep now, by their places, in a copy."""
+        self._note_changes()
         return copy.deepcopy(
             {
                 place: {
@@ -268,6 +280,10 @@ class KeptBySamplers:
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
-            if tree["attributes"]:  # an array has none
-                vars(sampler).update(tree["attributes"])
+            for name, value in tree["attributes"].items():
+                live = vars(sampler).get(name)
+                # what is equal stays: the state, which is restored first, may hold the same object
+                if not can_be_saved(live) or digest(encode(live)) != digest(encode(value)):
+                    vars(sampler)[name] = value
             self._changing[place].update(tree["attributes"])
+        self._last = self._all_marks()

@@ -93,7 +93,8 @@ class DataLoaderStream(Stream):
             self._split(sampler)
         self.generators = _generators(self.loader)
         self._own_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
-        self.kept = KeptBySamplers(self._own_samplers, [loader.dataset, *self.generators])
+        weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
+        self.kept = KeptBySamplers(self._own_samplers | weighted, [loader.dataset, *self.generators])
         """What the user's own samplers keep from pass to pass."""
         workers = loader.num_workers > 0
         self._draws_whole_pass = (

@@ -28,6 +28,8 @@ from typing import Any, Literal
 import numpy
 
 from everstep import backends
+from everstep.contracts.data import Stream
+from everstep.data.adapt import OwnStream
 from everstep.record import batch_digest
 from everstep.state import make_entry
 from everstep.supervisor.saving.user_state import some
@@ -74,6 +76,8 @@ class ProgramVariables:
         self._before: dict[Variable, str] = {}
         """Marks of the variables when the steps of this epoch began."""
         self._changed: set[Variable] = set()
+        self._unlike: dict[Variable, str] = {}
+        """Marks of generators that were not as saved when an epoch began: data may still bring them back."""
         self._lines: dict[str, tuple[str, int]] = {}
         """File and line of each function on the stack at its last look, by its name, inner ones first."""
 
@@ -86,6 +90,14 @@ class ProgramVariables:
     def steps_begin(self) -> None:
         """Look at the variables before the first step of an epoch, or of a loop without epochs."""
         self._before = {name: mark for name, (mark, _) in self._look().items()}
+        lost = [name[1] for name, mark in self._unlike.items() if self._before.get(name) == mark]
+        self._unlike = {}
+        if lost:
+            self._warn(
+                f"{some(sorted(set(lost)), 8)}: this generator of your program is not as it was at the "
+                "checkpoint, and the data of these steps does not bring it back; put it into the state, as "
+                "in state={..., 'generator': generator} (docs/guide/exactness.md)"
+            )
         if self._first is None:
             self._first = self._before.keys()
 
@@ -126,7 +138,9 @@ class ProgramVariables:
         marks = saved if isinstance(saved, dict) else {}  # None: an older checkpoint has no such page
         for name, (mark, _) in self._look().items():
             was = str(marks.get(".".join(name), mark))
-            if was != mark and not (at_epoch_end and mark.startswith("~")):
+            if was != mark and at_epoch_end and mark.startswith("~"):
+                self._unlike[name] = mark
+            elif was != mark:
                 lost[name[1]] = "another value" if {"#", "~"} & {was[:1], mark[:1]} else f"{mark}, was {was}"
         return lost
 
@@ -154,17 +168,18 @@ class ProgramVariables:
                 # `locals()` has given to the program, and to leave it filled would keep tensors alive
                 is_copy = sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED)
                 values = {} if is_copy and _OWN_LOOK.intersection(code.co_names) else frame.f_locals
+                read = {name: _data_of(value) for name, value in values.items()}
                 items: list[tuple[str, str, Any]] = []
                 with suppress(Exception):  # another thread may add a variable of a module
-                    items = [(code.co_qualname, *each) for each in values.items()] + _changed_globals(frame)
-                    skip = in_state | _brought_back(values)
+                    items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
+                    skip = in_state | _brought_back(read)
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
                         for path, part in () if name.startswith("_") else _parts(name, value, skip):
                             if (mark := self._mark(part)) is not None:
                                 marks.setdefault((home, path), (mark, () if id(value) in held else part))
-                items, value = [], None
+                items, value, read = [], None, {}
                 if is_copy:
                     values.clear()
             if code is self._opener:
@@ -196,6 +211,12 @@ class ProgramVariables:
             return None
         mark = batch_digest(content, 0, depth=_DEPTH)
         return None if mark is None else f"#{mark:x}"
+
+
+def _data_of(value: Any) -> Any:
+    """Return the data that a stream of ours reads, as of `prefetch(data)`; any other value as it is."""
+    source = value.source if isinstance(value, Stream) else value
+    return source.data if isinstance(source, OwnStream) else value
 
 
 def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
