@@ -301,11 +301,12 @@ def to_install(extra: str) -> str:
     return f"pip install {DISTRIBUTIONS[extra]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Make a hint for an unknown name, as a phrase: the nearest known name, and the list of all."""
+def nearest(name: str, known: Iterable[str], most: int | None = None) -> str:
+    """Make a hint for an unknown name, as a phrase: the nearest known name, and all or the `most` nearest."""
     names = sorted(known)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    told = ", ".join(each[:_LONGEST_NAME] for each in names[:_MOST_NAMES]) if names else "none"
+    shown = names[:_MOST_NAMES] if most is None else _close(name, names, most, cutoff=0.0)
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    told = ", ".join(each[:_LONGEST_NAME] for each in shown) if names else "none"
     return f"{alike(name, names, cutoff=0.5)}known: {told}{more}"
 
 
@@ -319,10 +320,15 @@ _MOST_COMPARED = 2000
 
 def alike(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
     """Ask whether the known name nearest to `name` was meant, as a phrase; "" if none is near."""
+    close = _close(name, known, 1, cutoff)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _close(name: str, known: Iterable[str], most: int, cutoff: float) -> list[str]:
+    """Return the known names nearest to `name`, the nearest first."""
     import difflib  # late: an error of a name is rare
 
     names = [each for each in sorted(known) if len(each) <= _LONGEST_NAME]
     if len(names) > _MOST_COMPARED:  # those of nearly the same length, and then the first
         names = sorted(names, key=lambda each: abs(len(each) - len(name)))[:_MOST_COMPARED]
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1, cutoff=cutoff)
-    return f"did you mean {close[0]!r}? " if close else ""
+    return difflib.get_close_matches(name[:_LONGEST_NAME], names, n=most, cutoff=cutoff)

@@ -12,6 +12,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,11 +37,13 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+import everstep
 from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
-from everstep.errors import DataError, NotResumableError
+from everstep.errors import DataError, DivergenceError, NotResumableError
+from everstep.state import Slot
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
 from tiny_runs import bind
@@ -963,3 +967,68 @@ def test_no_worker_outlives_its_parent(killed):
     child.join(PATIENCE)
     assert child.exitcode == (-signal.SIGKILL if killed else 0)
     wait_until_gone(worker)
+
+
+def cycle(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def prefetched(batches: Any) -> Iterator[Any]:
+    yield from batches
+
+
+class Reader:
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+
+def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_path: Path) -> None:
+    """Its second round is shuffled by what the training has drawn by then."""
+
+    def start(max_step: int, make: Any, run: str) -> everstep.Supervisor:
+        torch.manual_seed(0)
+        sv = everstep.Supervisor(tmp_path / run, {"w": Slot(0.0)}, max_step=max_step, seed=1)
+        with sv:
+            batches = sv.stream(make())
+            while not sv.should_stop():
+                torch.rand(())  # as dropout draws
+                next(batches)
+                sv.advance(loss=1.0)
+        return sv
+
+    def warned(sv: everstep.Supervisor) -> list[str]:
+        return [text for text in sv.ending.warnings if "give the DataLoader itself" in text]
+
+    data = torch.arange(8)
+    shuffled = partial(DataLoader, data, 2, shuffle=True)
+    bad = {
+        "cycle": lambda: cycle(shuffled()),
+        "nested": lambda: prefetched(cycle(shuffled())),
+        "method": lambda: Reader(shuffled()).batches(),
+        "batches": lambda: cycle(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 2, False))),
+    }
+    for name, make in bad.items():
+        (text,) = warned(start(2, make, name))
+        assert "stream 'train' is a generator, '" in text
+    good = {
+        "in order": lambda: cycle(DataLoader(data, 2)),
+        "own": lambda: cycle(DataLoader(data, 2, shuffle=True, generator=generator())),
+        "itself": shuffled,
+        "no loader": lambda: cycle([1, 2]),
+    }
+    for name, make in good.items():
+        assert not warned(start(6, make, name))
+        assert start(9, make, name).ending.step == 9
+    assert (
+        start(3, bad["cycle"], "cycle").ending.warnings == ()
+    )  # once in a run, and the first round is exact
+    start(6, bad["cycle"], "cycle")
+    with pytest.raises(DivergenceError, match=r"generator 'cycle' gives other .* the DataLoader itself"):
+        start(9, bad["cycle"], "cycle")
+    verdict = check(cycle(shuffled()))
+    assert "until it draws at random again, as a DataLoader does at a second pass" in str(verdict)

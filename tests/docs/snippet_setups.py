@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -72,6 +73,24 @@ def exported() -> dict[str, Any]:
 def trained_with_best() -> dict[str, Any]:
     """`trained`, with the best weights by `valid_loss`."""
     return run_digits(training(), services=[everstep.Best("valid_loss")])
+
+
+def tied() -> dict[str, Any]:
+    """A `model`, not trained, of which `runs/digits` has a trained one, beside an average that holds it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 32)
+    untrained = copy.deepcopy(model)
+    average = torch.nn.ModuleDict({"online": model, "average": copy.deepcopy(model)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "average": average, "optimizer": optimizer}
+    with everstep.Supervisor("runs/digits", state, max_step=2, seed=1) as sv:
+        sv.stream(None)
+        while not sv.should_stop():
+            model(torch.randn(4, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            sv.advance()
+    return {"model": untrained, "trained": model}
 
 
 def evaluated() -> dict[str, Any]:
@@ -157,7 +176,7 @@ def witness_beside() -> dict[str, Any]:
 SETUPS = {
     setup.__name__: setup
     for setup in (
-        *(bare, digits, training, trained, exported, trained_with_best, task, dataset, evaluated),
+        *(bare, digits, training, trained, exported, trained_with_best, tied, task, dataset, evaluated),
         *(experiment, witness_beside),
     )
 }

@@ -43,6 +43,7 @@ def test_tags_leave_out_what_is_not_known_and_the_epoch_of_a_run_of_one() -> Non
     for max_epoch, epoch in ((None, "Epoch 2, "), (1, ""), (10, "Epoch 2/10, ")):
         for max_step, step in ((None, "Step 400"), (4000, "Step 400/4000")):
             assert log_tag(2, max_epoch, 400, max_step, None) == f"[{epoch}{step}]"
+            assert log_tag(0, max_epoch, 400, max_step, None) == f"[{step.removeprefix(', ')}]"
             assert log_tag(2, max_epoch, 400, max_step, 63.2) == f"[{epoch}{step}, ETA 1m 3.2s]"
 
 

@@ -18,7 +18,9 @@ from click.testing import CliRunner
 import everstep
 from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.cli.group import commands
-from everstep.errors import Interrupted
+from everstep.errors import ConfigError, Interrupted
+from everstep.index.database import Database
+from everstep.views.describe_run import live_state
 from tiny_runs import Boom, Tiny, boom_at, collecting, flip, resumed, serviced
 
 VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
@@ -236,3 +238,45 @@ def test_what_is_not_loaded_at_the_end_is_said(tmp_path: Path) -> None:
         told = again.loop.ending.warnings[-1]
         assert "(0.3, step 12); not those of 0.2, step 8" in told and words in told
         assert again.loop.ending.finished and manifest.exists()
+
+
+def test_the_best_that_runs_tell_is_the_services_own_value(tmp_path: Path) -> None:
+    """It may be in no row (a mean of some steps), or in none of an epoch (an evaluation inside it)."""
+    scores = [2.0, 9.0, 7.0, 7.0, 1.0, 1.0, 5.0, 5.0]
+
+    def supervise(max_step: int, *services: everstep.Service) -> None:
+        with everstep.Supervisor(
+            tmp_path / "sv", {"w": np.zeros(1)}, max_step=max_step, services=services
+        ) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                sv.advance(**{"score/x": scores[sv.step]})
+
+    def found(metric: str, run: str) -> tuple[Any, list[Any]]:
+        (row,) = everstep.query("runs", {"name": run, f"best/{metric}": {"$gt": 0}}, index=tmp_path)
+        (row,) = everstep.query("runs", {"name": run}, fields=[f"best/{metric}"], index=tmp_path)
+        metrics = everstep.runs.show(tmp_path / run).metrics
+        rows = [(one["phase"], one["best"], one["best_step"]) for one in metrics if one["name"] == metric]
+        return row[f"best/{metric}"], rows
+
+    two = everstep.Every(steps=2)
+    supervise(6, everstep.Best("score/x", "max", every=two))
+    assert found("score/x", "sv") == (7.0, [("step", 7.0, 4)])  # (7 + 7) / 2
+    supervise(7, everstep.Best("score/x", "max", every=two))  # a start that finds no better one
+    assert found("score/x", "sv") == (7.0, [("step", 7.0, 4)])
+
+    def evaluate(loop: everstep.TrainLoop, step: int) -> None:
+        if step % 2 == 0:
+            with loop.evaluation():
+                loop.collect_metrics(score=float(step))
+
+    Tiny(tmp_path / "loop", max_epoch=2, services=[everstep.Best("score", "max", every=two)]).train(evaluate)
+    assert found("score", "loop") == (8.0, [("epoch", None, None), ("step", 8.0, 8)])
+    assert live_state(Database(tmp_path / "everstep.db"), tmp_path / "loop")["metrics"][-1]["best"] == 8.0
+    compared = everstep.runs.compare("loop", "sv", index=tmp_path)
+    assert [*compared.metrics["step/score/x best"].values()] == [None, 7.0]
+    supervise(8)  # without the service: what an earlier start kept is not the run's best any more
+    with pytest.raises(ConfigError, match=r"no run has 'best/score/x'") as unknown:
+        found("score/x", "sv")
+    listed = str(unknown.value).partition("known: ")[2]
+    assert listed.startswith("best/score/x, best/score, ") and listed.count(",") == 9 and " more" in listed

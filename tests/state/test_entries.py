@@ -257,6 +257,10 @@ READ_ONLY.flags.writeable = False
         (np.float32(1), "bare float32"),
         (Meter, "is the class Meter: pass an instance"),
         (OnlySaves(), r"OnlySaves, which cannot be saved: give it state_dict\(\) and load_state_dict"),
+        (
+            type("Cart", (), {"__module__": "gymnasium.envs"})(),
+            "as in docs/recipes/reinforcement_learning.md",
+        ),
         (object(), "what can be saved: objects with state_dict"),
         (lambda: 1, "function"),
         (Unseeded(), r"random.Random\(seed\)"),

@@ -439,6 +439,20 @@ def test_limits_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path:
         start(("not",), epochs=4, workers=2, lr=0.1, note=second)
 
 
+def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_free_it(tmp_path: Path) -> None:
+    def start(epochs: int, free: tuple[str, ...] = (), **config: Any) -> None:
+        Tiny(tmp_path / "run", max_epoch=epochs, config=config, config_free=free).train()
+
+    start(1, total_timesteps=8, frames=8, num_steps=4)
+    start(2, total_timesteps=16, frames=8, num_steps=4)
+    with pytest.raises(ChangedError, match=r"or config_free=\['frames'\] if that changes no step"):
+        start(3, total_timesteps=24, frames=16, num_steps=4)
+    start(3, ("frames",), total_timesteps=24, frames=16, num_steps=4)
+    # of a reinforcement learner it is the length of a rollout
+    with pytest.raises(ChangedError, match=r"config\.num_steps: stored 4, given 5"):
+        start(4, ("frames",), total_timesteps=32, frames=16, num_steps=5)
+
+
 @pytest.fixture(autouse=True)
 def same_threads_afterwards() -> Iterator[None]:
     before = torch.get_num_threads()

@@ -464,3 +464,21 @@ def test_names_flags_buffers_and_attributes_go_in_and_out_of_a_wrapper(wrapped: 
         assert not other_norm.training and other_part.training and not other_part[0].bias.requires_grad
         assert other_part.cache.tolist() == [5, 5] and not any(entry.check(into.save()))
         assert into.guarded(("2.0.weight",)) and not into.guarded(("1.running_mean",))
+
+
+def test_an_entry_with_a_new_name_begins_a_new_run_by_it(tmp_path: Path) -> None:
+    def start(run: str, *names: str, **arguments: Any) -> list[float]:
+        state = {name: np.full(1, float(at)) for at, name in enumerate(names, 1)}
+        supervised(everstep.Supervisor(tmp_path / run, state, max_step=1, **arguments))
+        return [float(each[0]) for each in state.values()]
+
+    start("run", "actor", "actor_target")
+    with pytest.raises(
+        RestoreError, match=r"begin a new run .*InitFrom\(\.\.\., rename={'actor': 'policy'}\)"
+    ):
+        start("run", "policy", "actor_target")
+    with pytest.raises(RestoreError, match=r"InitFrom\(\.\.\.\)"):  # which is which, nobody knows
+        start("run", "policy", "policy_target")
+    # `actor` is a name here, and no pattern that `actor_target` has, too
+    source = InitFrom(tmp_path / "run", rename={"actor": "policy"})
+    assert start("second", "actor_target", "policy", init_from=source) == [2.0, 1.0]

@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import GeneratorType
 from typing import Any, cast
 
 from everstep.arguments import checked_keywords, valid_name
@@ -196,6 +197,9 @@ class IterableStream(OwnStream):
         self.holds_state = [data] if self._stateful and not takes_count(data) else []
         self.unhashed_keys = ("state",) if is_hugging_face(data) else ()
         self.unsaveable = _unsaveable(data) if resumes is None else None
+        self.generator = repr(data.__qualname__) if isinstance(data, GeneratorType) else ""
+        """Name of a bare generator, in quotes: what it draws at random may follow from the training."""
+        self.shuffled = _reads_shuffled(data)
         self._used = self._failed = False
 
     @property
@@ -297,6 +301,21 @@ class IterableStream(OwnStream):
         except Exception:
             self._failed = True  # the pass that is drawn again would end early
             raise
+
+
+def _reads_shuffled(data: Any) -> bool:
+    """Whether a generator names a DataLoader that draws its order from the global generators at each pass."""
+    frame = data.gi_frame if isinstance(data, GeneratorType) else None
+    if frame is None:
+        return False
+    given, names = [*frame.f_locals.values()], frame.f_code.co_names
+    named = [getattr(each, "__dict__", {}).get(name) for each in given for name in names]
+    held = [*given, *named, *map(frame.f_globals.get, names)]
+    loaders = [each for each in held if _is_torchs_loader(each)]
+    samplers = [s for one in loaders for s in (one.sampler, getattr(one.batch_sampler, "sampler", None))]
+    return any(getattr(each, "generator", each) is None for each in samplers if each is not None) or any(
+        _reads_shuffled(each) for each in held if each is not data
+    )
 
 
 _Tee: type = type(itertools.tee(())[0])

@@ -108,7 +108,9 @@ class RunColumns:
         paths = {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
         ends = [path for path in paths if path.endswith(f".{name}")]  # a setting, named by its last word
         meant = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
-        hint = f"did you mean {meant!r}?" if meant else nearest(name, {*FACTS, *self._metrics, *paths})
+        best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
+        names = {*FACTS, *self._metrics, *paths, *best}
+        hint = f"did you mean {meant!r}?" if meant else nearest(name, names, most=10)
         raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property

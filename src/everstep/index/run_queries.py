@@ -188,18 +188,40 @@ def _better(directions: Mapping[int, Mapping[str, str]]) -> Callable[[int, str],
     return lambda run, name: directions.get(run, {}).get(name) or better_when(name) or others.get(name)
 
 
+def kept_best(
+    connection: Connection, of: Collection[int] | None = None
+) -> dict[int, dict[str, tuple[float, int]]]:
+    """Return run -> metric -> best value and its step, by each `Best` of the run's newest start."""
+    services = newest_facts(connection, of, ["observers"])
+    valid = (segments.c.run == events.c.run) & (segments.c.number == events.c.segment)
+    chosen = _of(select(events.c.run, events.c.data).join(segments, valid), events.c.run, of)
+    chosen = chosen.where(events.c.kind == "best", events.c.offset < segments.c.valid_to)
+    found: dict[int, dict[str, tuple[float, int]]] = {}
+    for run, text in connection.execute(chosen.order_by(events.c.segment, events.c.offset)):
+        best, observers = stored(text), services.get(run, {}).get("observers")
+        if isinstance(observers, dict) and f"best {best['metric']}".replace("/", ".") in observers:
+            found.setdefault(run, {})[clean(best["metric"])] = best["value"], best["step"]
+    return found
+
+
 def best_of(
     connection: Connection, metric: str, directions: Mapping[int, Mapping[str, str]]
 ) -> dict[int, float]:
-    """Return run -> best finite value of a metric, or "PHASE/NAME"; `directions` are those of all runs."""
+    """Return run -> best finite value of a metric, or "PHASE/NAME"; `directions` are those of all runs.
+
+    Where a run has a `Best` for the metric, its value counts.
+    """
     extremes = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
     chosen = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
     chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
     chosen = chosen.where(_MEASURES_A_RUN, _named(metric))
     better_of, best = _better(directions), dict[int, float]()
+    kept = {run: of[clean(metric)][0] for run, of in kept_best(connection).items() if clean(metric) in of}
     # the phase that a bare name means comes last, and counts
     for row in sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True):
         run, _, name, smallest, largest = row
+        if run in kept:
+            continue
         better = better_of(run, name)
         if better is None:
             raise ConfigError(
@@ -208,7 +230,7 @@ def best_of(
             )
         if smallest is not None:
             best[run] = smallest if better == "min" else largest
-    return best
+    return best | kept
 
 
 def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[dict[str, Any]]:
@@ -216,7 +238,8 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
 
     `rows`, `step` and `last` are the number of valid values, and the step and value of the last; `smallest`
     and `largest` the finite extremes, or None.  `best` and `best_step` tell which of them is better, if
-    services or the metric's name say it; metrics of single steps have none: they measure no run.
+    services or the metric's name say it; metrics of single steps have none: they measure no run.  With a
+    `Best` they are its value and step, in the phase that has the value, or else in "step".
     """
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
@@ -238,7 +261,17 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
         one = {"phase": phase, "name": name, "rows": rows, "step": step, "last": _number(last)}
         one |= {"smallest": smallest, "largest": largest, "best": best, "best_step": best_step}
         found.append(one)
-    return sorted(found, key=lambda one: (by_phase(one["phase"]), one["name"]))
+    found.sort(key=lambda one: (by_phase(one["phase"]), one["name"]))
+    for name, kept in kept_best(connection, [run]).get(run, {}).items():
+        named = [one for one in found if one["name"] == name]
+        of = [one for one in named if kept[0] in (one["smallest"], one["largest"]) or one["phase"] == "step"]
+        if not of:  # `steps` leaves it out
+            nothing = dict.fromkeys(("rows", "step", "last", "smallest", "largest"))
+            found += (of := [{"phase": "step", "name": name, **nothing}])
+        for one in named:
+            one["best"] = one["best_step"] = None
+        of[0]["best"], of[0]["best_step"] = kept
+    return found
 
 
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:

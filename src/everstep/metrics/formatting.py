@@ -66,8 +66,8 @@ def checked_formatter(formatter: Any) -> MetricFormatter | None:
 
 
 def log_tag(epoch: int, max_epoch: int | None, step: int, max_step: int | None, eta: float | None) -> str:
-    """Format the run's progress, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]", without what is None."""
-    parts = [] if max_epoch == 1 else [counter("Epoch", epoch, max_epoch)]
+    """Format the run's progress, as "[Epoch 2/10, Step 400/4000, ETA 1m 3.2s]", without None and epoch 0."""
+    parts = [] if max_epoch == 1 or not epoch else [counter("Epoch", epoch, max_epoch)]
     parts.append(counter("Step", step, max_step))
     if eta is not None:
         parts.append(f"ETA {humanize_duration(eta)}")

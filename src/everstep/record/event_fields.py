@@ -55,6 +55,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "checkpoint": {"name": str, "bytes": Count},
     "progress": _PLACE,
+    "best": {"metric": str, "value": float, "step": Count},
     "times": {"epoch?": Count, "steps?": list[Count], "seconds?": Seconds, "data_wait?": Seconds},
     "ended": _PLACE,
     "interrupted": {"status?": int, **_PLACE},

@@ -147,7 +147,7 @@ class Console(Service):
 
     def _content(self) -> str:
         run = self._run
-        parts = [] if run.max_epoch == 1 else [counter("Epoch", run.epoch, run.max_epoch)]
+        parts = [] if run.max_epoch == 1 or not run.epoch else [counter("Epoch", run.epoch, run.max_epoch)]
         parts.append(counter("Step", run.step, run.max_step))
         if (progress := run.get_progress()) is not None:
             done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"

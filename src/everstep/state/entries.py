@@ -126,9 +126,11 @@ def make_entry(name: str, obj: Any) -> Entry:
         )
     if isinstance(obj, type):
         raise StateError(f"state entry {name!r} is the class {obj.__name__}: pass an instance of it")
+    of_gymnasium = any(cls.__module__.startswith("gymnasium.") for cls in type(obj).__mro__)
+    recipe = ", as in docs/recipes/reinforcement_learning.md" if of_gymnasium else ""
     raise StateError(
         f"state entry {name!r} is a {type(obj).__module__}.{kind}, which cannot be saved: give it "
-        f"state_dict() and load_state_dict(state), or pass what can be saved: {SAVEABLE}"
+        f"state_dict() and load_state_dict(state){recipe}, or pass what can be saved: {SAVEABLE}"
     )
 
 

@@ -146,7 +146,7 @@ class Engine:
         stack.callback(self.journal.close)
         stack.callback(opening.mirror.close)
 
-        self.streams.noticed = self._note_head
+        self.streams.noticed, self.streams.warn_once = self._note_head, self.warn_once
         # the writer has made the folders by now
         self.ranks.group.barrier("the opening of the journal")
         pages = FailurePages(opening.run_dir.path, self.segment, rank=self.ranks.group.rank)
@@ -164,7 +164,9 @@ class Engine:
             # before training: a disk without room for two checkpoints is refused
             arrays = self.saver.encode(self.user.save()).arrays.values()
             forecast(opening.run_dir.path, 2 * sum(array.nbytes for array in arrays) + (1 << 16))
-        self.recording = Recording(self.journal, self.verifier, self.progress, recovered, self.streams)
+        self.recording = Recording(
+            self.journal, self.verifier, self.progress, recovered, self.streams, self.board
+        )
         self.collector.emit = self.recording.add
         if self.ranks.several:
             self.collector.across = AcrossRanks(self.ranks.group)

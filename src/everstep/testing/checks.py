@@ -394,7 +394,8 @@ def _check_data(data: Any) -> Checked:
 
 def _try_unspent(stream: Stream) -> Verdict:
     if stream.spent or isinstance(stream.keeps_place, Iterator):
-        return Verdict(None, "it is an iterator, which can be read once only")
+        exact = "a resume is exact until it draws at random again, as a DataLoader does at a second pass"
+        return Verdict(None, f"it is an iterator, which can be read once only; {exact}")
     with isolated(), _quiet():
         return try_stream(stream)
 

@@ -200,7 +200,8 @@ def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
     """Bring an index up to date with the journal of a run; return the run's row, and
     "progress": the part that is done, 0 to 1; None without a limit,
     "eta": the seconds that are left at the pace of this start; None if nobody knows,
-    "metrics": the last value of each, and the best of those that were measured outside steps.
+    "metrics": the last value of each, and the best of those that a `Best` watches or that were measured
+        outside steps.
     """
     ship(database, run_dir)
     with database.read() as connection:
@@ -222,8 +223,11 @@ def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
         steps = run["step"] - start["from_step"]
         if run["status"] == "running" and done and steps > 0:
             eta = (start["last"] - start["started"]) / steps * (run["step"] / done - run["step"])
-    inside = {pair: value for pair, value in last.get(key, {}).items() if pair[0] in ("step", "head")}
-    metrics += [{"phase": phase, "name": name, "last": value} for (phase, name), value in inside.items()]
+    best = {(one["phase"], one["name"]): one for one in metrics if one["phase"] == "step"}
+    metrics = [one for one in metrics if one["phase"] != "step"]
+    for (phase, name), value in last.get(key, {}).items():
+        if phase in ("step", "head"):
+            metrics.append(best.get((phase, name), {"phase": phase, "name": name}) | {"last": value})
     return {**run, "progress": done, "eta": eta, "metrics": metrics}
 
 

@@ -10,6 +10,7 @@ import xxhash
 
 from everstep import backends
 from everstep.contracts.metrics import Block
+from everstep.data.adapt import IterableStream
 from everstep.errors import DivergenceError
 from everstep.metrics.collector import Collector
 from everstep.record import (
@@ -31,6 +32,7 @@ from everstep.state import Encoded
 from everstep.supervisor.streams.run_stream import RunStream
 
 if TYPE_CHECKING:
+    from everstep.supervisor.board import ServiceBoard
     from everstep.supervisor.opening.open_run import ResumePoint
     from everstep.supervisor.saving.state_tree import Progress
     from everstep.supervisor.streams.run_streams import Streams
@@ -232,6 +234,9 @@ class Verifier:
             self._stopped = True
             cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
             stream = self._streams.get(latest.name.removeprefix("batch of ")) if in_data else None
+            source = None if stream is None or stream.stream is None else stream.stream.source
+            if isinstance(source, IterableStream) and source.generator:
+                cause = _GENERATOR.format(source.generator)
             if stream is not None and (parts := stream.changing_parts()):
                 cause = _CHANGES.format(", ".join(parts[:3]))
             self._error = DivergenceError(
@@ -255,9 +260,12 @@ class Recording:
         progress: Progress,
         recovered: ResumePoint,
         streams: Streams,
+        board: ServiceBoard,
     ) -> None:
         self._journal, self._verifier, self._progress = journal, verifier, progress
-        self._streams = streams
+        self._streams, self._board = streams, board
+        self._best: dict[str, dict[str, Any]] = {}
+        """Metric -> what this start has recorded of its `Best`."""
         self.last_values: dict[str, float] = dict(recovered.meta.get("metrics", {}))
         self.last_steps: dict[str, int] = dict(recovered.meta.get("metric_steps", {}))
         self._flushed = (0, 0)
@@ -286,6 +294,12 @@ class Recording:
             # a description may have the names of the user's classes
             described = any("data" in each for each in ledger.values())
             self._journal.event("progress", data, wall=True, plain=not described)
+        for service in self._board.bests:
+            for place in service.places[:1]:
+                best = {"metric": service.metric, "value": place.value, "step": place.step}
+                if self._best.get(service.metric) != best:
+                    self._best[service.metric] = best
+                    self._journal.event("best", best, wall=True)  # the clock decides how many there are
         return self._journal.flush()
 
 
@@ -317,6 +331,12 @@ _REMEDY = (
     "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict"
 )
 _DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
+_GENERATOR = (
+    "drawn again from its start, generator {} gives other batches: what it draws at random after its first "
+    "batch, as each new pass over a shuffling DataLoader does, follows from what the training has drawn by "
+    "then. In a new run give what it reads, such as the DataLoader itself, or an object with __iter__, "
+    "state_dict and load_state_dict"
+)
 _CHANGES = (
     "drawn twice in this process, the batch differs in {}: a value of the moment (the time, a uuid), or a "
     "count or a generator of the data's own; leave it out of the batch, make it a function of the sample's "

@@ -37,7 +37,7 @@ class BestRecord:
     Attributes:
         metric, value: the metric's name and its best value.
         step, epoch: step and epoch in which the value was collected.
-        path: the folder with the weights of that value; None where they were not kept.
+        path: the folder with the weights of that value, a string; None where they were not kept.
     """
 
     metric: str

@@ -41,13 +41,16 @@ _MISSING = object()
 
 FREE = frozenset(
     {
-        *("epochs", "max_epoch", "max_epochs", "num_epochs", "steps", "max_step", "max_steps", "num_steps"),
+        *("epochs", "max_epoch", "max_epochs", "num_epochs", "steps", "max_step", "max_steps"),
+        *("total_epochs", "total_steps", "total_timesteps", "total_iterations", "total_frames"),
+        *("num_train_epochs", "num_train_steps", "train_num_steps", "max_train_steps"),
         *("max_time", "time_limit", "workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
         *("resume", "verbose", "log_every", "log_interval"),
     }
 )
 """Settings of a program that change no bit of the steps that are made, by their usual names: limits, and how
-data is loaded.  What follows from them (the length of a schedule) is compared on its own."""
+data is loaded.  What follows from them (the length of a schedule) is compared on its own.  `num_steps` is not
+one of them: it may be the length of a rollout."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,21 @@ def told(differences: Iterable[Difference]) -> str:
     return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
 
 
-def refusal(run_dir: Path, differences: Iterable[Difference]) -> ChangedError:
-    """Make the error for given values that differ from the run's, where nobody has chosen between them."""
+def refusal(
+    run_dir: Path, differences: Collection[Difference], config: Configuration | None = None
+) -> ChangedError:
+    """Make the error for given values that differ from the run's, where nobody has chosen between them.
+
+    `config`: the program's, if the program can free its values.
+    """
+    tree = {} if config is None or config.sections else config.tree
+    paths = [each.path.removeprefix("config.") for each in differences if each.path.startswith("config.")]
+    paths = [path for path in paths if path.split(".")[0] in tree]
+    freed = f", or config_free={paths} if that changes no step (a limit, a path)" if paths else ""
     return ChangedError(
         f"this differs from the run in {run_dir}:{told(differences)}",
-        'Give what is stored, or pass on_change="override" to continue with what is given, or use another '
-        "directory for another run",
+        f'Give what is stored, or pass on_change="override" to continue with what is given{freed}, or use '
+        "another directory for another run",
     )
 
 

@@ -42,7 +42,7 @@ class InitFrom:
             folder as Hugging Face writes it, a file of torch.save (weights only), or a folder of
             torch.distributed.checkpoint (tensors only).
         include, exclude: regular expressions searched in names, after `rename`; include None takes all.
-        rename: name in the checkpoint to name here; a regular expression also works.
+        rename: name in the checkpoint to name here: of an entry, of a part, or a regular expression.
         on_missing: action for a name that the checkpoint lacks: "error", "warn" or "skip" (keep it as it is).
         on_unexpected: action for a name of the checkpoint that is not here.
         on_reshaped: action for a name with another shape or dtype.
@@ -251,7 +251,7 @@ class InitFrom:
         chosen: dict[str, Any] = {}
         came_from: dict[str, str] = {}
         parts = {path: value for name, tree in saved.items() for path, value in _split(name, tree)}
-        renamed = {path: self._renamed(path) for path in parts}
+        renamed = {path: self._renamed(path, saved) for path in parts}
         for path, new in renamed.items():
             if not self._takes(new):
                 continue
@@ -273,10 +273,12 @@ class InitFrom:
             return False
         return self.exclude is None or not re.search(self.exclude, path)
 
-    def _renamed(self, path: str) -> str:
+    def _renamed(self, path: str, entries: Collection[str]) -> str:
         for old, new in self.rename.items():
-            if path == old:
-                return new
+            if path == old or (old in entries and path.startswith(f"{old}/")):
+                return new + path.removeprefix(old)
+            if old in entries:  # its name alone: `actor` is no part of `actor_optimizer`
+                continue
             try:
                 changed = re.sub(old, new, path)
             except re.error as error:  # the replacement names a group that the pattern lacks
@@ -310,7 +312,7 @@ class Loaded:
     """Source of loaded objects.
 
     Attributes:
-        path: the checkpoint's folder, or the path of another program's weights.
+        path: the checkpoint's folder, or the path of another program's weights, as a string.
         step, epoch: step and epoch of the run at the save; 0 for another program's weights.
         digest: digest of the checkpoint.
         seed: seed of the run; None for weights alone.

@@ -409,7 +409,7 @@ def _resume(
         # a changed configuration may be why the state does not fit: that error says more
         touching = [each for each in changed_config(meta.get("config"), run.config) if not each.free]
         if touching and run.settings.on_change == "error":
-            raise refusal(run.run_dir.path, touching) from error
+            raise refusal(run.run_dir.path, touching, run.config) from error
         raise
     options, kept = _compare_settings(run, progress, board, user, meta, reopened_by)
     for name, entry in user.entries.items():
@@ -509,7 +509,7 @@ def _compare_settings(
     others = [*controllers, *(each for names in options.values() for each in names.values())]
     touching = [each for each in (*config, *others) if not each.free]
     if touching and settings.on_change == "error":
-        raise refusal(run.run_dir.path, touching)
+        raise refusal(run.run_dir.path, touching, run.config)
     if touching and progress.stop is not None:
         listed = told(touching).rstrip(". ")
         run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")

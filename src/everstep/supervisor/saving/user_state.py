@@ -230,9 +230,12 @@ class UserState:
                 for ours, theirs in zip(found, compared, strict=True):
                     ours += [f"{name}/{text}" for text in theirs]
         if any(found):
+            names, renamed = (*found.missing, *found.unexpected), "..."
+            if [*map(len, found)] == [1, 1, 0] and names[0] in self.entries and names[1] in user:
+                renamed = f"..., rename={{{names[1]!r}: {names[0]!r}}}"
             raise RestoreError(
-                f"{where} does not fit the state of this program; make the program as it was, start "
-                "in another directory, or take parts of it with init_from=InitFrom(...)"
+                f"{where} does not fit the state of this program; make the program as it was, or begin a new "
+                f"run in another directory, with parts of it by init_from=InitFrom({renamed})"
                 f"{base_hint(user, found.reshaped, found.missing)}",
                 **found._asdict(),
             )

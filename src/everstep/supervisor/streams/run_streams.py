@@ -9,7 +9,7 @@ from typing import Any
 from everstep.arguments import valid_name
 from everstep.contracts.data import Cursor, Share, Stream, Uneven
 from everstep.contracts.group import Group
-from everstep.data.adapt import as_stream
+from everstep.data.adapt import IterableStream, as_stream
 from everstep.data.cursor import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.record import Batch
@@ -57,6 +57,7 @@ class Streams:
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
         compared: called where batches before the resume point were drawn again, as `Verifier.drew_again`.
         changed: called when a person has chosen to continue with other data.
+        warn_once: called with a warning about data that cannot be resumed everywhere.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Streams:
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
         self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda *_: None
         self.changed: Callable[[], None] = lambda: None
+        self.warn_once: Callable[[str], None] = lambda message: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]
         self.by_name: dict[str, RunStream] = {}
         self._sources: dict[str, Any] = {}
@@ -100,7 +102,15 @@ class Streams:
                 require_same_samples(self._group, stream, name)
         if run_stream.bind(stream, override=self._override):
             self.changed()
-        self._sources[name] = data
+        if self._sources.get(name) is not data:
+            self._sources[name] = data
+            if isinstance(stream.source, IterableStream) and stream.source.shuffled:
+                self.warn_once(
+                    f"stream {name!r} is a generator, {stream.source.generator}, that reads a shuffling "
+                    "DataLoader. If it begins the DataLoader again (while True: yield from loader), the "
+                    "order of that pass follows from what training has drawn by then, and a stop in it "
+                    "cannot be resumed: give the DataLoader itself, which everstep begins again"
+                )
         return run_stream
 
     def _named(self, name: str) -> RunStream:
