@@ -366,7 +366,8 @@ class OptimizerEntry(_OptionsEntry):
             reshaped.append(f"{tree[_CLASS]} -> {self._class}")
         if not reshaped and (order := self._order(tree)) is not None:
             groups = [number for number, count in enumerate(live) for _ in range(count)]
-            own = [tree.get(_ATTRIBUTES), *(v for state in tree["state"].values() for v in state.values())]
+            states = [state if isinstance(state, dict) else {"": [state]} for state in tree["state"].values()]
+            own = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
             # one tensor for all parameters, as LBFGS has in lists, has their order inside
             is_bound = self._sharded or any(isinstance(value, dict | list) for value in own)
             moved = [n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])]
@@ -387,8 +388,9 @@ class OptimizerEntry(_OptionsEntry):
         self.check(tree).require_none()
         parameters = stepped_by(self.obj)
         if (order := self._order(tree)) is not None:
-            own = {index: tree["state"][old] for index, old in enumerate(order) if old in tree["state"]}
-            tree = {**tree, "state": own}
+            old = tree["state"]
+            own = {number: old[was] for number, was in enumerate(order) if was in old}
+            tree = {**tree, "state": {key: old[key] for key in old if not isinstance(key, int)} | own}
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
