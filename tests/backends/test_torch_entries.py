@@ -115,6 +115,42 @@ def test_versions_of_submodules_reach_their_loading() -> None:
     assert Versioned.loaded == 3
 
 
+class Alias(nn.Module):
+    """Holds what its weights were when it was made, under names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1, bias=False)
+        self.register_buffer("hidden", torch.zeros(2))
+        self.first, self.weights = self.hidden, [each.data for each in self.parameters()]
+        self.phase = torch.tensor([1 + 1j]).conj()
+
+
+def test_an_attribute_that_shared_memory_with_a_weight_does_not_write_over_it() -> None:
+    """Training has given the weight another place: the attribute keeps the first value, or a later one."""
+    for write in (False, True):
+        model, again = Alias(), Alias()
+        again.linear.load_state_dict(model.linear.state_dict())
+        one, other = make_entry("model", model), make_entry("model", again)
+        one.enter(), other.enter()
+        for _ in range(3):
+            model.hidden = model.hidden + 1
+            model.linear.weight.data = model.linear.weight.data - 1
+        if write:
+            model.first.sub_(1)
+        other.load(decode(encode(one.save())))
+        assert torch.equal(again.hidden, model.hidden) and torch.equal(again.first, model.first)
+        assert torch.equal(again.linear.weight, model.linear.weight)
+        assert torch.equal(again.weights[0], model.weights[0])
+
+
+def test_buffers_that_the_program_makes_otherwise_are_refused() -> None:
+    for tracks in (True, False):
+        saved = make_entry("norm", nn.BatchNorm1d(2, track_running_stats=tracks)).save()
+        found = make_entry("norm", nn.BatchNorm1d(2, track_running_stats=not tracks)).check(saved)
+        assert "running_mean" in found.missing + found.unexpected
+
+
 def test_tensors_and_parameters_are_restored_in_place() -> None:
     parameter, buffer = nn.Parameter(torch.ones(2)), torch.ones(2, 2).t()[0]
     alias = buffer.view(2)

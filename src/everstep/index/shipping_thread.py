@@ -74,7 +74,8 @@ class IndexWriter:
         """Return the newest file of the journal, and its bytes; None where the disk does not say it now."""
         folder = self._run_dir / "journal"
         try:
-            newest = max(os.listdir(folder), key=lambda name: (len(name), name))
+            segments = (name for name in os.listdir(folder) if name.endswith(".evj"))
+            newest = max(segments, key=lambda name: (len(name), name))
             return newest, os.stat(folder / newest).st_size
         except (OSError, ValueError):
             return None

@@ -23,6 +23,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,9 @@ def mark_of(value: Any, read: bool = False) -> Any:
     """
     kind = type(value)
     if read and kind is Tensor and _is_plain(value):
-        elements = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        return kind, _digest(elements), str(value.dtype), tuple(value.shape)
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        elements = plain.reshape(-1).view(torch.uint8).numpy().data
+        return kind, xxhash.xxh3_128_digest(elements), str(value.dtype), tuple(value.shape)
     if isinstance(value, Tensor):
         return kind, weakref.ref(value), version_of(value)
     if kind is np.ndarray:
@@ -153,12 +155,14 @@ class _GivenValue:
         held: the value itself, if it is a container or a NumPy array that was copied; a mark knows a tensor.
         content: mark of its tensors' elements, if there are some.  torch's count of changes is not enough: it
             leaves out writes through `.data`, and counts what a resume has written to the base of a view.
+        is_small: whether its tensors are read at each save, and not only where torch has counted a change.
     """
 
     mark: Any
     copy: Any
     held: Any = None
     content: Any = None
+    is_small: bool = False
 
     @classmethod
     def of(cls, value: Any, mark: Any, copied: Callable[[Any], Any]) -> _GivenValue:
@@ -166,13 +170,14 @@ class _GivenValue:
         if copy is _NOT_SAVED:
             return cls(mark, copy)
         is_held = copy is not _NOT_COPIED and type(value) in (np.ndarray, *_LISTS, *_DICTS)
-        has_tensors = any(isinstance(each, Tensor) for each in arrays(value))
-        return cls(mark, copy, value if is_held else None, mark_of(value, read=True) if has_tensors else None)
+        sizes = [each.nbytes for each in arrays(value) if isinstance(each, Tensor)]
+        content = mark_of(value, read=True) if sizes else None
+        return cls(mark, copy, value if is_held else None, content, sum(sizes) <= _LARGE)
 
     def is_still(self, value: Any) -> bool:
         """Whether a value is the given one, unchanged."""
         mark = mark_of(value)
-        if self.content is None or (self.copy is _NOT_COPIED and same(self.mark, mark)):
+        if self.content is None or (same(self.mark, mark) and not self.is_small):
             return same(self.mark, mark)
         given, live = list(_references(self.mark)), list(_references(mark))
         are_same = len(given) == len(live) and all(a() is b() for a, b in zip(given, live, strict=True))
@@ -216,15 +221,19 @@ _OWN = {
 """Attributes of every such object, which are saved in other places or belong to no step."""
 _GENERATOR = "everstep: state of a generator"
 """First item of the pair that is saved for a generator."""
-_IN_PLACE = "everstep: changed in place"
+_IN_PLACE, _SHARED = "everstep: changed in place", "everstep: changed with the state"
 """First item of the pair that is saved for the given object, written to: other names may hold it, too, or a
-view of it, so that it is written to at a resume, and not replaced."""
+view of it, so that it is written to at a resume, and not replaced.  The second one: it lies in the memory of
+a parameter or buffer of the state.  One that did so when the program made it, and no longer at the save, is
+replaced: the parameter has got another place since, and a resume writes to the first one."""
 _DELETED = "everstep: deleted"
 """First item of the pair that is saved for an attribute that training has deleted."""
 _NOT_SAVED, _NOT_COPIED = object(), object()
 """In place of the copy of a value that is no state, or too large."""
 _attributes = _Given()
 
+Places = Callable[[], Collection[int]]
+"""Returns the addresses of the memory of all parameters and buffers of the state."""
 Skip = Callable[[Any], bool]
 """Whether a value is saved in another place."""
 
@@ -256,17 +265,21 @@ def leave_attributes(root: Any, skip: Skip = _nothing) -> None:
         _attributes.leave(owner, attributes(owner, skip))
 
 
-def save_attributes(root: Any, skip: Skip = _nothing) -> dict[str, dict[str, Any]]:
+def save_attributes(root: Any, places: Places, skip: Skip = _nothing) -> dict[str, dict[str, Any]]:
     """Return the attributes that differ from their given values, by the names of modules; "" is the root."""
-    changed = {path: _changed(owner, skip) for path, owner in owners(root)}
+    places = cache(places)
+    changed = {path: _changed(owner, places, skip) for path, owner in owners(root)}
     return {path: values for path, values in changed.items() if values}
 
 
-def load_attributes(root: Any, saved: dict[str, dict[str, Any]], skip: Skip = _nothing) -> None:
+def load_attributes(
+    root: Any, saved: dict[str, dict[str, Any]], places: Places, skip: Skip = _nothing
+) -> None:
     """Undo `save_attributes`: restore the saved attributes, and set all others to their given values."""
+    places = cache(places)
     for path, owner in owners(root):
         own, given = saved.get(path, {}), _attributes.of(owner)
-        for name in _changed(owner, skip).keys() - own.keys() & given.keys():
+        for name in _changed(owner, places, skip).keys() - own.keys() & given.keys():
             value, mark = given[name].copy, given[name].mark
             if value is _NOT_COPIED:
                 raise RestoreError(
@@ -274,12 +287,12 @@ def load_attributes(root: Any, saved: dict[str, dict[str, Any]], skip: Skip = _n
                     "to be kept twice: make a new model, or keep it in a buffer (register_buffer)"
                 )
             if value is not _NOT_SAVED:
-                _restore(owner, name, _tagged(value, mark, value, is_copy=True))
+                _restore(owner, name, _tagged(value, mark, tuple, value, is_copy=True), places)
         for name, value in own.items():
-            _restore(owner, name, value)
+            _restore(owner, name, value, places)
 
 
-def _restore(owner: Any, name: str, saved: Any) -> None:
+def _restore(owner: Any, name: str, saved: Any, places: Places) -> None:
     live = vars(owner)
     if _has_tag(saved, _DELETED):
         live.pop(name, None)
@@ -293,16 +306,18 @@ def _restore(owner: Any, name: str, saved: Any) -> None:
         set_state_of(generator, saved[1])
     else:
         given, here = _attributes.of(owner).get(name), live.get(name)
-        restored = _restored(saved, given.mark if given else None, given.held if given else None)
+        restored = _restored(saved, given.mark if given else None, places, given.held if given else None)
         if isinstance(here, Tensor) and isinstance(restored, Tensor):
             restored = restored.to(here.device)
         live[name] = restored
 
 
-def _changed(owner: Any, skip: Skip) -> dict[str, Any]:
+def _changed(owner: Any, places: Places, skip: Skip) -> dict[str, Any]:
     given = _attributes.of(owner)
     changed: dict[str, Any] = {
-        name: _tagged(value, given[name].mark, given[name].held) if name in given else _as_saved(value)
+        name: _tagged(value, given[name].mark, places, given[name].held)
+        if name in given
+        else _as_saved(value)
         for name, value in attributes(owner, skip).items()
         if not (name in given and given[name].is_still(value)) and is_saveable(value)
     }
@@ -311,7 +326,7 @@ def _changed(owner: Any, skip: Skip) -> dict[str, Any]:
     return changed | dict.fromkeys(gone, (_DELETED, None))
 
 
-def _tagged(value: Any, mark: Any, held: Any = None, *, is_copy: bool = False) -> Any:
+def _tagged(value: Any, mark: Any, places: Places, held: Any = None, *, is_copy: bool = False) -> Any:
     """Return what is saved of an attribute; what is still the given object, written to, has a tag.
 
     Args:
@@ -322,29 +337,36 @@ def _tagged(value: Any, mark: Any, held: Any = None, *, is_copy: bool = False) -
     if type(value) in GENERATORS or _has_tag(value, _GENERATOR):
         return _as_saved(value)
     if type(value) is Tensor:
-        return (_IN_PLACE, value) if is_copy or _tensor_of(mark) is value else value
+        is_given = is_copy or _tensor_of(mark) is value
+        return (_SHARED if _place(value) in places() else _IN_PLACE, value) if is_given else value
     inner = _marks_inside(mark)
     saved = value
     if inner and type(value) in (list, tuple):
-        saved = type(value)(_tagged(v, inner.get(i), is_copy=is_copy) for i, v in enumerate(value))
+        saved = type(value)(_tagged(v, inner.get(i), places, is_copy=is_copy) for i, v in enumerate(value))
     elif inner and type(value) in _DICTS:
-        saved = type(value)((k, _tagged(v, inner.get(k), is_copy=is_copy)) for k, v in value.items())
-    return (_IN_PLACE, saved) if held is value and type(value) not in SCALARS else saved
+        saved = type(value)((k, _tagged(v, inner.get(k), places, is_copy=is_copy)) for k, v in value.items())
+    if held is not value or type(value) in SCALARS:
+        return saved
+    is_shared = type(value) is np.ndarray and _place(value) in places()
+    return _SHARED if is_shared else _IN_PLACE, saved
 
 
-def _restored(saved: Any, mark: Any, held: Any = None) -> Any:
+def _restored(saved: Any, mark: Any, places: Places, held: Any = None) -> Any:
     """Return the value of an attribute: the given object, written to, where a tag says so, else a copy."""
-    in_place = _has_tag(saved, _IN_PLACE)
+    is_shared = _has_tag(saved, _SHARED)
+    in_place = is_shared or _has_tag(saved, _IN_PLACE)
     value = saved[1] if in_place else saved
     inner = _marks_inside(mark)
     if type(value) in (list, tuple):
-        value = type(value)(_restored(v, inner.get(i)) for i, v in enumerate(value))
+        value = type(value)(_restored(v, inner.get(i), places) for i, v in enumerate(value))
     elif type(value) in _DICTS:
-        value = type(value)((k, _restored(v, inner.get(k))) for k, v in value.items())
+        value = type(value)((k, _restored(v, inner.get(k), places)) for k, v in value.items())
     else:
         value = copy.deepcopy(value)
     here = (_tensor_of(mark) if isinstance(value, Tensor) else held) if in_place else None
     if here is None or type(here) is not type(value):
+        return value
+    if isinstance(here, Tensor | np.ndarray) and not is_shared and _place(here) in places():
         return value
     return here if _write(here, value) else value
 
@@ -372,6 +394,16 @@ def _write(here: Any, value: Any) -> bool:
     else:  # a tuple, or a frozen set
         return False
     return True
+
+
+def _place(array: Tensor | np.ndarray) -> int:
+    """Return the address of an array's memory; -1 without one."""
+    if isinstance(array, np.ndarray):
+        base = array
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        return base.ctypes.data
+    return array.untyped_storage().data_ptr() or -1
 
 
 def _has_tag(saved: Any, tag: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +85,11 @@ class ModuleEntry(Entry):
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
         self._look()
-        self._made = self._flags()
+        self._made, self._made_empty = self._flags(), [*map(self._names.bare, self._empty_buffers())]
+        self._places: given_values.Places = lambda: addresses([self.module])
+
+    def relate(self, entries: Mapping[str, Entry]) -> None:
+        self._places = places_of(entries)
 
     @property
     def may_refuse(self) -> bool:  # type: ignore[override]
@@ -136,9 +140,9 @@ class ModuleEntry(Entry):
         left_out = {n: b for n, b in self.module.named_buffers() if n not in state} | self._empty_buffers()
         if buffers := {names.bare(name): buffer for name, buffer in left_out.items()}:
             tree[_BUFFERS] = buffers
-        if changed := given_values.save_attributes(self.module):
+        if changed := given_values.save_attributes(self.module, self._places):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
-        return {**tree, _FLAGS: {"made": self._made, "now": self._flags()}}
+        return {**tree, _FLAGS: {"made": self._made, "now": self._flags(), "empty": self._made_empty}}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
@@ -170,10 +174,20 @@ class ModuleEntry(Entry):
             saved = {names.live(name): _shape(value) for name, value in tree.items() if name not in BESIDE}
             owners = map(names.live, tree.get(_ATTRIBUTES, {}))
             differing = [n for n in live if n in saved and saved[n] != live[n]]
-            emptied = {names.live(name) for name, b in tree.get(_BUFFERS, {}).items() if b is None}
+            # training fills and empties buffers; those that the program makes otherwise now do not fit
+            made = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._made_empty}
+            emptied = {
+                names.live(name)
+                for name, buffer in tree.get(_BUFFERS, {}).items()
+                if buffer is None and name not in made
+            }
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved and name not in emptied],
-                [name for name in saved if name not in live and name not in empty]
+                [
+                    name
+                    for name in saved
+                    if name not in live and (name not in empty or names.bare(name) in made)
+                ]
                 + [m for m in owners if m not in modules],
                 [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
             )
@@ -200,7 +214,7 @@ class ModuleEntry(Entry):
             raise_failure(state.values())
             raise
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
-        given_values.load_attributes(self.module, attributes)
+        given_values.load_attributes(self.module, attributes, self._places)
         if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
             for name, module in self.module.named_modules():
                 module.training = names.bare(name) not in flags["now"]["evaluating"]
@@ -287,10 +301,12 @@ class OptimizerEntry(_OptionsEntry):
         super().__init__(optimizer)
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, ModuleEntry] = {}
+        self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
         self._named: tuple[list[int], list[str]] = ([], [])
         """Numbers of the parameters when `_names` was last called, and its answer."""
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
+        self._places = places_of(entries)
         self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
 
     def _names(self) -> list[str]:
@@ -316,7 +332,9 @@ class OptimizerEntry(_OptionsEntry):
         tree = {**self.obj.state_dict(), _CLASS: self._class}
         if names := self._names():
             tree[_NAMES] = names
-        saved = {number: given_values.save_attributes(layer) for number, layer in self._layers()}
+        saved = {
+            number: given_values.save_attributes(layer, self._places) for number, layer in self._layers()
+        }
         if own := {number: attributes[""] for number, attributes in saved.items() if attributes}:
             tree[_ATTRIBUTES] = own
         if inner := {name: each.state_dict() for name, each in self._inner()}:
@@ -395,7 +413,8 @@ class OptimizerEntry(_OptionsEntry):
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
         for number, layer in self._layers():
-            given_values.load_attributes(layer, {"": tree.get(_ATTRIBUTES, {}).get(number, {})})
+            attributes = {"": tree.get(_ATTRIBUTES, {}).get(number, {})}
+            given_values.load_attributes(layer, attributes, self._places)
         for name, inner in self._inner():
             if name in tree.get(_INNER, {}):
                 groups = inner.param_groups  # which the outer optimizer may share
@@ -509,17 +528,17 @@ class AttributesEntry(Entry):
         )
 
     def save(self) -> Any:
-        return given_values.save_attributes(self._owner, self.skips).get("", {})
+        return given_values.save_attributes(self._owner, lambda: self._places, self.skips).get("", {})
 
     def load(self, tree: Any) -> None:
-        given_values.load_attributes(self._owner, {"": tree}, self.skips)
+        given_values.load_attributes(self._owner, {"": tree}, lambda: self._places, self.skips)
 
     def enter(self) -> None:
         held = list(contents(self._objects))
         ours = {id(each) for each in held if type(each) not in given_values.SCALARS}
         own = given_values.attributes(self._owner).values()
         self._shared = [each for each in own if id(each) in ours]
-        self._places = {address(each) for each in tensors_of(held) if each.layout is torch.strided} - {0}
+        self._places = addresses(held)
         given_values.enter_attributes(self._owner, self.skips)
 
     def leave(self) -> None:
@@ -534,6 +553,18 @@ _ENTRIES: dict[type, Callable[[Any], Entry]] = {
     Tensor: TensorEntry,
     torch.Generator: TorchGeneratorEntry,
 }
+
+
+def addresses(values: Iterable[Any]) -> set[int]:
+    """Return the addresses of the memory of tensors, and of the parameters and buffers of modules."""
+    return {address(each) for each in tensors_of(values) if each.layout is torch.strided} - {0}
+
+
+def places_of(entries: Mapping[str, Entry]) -> given_values.Places:
+    """Return the function that returns the addresses of the models and tensors of the state."""
+    objects = [each.module for each in entries.values() if isinstance(each, ModuleEntry)]
+    tensors = [each.tensor for each in entries.values() if isinstance(each, TensorEntry)]
+    return lambda: addresses([*objects, *tensors])
 
 
 def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
