@@ -987,6 +987,21 @@ class Reader:
             yield from self.loader
 
 
+def two_that_name_each_other() -> Iterator[int]:
+    both = SimpleNamespace()
+
+    def first() -> Iterator[int]:
+        while True:
+            yield next(both.second)
+
+    def second() -> Iterator[int]:
+        while True:
+            yield 1 if both.first else 2
+
+    both.first, both.second = first(), second()
+    return both.first
+
+
 def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_path: Path) -> None:
     """Its second round is shuffled by what the training has drawn by then."""
 
@@ -1020,6 +1035,7 @@ def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_pat
         "own": lambda: cycle(DataLoader(data, 2, shuffle=True, generator=generator())),
         "itself": shuffled,
         "no loader": lambda: cycle([1, 2]),
+        "each other": two_that_name_each_other,
     }
     for name, make in good.items():
         assert not warned(start(6, make, name))

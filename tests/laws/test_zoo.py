@@ -764,7 +764,7 @@ class Flat(torch.optim.SGD):
 def parameters_in_order(run: Path, tick: Tick, make: Any, again: Any = list) -> Any:
     """In another order, perhaps, when it starts again, as a set of names gives; gradients are summed."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(3)))
-    named = list(model.parameters())
+    named = list(model.named_parameters())
     optimizer = make(list(again(named)) if (run / "run.json").exists() else named)
     with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}) as train:
         for _ in train.iter_epochs():
@@ -774,6 +774,10 @@ def parameters_in_order(run: Path, tick: Tick, make: Any, again: Any = list) -> 
                     optimizer.step(lambda: 0.0)
                     optimizer.zero_grad()
                 tick()
+    (group,) = optimizer.param_groups
+    assert all(
+        model.get_parameter(name) is p for name, p in zip(group["param_names"], group["params"], strict=True)
+    )
     return [each.item() for each in model.parameters()]
 
 

@@ -303,10 +303,13 @@ class IterableStream(OwnStream):
             raise
 
 
-def _reads_shuffled(data: Any) -> bool:
-    """Whether a generator names a DataLoader that draws its order from the global generators at each pass."""
+def _reads_shuffled(data: Any, around: Sequence[Any] = ()) -> bool:
+    """Whether a generator names a DataLoader that draws its order from the global generators at each pass.
+
+    The generators `around` it are looked at already: one may name another that names it.
+    """
     frame = data.gi_frame if isinstance(data, GeneratorType) else None
-    if frame is None:
+    if frame is None or any(data is each for each in around):
         return False
     given, names = [*frame.f_locals.values()], frame.f_code.co_names
     named = [getattr(each, "__dict__", {}).get(name) for each in given for name in names]
@@ -314,7 +317,7 @@ def _reads_shuffled(data: Any) -> bool:
     loaders = [each for each in held if _is_torchs_loader(each)]
     samplers = [s for one in loaders for s in (one.sampler, getattr(one.batch_sampler, "sampler", None))]
     return any(getattr(each, "generator", each) is None for each in samplers if each is not None) or any(
-        _reads_shuffled(each) for each in held if each is not data
+        _reads_shuffled(each, [*around, data]) for each in held
     )
 
 

@@ -280,19 +280,19 @@ def load_attributes(
     for path, owner in owners(root):
         own, given = saved.get(path, {}), _attributes.of(owner)
         for name in _changed(owner, places, skip).keys() - own.keys() & given.keys():
-            value, mark = given[name].copy, given[name].mark
+            value = given[name].copy
             if value is _NOT_COPIED:
                 raise RestoreError(
                     f"{type(owner).__name__}.{name} was changed by a loop of this process, and is too large "
                     "to be kept twice: make a new model, or keep it in a buffer (register_buffer)"
                 )
             if value is not _NOT_SAVED:
-                _restore(owner, name, _tagged(value, mark, tuple, value, is_copy=True), places)
+                _restore(owner, name, value, places, in_place=True)
         for name, value in own.items():
             _restore(owner, name, value, places)
 
 
-def _restore(owner: Any, name: str, saved: Any, places: Places) -> None:
+def _restore(owner: Any, name: str, saved: Any, places: Places, in_place: bool = False) -> None:
     live = vars(owner)
     if _has_tag(saved, _DELETED):
         live.pop(name, None)
@@ -306,7 +306,8 @@ def _restore(owner: Any, name: str, saved: Any, places: Places) -> None:
         set_state_of(generator, saved[1])
     else:
         given, here = _attributes.of(owner).get(name), live.get(name)
-        restored = _restored(saved, given.mark if given else None, places, given.held if given else None)
+        mark, held = (given.mark, given.held) if given else (None, None)
+        restored = _restored(saved, mark, places, held, in_place=in_place)
         if isinstance(here, Tensor) and isinstance(restored, Tensor):
             restored = restored.to(here.device)
         live[name] = restored
@@ -326,44 +327,48 @@ def _changed(owner: Any, places: Places, skip: Skip) -> dict[str, Any]:
     return changed | dict.fromkeys(gone, (_DELETED, None))
 
 
-def _tagged(value: Any, mark: Any, places: Places, held: Any = None, *, is_copy: bool = False) -> Any:
+def _tagged(value: Any, mark: Any, places: Places, held: Any = None) -> Any:
     """Return what is saved of an attribute; what is still the given object, written to, has a tag.
 
     Args:
         mark: mark of the given value.
         held: the given value, if it is a container or a NumPy array.
-        is_copy: whether `value` is a copy of the given value: then all of it has a tag.
     """
-    if type(value) in GENERATORS or _has_tag(value, _GENERATOR):
+    if type(value) in GENERATORS:
         return _as_saved(value)
     if type(value) is Tensor:
-        is_given = is_copy or _tensor_of(mark) is value
+        is_given = _tensor_of(mark) is value
         return (_SHARED if _place(value) in places() else _IN_PLACE, value) if is_given else value
     inner = _marks_inside(mark)
     saved = value
     if inner and type(value) in (list, tuple):
-        saved = type(value)(_tagged(v, inner.get(i), places, is_copy=is_copy) for i, v in enumerate(value))
+        saved = type(value)(_tagged(v, inner.get(i), places) for i, v in enumerate(value))
     elif inner and type(value) in _DICTS:
-        saved = type(value)((k, _tagged(v, inner.get(k), places, is_copy=is_copy)) for k, v in value.items())
+        saved = type(value)((k, _tagged(v, inner.get(k), places)) for k, v in value.items())
     if held is not value or type(value) in SCALARS:
         return saved
     is_shared = type(value) is np.ndarray and _place(value) in places()
     return _SHARED if is_shared else _IN_PLACE, saved
 
 
-def _restored(saved: Any, mark: Any, places: Places, held: Any = None) -> Any:
-    """Return the value of an attribute: the given object, written to, where a tag says so, else a copy."""
+def _restored(saved: Any, mark: Any, places: Places, held: Any = None, *, in_place: bool = False) -> Any:
+    """Return the value of an attribute: the given object, written to, where a tag says so, else a copy.
+
+    With `in_place` all is written to the given objects: `saved` is a copy of the given value, without tags.
+    """
     is_shared = _has_tag(saved, _SHARED)
-    in_place = is_shared or _has_tag(saved, _IN_PLACE)
-    value = saved[1] if in_place else saved
+    has_tag = is_shared or _has_tag(saved, _IN_PLACE)
+    value = saved[1] if has_tag else saved
     inner = _marks_inside(mark)
     if type(value) in (list, tuple):
-        value = type(value)(_restored(v, inner.get(i), places) for i, v in enumerate(value))
+        items = (_restored(v, inner.get(i), places, in_place=in_place) for i, v in enumerate(value))
+        value = type(value)(items)
     elif type(value) in _DICTS:
-        value = type(value)((k, _restored(v, inner.get(k), places)) for k, v in value.items())
+        pairs = ((k, _restored(v, inner.get(k), places, in_place=in_place)) for k, v in value.items())
+        value = type(value)(pairs)
     else:
         value = copy.deepcopy(value)
-    here = (_tensor_of(mark) if isinstance(value, Tensor) else held) if in_place else None
+    here = (_tensor_of(mark) if isinstance(value, Tensor) else held) if has_tag or in_place else None
     if here is None or type(here) is not type(value):
         return value
     if isinstance(here, Tensor | np.ndarray) and not is_shared and _place(here) in places():

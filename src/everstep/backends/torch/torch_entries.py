@@ -315,13 +315,10 @@ class OptimizerEntry(_OptionsEntry):
         if stepped != self._named[0]:
             for each in self._models.values():
                 reshard(each.module)
-            names = {
-                id(parameter): f"{entry}/{name}"
-                for entry, each in reversed(
-                    self._models.items()
-                )  # of two models that share it, the first one
-                for name, parameter in named_parameters(each.module)
-            }
+            names = dict[int, str]()
+            for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
+                for name, parameter in named_parameters(each.module):
+                    names[id(parameter)] = f"{entry}/{name}"
             listed = [names[number] for number in stepped if number in names]
             self._named = stepped, listed if len(listed) == len(stepped) else []
         return self._named[1]
@@ -408,7 +405,9 @@ class OptimizerEntry(_OptionsEntry):
         if (order := self._order(tree)) is not None:
             old = tree["state"]
             own = {number: old[was] for number, was in enumerate(order) if was in old}
-            tree = {**tree, "state": {key: old[key] for key in old if not isinstance(key, int)} | own}
+            groups = [{k: v for k, v in each.items() if k != "param_names"} for each in tree["param_groups"]]
+            state = {key: old[key] for key in old if not isinstance(key, int)} | own
+            tree = {**tree, "state": state, "param_groups": groups}
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
