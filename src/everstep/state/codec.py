@@ -42,7 +42,8 @@ stamp away at each write.
 def stamp(array: Any) -> None:
     """Claim that the elements of an array stay as they are until `unstamp`; a stamp that it has stays."""
     key = id(array)
-    if stamp_of(array) is None:  # the id may be another array's once this array is gone
+    if key not in _stamps:
+        # it goes with the array, whose id may be another one's then
         _stamps[key] = (weakref.ref(array, lambda _: _stamps.pop(key, None)), object())
 
 
@@ -52,8 +53,8 @@ def unstamp(array: Any) -> None:
 
 
 def stamp_of(array: Any) -> object | None:
-    reference, mark = _stamps.get(id(array), (lambda: None, None))
-    return mark if reference() is array else None
+    _, mark = _stamps.get(id(array), (None, None))
+    return mark
 
 
 class Buffers:
