@@ -17,7 +17,7 @@ import xxhash
 from checkpoint_samples import arrays_of, at, commit, host, resumed, same, seed_of, store_in
 
 from everstep import hazard
-from everstep.checkpoint import CheckpointName, Commit, Store, finite, forecast, trial_write
+from everstep.checkpoint import CheckpointName, Commit, Store, forecast, is_finite, trial_write
 from everstep.checkpoint.array_file import ITEM_BYTES
 from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
 from everstep.contracts.state import HostArray
@@ -221,9 +221,9 @@ def test_numpys_floats(dtype: str, bad: float) -> None:
     values = np.zeros(300_001, FLOATS[dtype])
     values[:3] = [1.5, -0.0, np.finfo(values.dtype).max]
     array = HostArray(dtype, values.shape, values.view(np.uint8), "numpy")
-    assert finite(array)
+    assert is_finite(array)
     values[-1] = bad
-    assert not finite(array)
+    assert not is_finite(array)
 
 
 @pytest.mark.parametrize(
@@ -242,18 +242,20 @@ def test_small_floats_by_their_bits(dtype: str, good: list[int], bad: list[int])
         data = np.array(bits, np.uint16 if dtype == "BF16" else np.uint8).view(np.uint8)
         return HostArray(dtype, (len(bits),), data, "x")
 
-    assert finite(array(good))
-    assert not any(finite(array([*good, one])) for one in bad)
+    assert is_finite(array(good))
+    assert not any(is_finite(array([*good, one])) for one in bad)
 
 
 def test_other_dtypes_are_finite() -> None:
-    assert finite(host(np.array([-1, 2**62])))
-    assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "numpy", {"dtype": "V4"}))
-    assert finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "torch", {"dtype": "torch.something"}))
-    assert not finite(HostArray("U8", (2,), np.full(8, 255, np.uint8), "torch", {"dtype": "torch.complex32"}))
+    assert is_finite(host(np.array([-1, 2**62])))
+    assert is_finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "numpy", {"dtype": "V4"}))
+    assert is_finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "torch", {"dtype": "torch.something"}))
+    assert not is_finite(
+        HostArray("U8", (2,), np.full(8, 255, np.uint8), "torch", {"dtype": "torch.complex32"})
+    )
     for part in (complex(0, np.inf), complex(np.nan, 0)):
         value = np.array([1, part]).view(np.uint8)
-        assert not finite(HostArray("U8", (2,), value, "numpy", {"dtype": "complex128"}))
+        assert not is_finite(HostArray("U8", (2,), value, "numpy", {"dtype": "complex128"}))
 
 
 def test_only_guarded_arrays_must_be_finite(store: Store) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ, tcgetattr
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def console() -> Iterator[Console]:
 
 def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
-    console.mark_best("valid_loss", 0.2)
+    console.bests = lambda: [SimpleNamespace(metric="valid_loss", value=0.2)]
     run.train(console, 100, loss=0.5)
     run.train(console, 300, loss=0.25, valid_loss=0.2, step_time=0.0102)
     assert terminal.screen() == [
@@ -291,7 +292,7 @@ def test_where_no_live_line_is_drawn(terminal: Terminal, run: Run, monkeypatch: 
 
 def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     console.open(run)
-    console.mark_best("valid_loss", 0.25)
+    console.bests = lambda: [SimpleNamespace(metric="valid_loss", value=0.25)]
     run.train(console, 1000, loss=0.5)
     run.train(console, 1000, loss=0.25)
     assert capsys.readouterr().out == ""
@@ -346,9 +347,10 @@ def test_no_standard_output(
 def test_a_broken_pipe_ends_nothing_and_leaves_exit_code_0(tmp_path: Path) -> None:
     script = """
 import sys
+from pathlib import Path
 from everstep.services.console import Console
 from everstep.testing import ManualClock
-class Run: clock = ManualClock(); run_dir = sys.argv[1]; step = 0
+class Run: clock = ManualClock(); run_dir = Path(sys.argv[1]); step = 0
 console = Console()
 console.open(Run())
 sys.stdin.read()

@@ -13,7 +13,7 @@ from typing import Any
 from everstep.contracts.state import Backend
 from everstep.errors import ConfigError, nearest, to_install
 
-__all__ = ["active", "get", "of"]
+__all__ = ["active", "get", "of", "torch_files"]
 
 _HOMES = {"numpy": "everstep.backends.numpy", "torch": "everstep.backends.torch.backend"}
 _loaded: dict[str, Backend] = {}
@@ -39,6 +39,11 @@ def get(name: str) -> Backend:
             raise ConfigError(f"{name} is not installed: {to_install(name)}") from error
         backend = _loaded[name] = module.BACKEND
     return backend
+
+
+def torch_files() -> Any:
+    """Return the module that reads and writes PyTorch's own files; imports PyTorch."""
+    return importlib.import_module("everstep.backends.torch.saved_files")
 
 
 def of(value: Any) -> Backend | None:

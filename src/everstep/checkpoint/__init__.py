@@ -4,7 +4,7 @@ from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.commit import (
     Commit,
     CommittedCheckpoint,
-    finite,
+    is_finite,
     place_apart,
     retire_others,
     save_apart,

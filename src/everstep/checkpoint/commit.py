@@ -75,7 +75,7 @@ class CommittedCheckpoint:
 
 def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarded: Collection[str]) -> None:
     """Require that the guarded arrays have neither NaN nor infinity."""
-    bad = [key for key in arrays if key in guarded and not finite(arrays[key])]
+    bad = [key for key in arrays if key in guarded and not is_finite(arrays[key])]
     if not bad:
         return
     more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -105,7 +105,7 @@ _NON_FINITE: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
 """Type, mask and pattern by dtype: an element is NaN or infinite if its bits & mask == pattern."""
 
 
-def finite(array: HostArray) -> bool:
+def is_finite(array: HostArray) -> bool:
     """Whether all elements are finite, of complex numbers both parts; looks at the bytes, chunk by chunk."""
     name = str(array.extra.get("dtype", "")).removeprefix("torch.") if array.dtype == "U8" else ""
     rule = _NON_FINITE.get("F16" if name == "complex32" else array.dtype)

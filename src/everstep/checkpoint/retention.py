@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import total_ordering
@@ -90,7 +90,7 @@ class Facts(NamedTuple):
         metrics = {
             n: v for n, v in (meta.get("metrics") or {}).items() if steps.get(n, name.step) == name.step
         }
-        kept, interim = kept_best(meta), is_interim(body)
+        kept, interim = kept_best(meta), is_interim(meta)
         return cls(name, body["partial"], created, metrics, kept, body["segment"], interim)
 
 
@@ -103,9 +103,9 @@ def kept_best(meta: Any) -> dict[str, list[str]]:
     }
 
 
-def is_interim(body: Mapping[str, Any]) -> bool:
+def is_interim(meta: Any) -> bool:
     """Whether it was saved one step before an epoch's end, for its tail; it goes after the next commit."""
-    return bool((body["meta"] or {}).get("interim"))
+    return bool((meta or {}).get("interim"))
 
 
 @dataclass(frozen=True)

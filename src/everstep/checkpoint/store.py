@@ -120,7 +120,7 @@ class Store:
         if isinstance(which, Path):
             return self._elsewhere(which), []
         if which is not True:
-            return self._chosen_one(self.at_step(which) if isinstance(which, int) else self.named(which)), []
+            return self._read_named(self.at_step(which) if isinstance(which, int) else self.named(which)), []
         chosen, names = self.chosen_by_hand(), self.names()
         if not chosen:
             return self._newest_whole(interim)
@@ -131,7 +131,7 @@ class Store:
                 f"({nearest(chosen[:100], map(str, names))})"
             )
         note = f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})"
-        return self._chosen_one(CheckpointName.parse(chosen)), [note]
+        return self._read_named(CheckpointName.parse(chosen)), [note]
 
     def _elsewhere(self, path: Path) -> Checkpoint:
         if not (path / MANIFEST).exists():
@@ -142,7 +142,7 @@ class Store:
             )
         return format.read(path, regions=self.regions)
 
-    def _chosen_one(self, name: CheckpointName) -> Checkpoint:
+    def _read_named(self, name: CheckpointName) -> Checkpoint:
         try:
             return self.read(name)
         except DamagedCheckpointError as error:
@@ -190,7 +190,7 @@ class Store:
 
     def _require(self, name: CheckpointName) -> None:
         if not self.path(name).exists():
-            self.named(str(name))
+            self.named(str(name))  # raises, with the nearest name
 
     def newest(self) -> CheckpointName:
         """Name of the newest checkpoint with a whole manifest, interim checkpoints left out."""

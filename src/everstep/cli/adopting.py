@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,7 +124,7 @@ _PAGES = {
 
 
 class _Refused(Exception):
-    """What no patch can change, and what to write by hand."""
+    """Nothing further can be analysed; the reasons are in `Patch.refused`."""
 
 
 class Patch:
@@ -145,6 +146,8 @@ class Patch:
 
     def __init__(self, source: str, name: str, seed: int | None = None) -> None:
         self._source, self._name, self._seed = source.encode(), name, seed
+        self._lines = [0, *accumulate(map(len, self._source.splitlines(keepends=True)))]
+        """The place in the source at which each line begins."""
         self._edits: list[tuple[int, int, str]] = []
         self.refused: set[tuple[int, str]] = set()
         self.text, self.plain, self._script = "", source, Script(source)
@@ -362,7 +365,7 @@ class Patch:
     # ---------------------------------------------------------------------------------- the edits
 
     def _at(self, line: int, column: int = 0) -> int:
-        return sum(map(len, self._source.splitlines(keepends=True)[: line - 1])) + column
+        return self._lines[min(line, len(self._lines)) - 1] + column
 
     def _end(self, node: Any) -> int:
         return self._at(node.end_lineno, node.end_col_offset)

@@ -663,7 +663,7 @@ class _PinInitial(BuiltIn):
         super().__init__("save_initial_filters")
 
     def open(self, run: RunView) -> None:
-        self._store = Store(Path(run.run_dir))
+        self._store = Store(run.run_dir)
 
     def run(self, boundary: Boundary) -> None:
         name = CheckpointName.parse(boundary.payload)

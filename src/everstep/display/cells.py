@@ -78,7 +78,7 @@ def with_leaves(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(tree)
 
 
-def finite(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """Return "NaN", "Infinity" or "-Infinity" for a number that JSON lacks; other values stay as they are."""
     if not isinstance(value, float) or math.isfinite(value):
         return value

@@ -26,7 +26,13 @@ from everstep.record.trust import distrust, distrust_config
 from everstep.redaction import without_credentials
 from everstep.services.replayed import plan_of_process
 from everstep.supervisor import InitFrom
-from everstep.supervisor.opening.configuration import Configuration, Difference, refusal, told
+from everstep.supervisor.opening.configuration import (
+    ChangedSetting,
+    Configuration,
+    changed_config,
+    refusal,
+    told,
+)
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
 from everstep.trainer import Trainer
@@ -159,8 +165,7 @@ class Configured(Experiment):
         changes = touching(stored, self._resolved)
         if changes and self._on_change == "error" and "on_change" not in self._options:
             raise refusal(Path(self.run_dir), [each._replace(path=f"config.{each.path}") for each in changes])
-        shown = _configuration(self._resolved).changes(stored)
-        shown = [each._replace(path=f"config.{each.path}") for each in shown]
+        shown = changed_config(stored, _configuration(self._resolved))
         used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
         return "\n".join(filter(None, (self._message, used)))
 
@@ -319,7 +324,7 @@ def _configuration(resolved: Resolved[Any], code: tuple[Path, ...] = ()) -> Conf
     return Configuration(resolved.tree, FREE, code, resolved.defaults, sections=("trainer",))
 
 
-def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[Difference]:
+def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[ChangedSetting]:
     """List the differences that can change the training; of the services only controllers count."""
     tree = {**given.tree, "services": _controllers(given.tree)}
     free = tuple(path for path in FREE if path != "services")
@@ -354,5 +359,5 @@ def _digest(tree: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
 
 
-def _message(what: str, changes: list[Difference]) -> str:
+def _message(what: str, changes: list[ChangedSetting]) -> str:
     return what + ":" + told(changes).rstrip(". \n")

@@ -7,7 +7,6 @@ for weights only.  Objects other than tensors are pickles, too; they are left ou
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 import pickle
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from everstep.backends import torch_files
 from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
 from everstep.formats import safetensors_file
@@ -149,7 +149,7 @@ def _array(name: str, facts: dict[str, Any], places: dict[Any, tuple[Path, int, 
         chunks.append(_Chunk(offset, sizes, *places[name, offset]))
     if not tile([{"offset": each.offset, "shape": each.shape} for each in chunks], shape):
         raise ValueError(f"the chunks of {name!r} are not the whole of {shape}")
-    element = _torch().dtype_name(dtype.kind)
+    element = torch_files().dtype_name(dtype.kind)
     return Unread(element, shape, partial(_read, name, element, shape, chunks))
 
 
@@ -177,7 +177,7 @@ def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
             raw = file.read(chunk.size)
     except OSError as error:
         unreadable(chunk.file, error)
-    tensor = _torch().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
+    tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
     if not isinstance(tensor, Unread):
         refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
     return tensor.read()
@@ -205,10 +205,6 @@ def _lengths(numbers: Any) -> tuple[int, ...]:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{numbers!r:.100} are not sizes")
     return tuple(numbers)
-
-
-def _torch() -> Any:
-    return importlib.import_module("everstep.backends.torch.saved_files")
 
 
 DISTRIBUTED = "torch.distributed.checkpoint"
@@ -261,7 +257,7 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
         return "safetensors", dict(safetensors_file.open_file(path))
     if not start.startswith((b"PK\x03\x04", b"\x80")):
         refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
-    tree = importlib.import_module("everstep.backends.torch.saved_files").read_saved(path, str(path))
+    tree = torch_files().read_saved(path, str(path))
     if isinstance(tree, Unread):
         return "torch.save", {"": tree}
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):

@@ -462,7 +462,7 @@ def _conclude(
 
 
 def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
-    """Note of each start how its resume was verified; return what the starts of the run add up to."""
+    """Note of each start how its resume was verified; return the run's totals over its starts."""
     from everstep.record import ACCEPTED, DIVERGED, newest_step
     from everstep.record.badges import WORST_FIRST, Start, badges_in, judged
     from everstep.record.journal_format import step_of

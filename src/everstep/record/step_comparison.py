@@ -43,7 +43,7 @@ _WHERE = {
 
 ABSENT = "absent"
 
-Batch: TypeAlias = tuple[int, int | None]
+BatchDigest: TypeAlias = tuple[int, int | None]
 """(pass, digest) of a batch; the digest is None where the batch gave nothing to digest."""
 
 
@@ -184,7 +184,7 @@ def read_earlier_steps(
         position: the end of the journal as the checkpoint knows it.
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
     """
-    earlier = EarlierSteps(step, step)
+    earlier = EarlierSteps(step)
     left = journal.abandoned_starts(position)
     if position is not None:
         earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
@@ -245,36 +245,37 @@ class StepComparison:
         epoch, step, phase, name, _ = key
         was = self._was
         if phase == "pass":
-            return self._pass_ended(step, name, epoch)
+            self._pass_ended(step, name, epoch)
+            return
         if phase == "batch" and (end := was.ends.get((name, epoch), step)) < step:
             del was.ends[name, epoch]
             old = f"at its end after step {end}"
-            return self._differs(step, "samples", f"pass of {name}", old, "not at its end")
+            self._differs(step, "samples", f"pass of {name}", old, "not at its end")
+            return
         if phase == "step":
             self._seen.add(name)
             if new is None:
-                return None  # it is on a device, and follows when it is read
-        component, called, kind = _described(phase, name)
+                return  # it is on a device, and follows when it is read
+        component, label, kind = _described(phase, name)
         why_not = "" if kind in (BATCHES, RANDOM) else self._incomparable()
         is_missing = key not in was.values[step]
         is_told = phase in ("batch", "step") and was.first < step <= was.last
         if phase == "head" or (is_missing and not is_told):
-            return None
+            return
         self._noted.add(step)
         before = was.values[step].pop(key, None)
         if is_missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
             words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
-            self._differs(step, component, called, *words)
+            self._differs(step, component, label, *words)
         elif before is None or new is None or why_not:
             self.uncompared[kind] += 1
         elif before == new:
             self.equal[kind] += 1
         elif phase == "batch":
-            self._differs(step, component, called, *batch_words((epoch, before[0]), (epoch, new[0])))
+            self._differs(step, component, label, *batch_words((epoch, before[0]), (epoch, new[0])))
         else:
             words = (f"{before[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(before, new)
-            self._differs(step, component, called, *words)
-        return None
+            self._differs(step, component, label, *words)
 
     def _pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         was, ended = self._was, (stream, pass_index)
@@ -356,15 +357,6 @@ class StepComparison:
             report = f"{begin}: no step was executed again; {results}"
         return f"{report}; {aside}" if aside else report
 
-    def advice(self) -> str:
-        """Name possible causes of a difference, and how to find the cause."""
-        return (
-            "the same steps gave other numbers: they read a value that is not in state= (an environment, a "
-            "counter, a learning rate or an average in a variable, a generator of your own, a batch drawn "
-            "ahead), the clock (name a metric that does ..._time) or the order of a set, or a kernel is not "
-            "deterministic. `everstep drill SCRIPT` names the component"
-        )
-
 
 def _described(phase: str, name: str) -> tuple[str, str, str]:
     """Return the component of a value, its name in messages, and the kind as which it is counted."""
@@ -382,7 +374,7 @@ def in_words(difference: Difference) -> str:
     return f"step {difference.step} {difference.name} was {was} and is {now} now"
 
 
-def batch_words(old: Batch | None, new: Batch | None) -> tuple[str, str]:
+def batch_words(old: BatchDigest | None, new: BatchDigest | None) -> tuple[str, str]:
     """Describe two batches that differ: by their passes where these differ, else by their digests."""
     if old is None or new is None:
         return ("drawn" if old else "not drawn"), ("drawn" if new else "not drawn")

@@ -19,7 +19,7 @@ from everstep.errors import ConfigError, ReplayError
 from everstep.proof.compare import differing_rows
 from everstep.record import Difference, RunJournal, first_difference, rank_trails, read_trail
 from everstep.record.journal_format import step_of
-from everstep.record.step_comparison import Batch, batch_words
+from everstep.record.step_comparison import BatchDigest, batch_words
 from everstep.replaying.execution import (
     Executed,
     RecordedProgram,
@@ -196,9 +196,9 @@ def _of_batches(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator
             yield Difference("samples", stream, *batch_words(was, now), step, rank=rank)
 
 
-def _batches(run_dir: Path, steps: range) -> dict[tuple[int, int, str, int], Batch]:
+def _batches(run_dir: Path, steps: range) -> dict[tuple[int, int, str, int], BatchDigest]:
     """Map (step, rank, stream, place in the step) to what a rank was handed there."""
-    batches: dict[tuple[int, int, str, int], Batch] = {}
+    batches: dict[tuple[int, int, str, int], BatchDigest] = {}
     for segment in RunJournal(run_dir).segments():  # a later execution counts, as with rows
         for rank, path in rank_trails(run_dir, segment.number).items():
             trail = read_trail(path)

@@ -107,7 +107,7 @@ class Index(BuiltIn):
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
-        run_dir, first = Path(run.run_dir).absolute(), run.step  # the program may change its directory
+        run_dir, first = run.run_dir.absolute(), run.step  # the program may change its directory
         index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
         if lacks_credential(index):
             remedy = "set EVERSTEP_INDEX, or pass --index"

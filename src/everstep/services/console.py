@@ -69,14 +69,15 @@ class Console(Service):
         self._log: LogFile | None = None
         self._line: LiveLine | NotebookLine | None = None
         self._latest: dict[str, Stats] = {}
-        self._best: dict[str, float] = {}
+        self.bests: Callable[[], Sequence[Best]] = tuple
+        """Returns the services whose best values are marked."""
         self._next_plain = 0.0
         """When the next progress line is due."""
         self._complained = False
 
     def open(self, run: RunView) -> None:
         self._run, self._next_plain = run, run.clock() + self._plain_seconds
-        self._log = LogFile(Path(run.run_dir) / "logs" / "run.log", self._emit)
+        self._log = LogFile(run.run_dir / "logs" / "run.log", self._emit)
         if self._sink is None:
             self._line = live_line(self._lock, self._content)
         if self._line is not None:
@@ -107,9 +108,6 @@ class Console(Service):
             if self._log is not None:
                 self._log.write(text)
             self._emit(text, shorten)
-
-    def mark_best(self, name: str, value: float) -> None:
-        self._best[name] = value
 
     def close(self) -> None:
         with self._lock:
@@ -157,7 +155,8 @@ class Console(Service):
             parts.append(f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}")
         if (eta := run.get_eta()) is not None:
             parts.append(f"ETA {humanize_duration(round(eta) if eta >= 10 else round(eta, 1))}")
-        best = [name for name, stats in self._latest.items() if self._best.get(name) == stats.last]
+        values = {best.metric: best.value for best in self.bests()}
+        best = [name for name, stats in self._latest.items() if values.get(name) == stats.last]
         return "  ".join(filter(None, [*parts, log_line("", self._latest, best)]))
 
 
@@ -217,7 +216,7 @@ class Voice:
         self.say(f"warning: {message}")
 
     def release(self) -> None:
-        """Say the lines that waited for the log: it is open now, or never will be."""
+        """Print the lines held back until the log was open; also where it never will be."""
         waiting, self._waiting = self._waiting or [], None
         for message, shorten in waiting:
             self.say(message, shorten)

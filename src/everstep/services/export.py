@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import math
 import os
@@ -15,12 +14,13 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 
 from everstep import hazard
 from everstep.arguments import checked_keywords, integer
-from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, finite, place_apart
+from everstep.backends import torch_files
+from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, is_finite, place_apart
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
-from everstep.formats import byte_count, write_shards
+from everstep.formats import DISTRIBUTED, byte_count, write_shards
 from everstep.metrics.collector import is_wall
 from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
@@ -29,7 +29,6 @@ from everstep.services.judges import Condition, Conditional
 from everstep.state import Encoded, array_name, array_paths, children, digest, encode, make_entry, within
 
 FORMATS = ("safetensors", "torch.export")
-DISTRIBUTED = "torch.distributed.checkpoint"
 SAVED_FORMATS = ("safetensors", DISTRIBUTED)
 ABOUT = "export.json"
 """Name of the file with an export's run, step and metrics; JSON."""
@@ -107,15 +106,15 @@ class Export(Conditional):
     @property
     def folder(self) -> Path:
         """Folder of the exports, while the loop is open."""
-        return Path(self._run.run_dir) / "exports" / self.name
+        return self._run.run_dir / "exports" / self.name
 
     def open(self, run: RunView) -> None:
-        self._run, self._top = run, Path(run.run_dir)
+        self._run = run
         self._id = RunDir.open(run.run_dir, create=False).id
         obj = run.live_object(self.entry)
         if self.format == "torch.export":
             # refused at the start, not after hours at the first export
-            importlib.import_module("everstep.backends.torch.saved_files").require_module(self.entry, obj)
+            torch_files().require_module(self.entry, obj)
         super().open(run)
 
     def run(self, boundary: Boundary) -> None:
@@ -139,12 +138,12 @@ class Export(Conditional):
     def _export(self, boundary: Boundary) -> None:
         obj = self._run.live_object(self.entry)
         if "torch" in sys.modules:  # the model inside the wrappers of training
-            obj = importlib.import_module("everstep.backends.torch.saved_files").unwrapped(obj)
+            obj = torch_files().unwrapped(obj)
         entry = make_entry(self.entry, obj)
         saved = entry.save()
         arrays = {n: a for n, a in encode(saved).arrays.items() if not BESIDE & {*n.split("/")}}
         guarded = {array_name(path) for path in array_paths(saved) if entry.guarded(path)}
-        if bad := [n for n, array in arrays.items() if n in guarded and not finite(array)]:
+        if bad := [n for n, array in arrays.items() if n in guarded and not is_finite(array)]:
             self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")
             return
         name = CheckpointName(boundary.step)
@@ -161,14 +160,14 @@ class Export(Conditional):
         )
         target = self.folder / str(name)
         if _about(target) != about:
-            _place(target, self._contents(obj, arrays), about, top=self._top)
+            _place(target, self._contents(obj, arrays), about, top=self._run.run_dir)
         # what an earlier start exported of a later step goes once another export has taken its place
-        _retire(self.folder, self._top, 1 if self._at_end else self.keep, boundary.step)
+        _retire(self.folder, self._run.run_dir, 1 if self._at_end else self.keep, boundary.step)
 
     def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
         if self.format == "safetensors":
             return lambda folder: write_shards(folder, arrays, None)
-        exporting = importlib.import_module("everstep.backends.torch.saved_files")
+        exporting = torch_files()
         data = exporting.program(obj, self._inputs, self._dynamic_shapes)
         return lambda folder: files.write_new(folder / "model.pt2", data)
 
@@ -277,7 +276,7 @@ def export(
         if format == "safetensors":
             write_shards(to, arrays, most)
         else:
-            importlib.import_module("everstep.backends.torch.saved_files").write_distributed(to, arrays)
+            torch_files().write_distributed(to, arrays)
 
     _place(target, contents, about, top=target.parent)
     return Exported(str(target), str(checkpoint.path), checkpoint.step, len(arrays))
@@ -348,12 +347,12 @@ class Dump(BuiltIn):
     @property
     def folder(self) -> Path:
         """Folder of the files, while the loop is open."""
-        return Path(self._run.run_dir) / "dumps" / self.name
+        return self._run.run_dir / "dumps" / self.name
 
     def open(self, run: RunView) -> None:
-        self._run, self._top = run, Path(run.run_dir)
+        self._run = run
         if not run.rank:
-            _retire(self.folder, self._top, None, run.step or -1)  # steps from there on happen again
+            _retire(self.folder, self._run.run_dir, None, run.step or -1)  # steps from there on happen again
 
     def run(self, boundary: Boundary) -> None:
         # each rank evaluates the whole stream, as this service looks on; one of them writes
@@ -368,7 +367,7 @@ class Dump(BuiltIn):
     def _take(self, step: EvalStep) -> None:
         if step.number == 1:  # a new evaluation begins: the file of an interrupted evaluation goes
             self.close()
-            require_no_link(self.folder, self._top)
+            require_no_link(self.folder, self._run.run_dir)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._beside = temporary(self.folder / "unfinished")
             self._file = open(self._beside, "w", encoding="utf-8", errors="replace", newline="")  # noqa: SIM115
@@ -414,7 +413,7 @@ class Dump(BuiltIn):
         file.close()
         files.rename(self._beside, self.folder / name)
         files.fsync_folder(self.folder)
-        _retire(self.folder, self._top, self.keep)
+        _retire(self.folder, self._run.run_dir, self.keep)
 
     def close(self) -> None:
         if self._file is not None:
@@ -432,4 +431,4 @@ def _plain(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(sink.finite(value), ensure_ascii=False, default=str)
+    return json.dumps(sink.json_value(value), ensure_ascii=False, default=str)

@@ -108,7 +108,7 @@ class WandB(Sink):
 
         self._stop_upload()
         self._format: Any = wandb_internal_pb2
-        run_dir = Path(self._run.run_dir)
+        run_dir = self._run.run_dir
         key, self._config, self._began, _ = described(RunJournal(run_dir), parts[0][0])
         self._now, self._id = self._began, re.sub(r"[^a-zA-Z0-9_-]", "-", key)[-64:]
         logs, is_online = run_dir / "logs", self._mode == "online"
@@ -165,7 +165,7 @@ class WandB(Sink):
             file,
             run={
                 "run_id": self._id,
-                "display_name": self._run_name or Path(self._run.run_dir).name,
+                "display_name": self._run_name or self._run.run_dir.name,
                 "tags": self._tags,
                 "config": {"update": _items(self._config)},
                 "start_time": {"seconds": self._file_began},
@@ -188,7 +188,7 @@ class WandB(Sink):
     def foot(self, file: IO[bytes]) -> None:
         self._put_row(file)
         self._warn_of_changes()
-        code = int(last_status(Path(self._run.run_dir)) != "finished")
+        code = int(last_status(self._run.run_dir) != "finished")
         self._put(file, exit={"exit_code": code, "runtime": int(self._now - self._began)})
 
     def catch_up(self) -> None:

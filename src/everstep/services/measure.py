@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -117,8 +116,8 @@ class Profile(BuiltIn):
         self._trace: Any = None
 
     def open(self, run: RunView) -> None:
-        self._folder = Path(run.run_dir).absolute() / "logs" / "profile"
-        self._backend = importlib.import_module("everstep.backends.torch.saved_files")
+        self._folder = run.run_dir.absolute() / "logs" / "profile"
+        self._backend = backends.torch_files()
 
     def due(self, when: Instant) -> bool:
         return super().due(when) if self._trace is None else when.step >= self._until
@@ -165,7 +164,7 @@ class System(BuiltIn):
         super().__init__(name or "system", every)
 
     def open(self, run: RunView) -> None:
-        self._run_dir = Path(run.run_dir).absolute()
+        self._run_dir = run.run_dir.absolute()
         self._last = _times()
 
     def run(self, boundary: Boundary) -> Outcome:
@@ -180,7 +179,7 @@ class System(BuiltIn):
             metrics["cpu_share"] = min(max(0.0, 1 - idle / ticks), 1.0)
         metrics["disk_free_gb"] = shutil.disk_usage(self._run_dir).free / 1e9
         if "torch" in sys.modules:
-            metrics |= importlib.import_module("everstep.backends.torch.saved_files").gpu_load()
+            metrics |= backends.torch_files().gpu_load()
         return Outcome(metrics, wall=True)
 
 

@@ -99,13 +99,13 @@ def require_package(service: str, package: str) -> None:
         raise ConfigError(f"{service}() needs the package {package}: {to_install(package)}")
 
 
-def finite(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Convert NaN and infinities, which JSON lacks, to None and strings; also inside lists and mappings."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, Mapping):
-        return {key: finite(part) for key, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list) else value
+        return {key: json_value(part) for key, part in value.items()}
+    return [json_value(part) for part in value] if isinstance(value, list) else value
 
 
 class Sink(Service, ABC):
@@ -141,7 +141,7 @@ class Sink(Service, ABC):
     @property
     def path(self) -> Path:
         """Place of the file, or of the folder with the file, while the loop is open."""
-        return Path(self._run.run_dir) / self._place
+        return self._run.run_dir / self._place
 
     lines = staticmethod(lines)
     """Lines of a journal's items: a dictionary for each step, tail or epoch, with its metrics by name."""
@@ -170,7 +170,7 @@ class Sink(Service, ABC):
     def make(self, path: Path, items: Iterable[Item]) -> None:
         """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
         self._release()
-        require_no_link(path, Path(self._run.run_dir))
+        require_no_link(path, self._run.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{self._place.name}.tmp")
         beside.unlink(missing_ok=True)  # a link with this name would lead the rows to another file
@@ -213,7 +213,7 @@ class Sink(Service, ABC):
         follower, self._follower = self._follower, None
         news = [] if follower is None else list(follower.news())
         if follower is None or self.reshapes(news):
-            follower = Follower(Path(self._run.run_dir), self._run.segment)
+            follower = Follower(self._run.run_dir, self._run.segment)
             parts = [*follower.older(), (self._run.segment, list(follower.news()))]
             self.reshapes(item for _, items in parts for item in items)
             self.begin(parts)
@@ -275,11 +275,11 @@ class RemoteSink(Service, ABC):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._follower: Follower | None = None
-        self._start, self._has = "", dict[str, int]()
+        self._this_start, self._sent_to = "", dict[str, int]()
         """This start, and how far each start is sent."""
-        self._older, self._own = list[Item](), list[Item]()
+        self._unsent_older, self._unsent = list[Item](), list[Item]()
         """What is to be sent, of earlier starts and of this one."""
-        self._had = set[tuple[Any, ...]]()
+        self._superseded = set[tuple[Any, ...]]()
         """Values that were sent and are superseded."""
 
     @abstractmethod
@@ -294,7 +294,7 @@ class RemoteSink(Service, ABC):
         """Tell the service that this start has "finished", "stopped" or "failed", if it was asked before."""
 
     def open(self, run: RunView) -> None:
-        self._run, self.run_dir, self._ended, self._follower = run, Path(run.run_dir), False, None
+        self._run, self.run_dir, self._ended, self._follower = run, run.run_dir, False, None
 
     def run(self, boundary: Boundary) -> None:
         manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
@@ -348,18 +348,20 @@ class RemoteSink(Service, ABC):
         if self._follower is None:
             self._ask()
             self._follower = Follower(self.run_dir, self._run.segment)
-        self._own += [item for item in self._follower.news() if item.offset >= self._has.get(self._start, 0)]
-        own = [item for item in self._own if item.offset < end]
-        found = [self._without_sent(line) for line in lines([*self._older, *own])]
+        self._unsent += [
+            item for item in self._follower.news() if item.offset >= self._sent_to.get(self._this_start, 0)
+        ]
+        own = [item for item in self._unsent if item.offset < end]
+        unsent = [self._without_sent(line) for line in lines([*self._unsent_older, *own])]
         if own:
-            self._has[self._start] = own[-1].offset + 1
-        if found := [line for line in found if line.keys() - set(KEYS)]:
+            self._sent_to[self._this_start] = own[-1].offset + 1
+        if unsent := [line for line in unsent if line.keys() - set(KEYS)]:
             hazard.reach("sink.send")
-            starts = {start: offset for start, offset in self._has.items() if offset}
-            self.send(found, json.dumps({"lines": self.sent + len(found), "starts": starts}))
+            starts = {start: offset for start, offset in self._sent_to.items() if offset}
+            self.send(unsent, json.dumps({"lines": self.sent + len(unsent), "starts": starts}))
             hazard.reach("sink.sent")
-            self.sent += len(found)
-        self._older, self._own = [], self._own[len(own) :]
+            self.sent += len(unsent)
+        self._unsent_older, self._unsent = [], self._unsent[len(own) :]
 
     def _ask(self) -> None:
         journal = RunJournal(self.run_dir)
@@ -373,7 +375,7 @@ class RemoteSink(Service, ABC):
             raise ConfigError(
                 f"{self.name!r}: position() returned {text!r}; return the one that send() was given last"
             ) from error
-        self._older, self._own, self._has, self._had = [], [], {}, set()
+        self._unsent_older, self._unsent, self._sent_to, self._superseded = [], [], {}, set()
         for segment in journal.segments():
             if segment.number < root:
                 continue  # before the run started over
@@ -381,20 +383,20 @@ class RemoteSink(Service, ABC):
             times = [event.time for event in segment.events if event.kind == "segment"]
             start = f"{segment.number} {times[:1]}"
             until, items = starts.get(start, 0), valid.get(segment.number, [])
-            self._has[start] = max(until, items[-1].offset + 1 if items else 0)
-            self._older += [item for item in items if item.offset >= until]
+            self._sent_to[start] = max(until, items[-1].offset + 1 if items else 0)
+            self._unsent_older += [item for item in items if item.offset >= until]
             if segment.number == self._run.segment:
-                self._start = start
+                self._this_start = start
                 continue
             offsets = {item.offset for item in items}
             for stored in segment.blocks:
                 if stored.offset < until and stored.offset not in offsets:
-                    self._had |= _values(stored.block)
+                    self._superseded |= _values(stored.block)
 
     def _without_sent(self, line: Line) -> Line:
         place = (line["epoch"], line["phase"], line["step"])
         for name in line.keys() - set(KEYS):
-            if not self._had.isdisjoint({(*place, name, line[name].hex()), (*place, name, "")}):
+            if not self._superseded.isdisjoint({(*place, name, line[name].hex()), (*place, name, "")}):
                 del line[name]
         return line
 
@@ -450,7 +452,7 @@ class JSONLines(Sink):
         super().__init__(path, every=every, name=name)
 
     def write(self, file: IO[str], items: Iterable[Item]) -> None:
-        file.writelines(f"{json.dumps(finite(line))}\n" for line in lines(items))
+        file.writelines(f"{json.dumps(json_value(line))}\n" for line in lines(items))
 
 
 class CSV(Sink):

@@ -122,8 +122,8 @@ class TensorBoard(Sink):
         png = file.getvalue()
         stem, digest = re.sub(r"[^\w-]+", ".", name)[:80], xxhash.xxh3_64_hexdigest(png)[:8]
         place = Path("logs", "media", f"{stem}-{self._run.step:08d}-{digest}.png")
-        target = Path(self._run.run_dir) / place
-        require_no_link(target, Path(self._run.run_dir))
+        target = self._run.run_dir / place
+        require_no_link(target, self._run.run_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, png, "media", replace=False)
         height, width, channels = pixels.shape
@@ -198,7 +198,7 @@ class TensorBoard(Sink):
         image = data["image"]
         fields = {"height": image["height"], "width": image["width"], "colorspace": image["channels"]}
         with suppress(FileNotFoundError):  # the picture's file was deleted: the point stays without it
-            fields["encoded_image_string"] = (Path(self._run.run_dir) / image["file"]).read_bytes()
+            fields["encoded_image_string"] = (self._run.run_dir / image["file"]).read_bytes()
         return {"image": fields}
 
 

@@ -98,7 +98,7 @@ class ServiceBoard:
             service.open(run)
 
     def leave_reports_out(self) -> None:
-        """Open and run no service of stage REPORT that is not for every rank: another rank does."""
+        """Open and run no service of stage REPORT that is not for every rank: the writer does."""
         self._reports = False
         for service in self._services:
             if service.window != "none" and not self._runs(service):
@@ -118,7 +118,7 @@ class ServiceBoard:
         """Run services in order; each runs, whatever an earlier service asked for."""
         actions: list[Pending] = []
         for service in services:
-            if not self._reports and not self._runs(service):
+            if not self._runs(service):
                 continue
             boundary = boundary_of(service)
             alone = service.stage is Stage.REPORT and self._collector.across is not None

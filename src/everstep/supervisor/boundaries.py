@@ -184,10 +184,6 @@ class Boundaries:
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
         view = engine.announcer.view(moment, payload)
-        if (console := engine.voice.console) is not None:
-            for best in engine.board.bests:
-                if best.value is not None:
-                    console.mark_best(best.metric, best.value)
         engine.board.run([s for s in due if s.stage is Stage.REPORT], view)
         if can_save:
             # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)

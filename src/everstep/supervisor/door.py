@@ -82,7 +82,7 @@ class RunView:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asks the run to end at the next boundary; who waits and asks does not hang."""
+        """Whether a signal asks the run to end at the next boundary; a service that waits looks here."""
         self._engine.polls += 1
         return self._engine.ranks.signal is not None
 
@@ -180,7 +180,7 @@ class Door(RunView):
 
     def __init__(self, engine: Engine, loop: LoopDriver) -> None:
         self._engine = engine
-        engine.driven_by(self, loop)
+        engine.view, engine.loop = self, loop
         self._registered = 0
 
     def __enter__(self) -> Self:
@@ -196,9 +196,8 @@ class Door(RunView):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if (
-            os.getpid() != self._process
-        ):  # a child that a step has forked: run, threads and signals are not its own
+        # a child that a step has forked: run, threads and signals are not its own
+        if os.getpid() != self._process:
             return False
         return Exit(self._engine).leave(error)
 

@@ -41,7 +41,14 @@ from everstep.timing import Estimator, TimeSpent
 
 
 class Engine:
-    """A start of a run, from entry to exit: it counts steps, and calls its parts, which own the state."""
+    """A start of a run, from entry to exit: it counts steps, and calls its parts, which own the state.
+
+    Attributes:
+        view, loop: the object that the program calls, and what drives its steps; set by that object.
+    """
+
+    view: RunView
+    loop: LoopDriver
 
     def __init__(self, settings: Settings, user: UserState) -> None:
         clock = settings.clock
@@ -61,6 +68,8 @@ class Engine:
         if (plan := settings.replay) is not None:
             self.board.add(Replayed(plan, user.objects, self._tree, lambda: self.comparison))
         self.voice.console = settings.console
+        if settings.console is not None:
+            settings.console.bests = lambda: self.board.bests
         self.estimator, self.spent = Estimator(clock), TimeSpent(clock)
         self.wakeups = Wakeups(clock)
         self.signals = SignalWatch(self.wakeups.wish)
@@ -78,9 +87,6 @@ class Engine:
         self._resume_state: Encoded | None = None
         """The state at entry, until the resume point is reached."""
         self.boundaries = Boundaries(self)
-
-    def driven_by(self, view: RunView, loop: LoopDriver) -> None:
-        self.view, self.loop = view, loop
 
     @property
     def step(self) -> int:
@@ -214,8 +220,10 @@ class Engine:
 
     def _open_verifier(self, stack: ExitStack) -> None:
         recovered = self.recovered
-        if recovered.chosen:  # at once in the file: a later start must not compare with what is left behind
-            decision = {"what": CHOSEN, "why": recovered.chosen, "step": recovered.step}
+        if (
+            recovered.not_compared
+        ):  # at once in the file: a later start must not compare with what is left behind
+            decision = {"what": CHOSEN, "why": recovered.not_compared, "step": recovered.step}
             self.journal.event("decision", decision)
             self.journal.flush()
         # by a drill or a replay, which find what differs and how far
@@ -364,7 +372,7 @@ class Engine:
         if self.ranks.signal is not None and self._rounds.in_vain and not self.collector.open_step:
             self.decisions.notice_signal()
             self.voice.say(
-                f"no step was completed after step {current.step}: what the loop did since is not saved"
+                f"no step was completed after step {current.step}: what the loop has done since is not saved"
             )
             self.leave()
 

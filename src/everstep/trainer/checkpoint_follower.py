@@ -77,7 +77,7 @@ class CheckpointFollower:
                 mark = (name, status.st_ino, status.st_ctime_ns)
                 if mark not in self._known:
                     body = read_manifest(path)
-                    self._known[mark] = None if is_interim(body) else (str(name), str(body["digest"]))
+                    self._known[mark] = None if is_interim(body["meta"]) else (str(name), str(body["digest"]))
             except (OSError, CheckpointError):
                 continue
             found.append(self._known[mark])

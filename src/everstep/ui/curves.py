@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, select
 
-from everstep.display.cells import finite
+from everstep.display.cells import json_safe
 from everstep.index.database import Database
 from everstep.index.sql_tables import UnknownContentError, blocks, segments, series
 from everstep.record.journal_format import GROUP, block_columns
@@ -169,7 +169,7 @@ def _curve(rows: Rows, options: CurveOptions, points: int) -> dict[str, Any]:
 def _points(places: NDArray[Any], most: int, *columns: NDArray[Any]) -> list[list[Any]]:
     """Return at most `most` rows, at equal distances, as lists for JSON."""
     some = places[:: max(1, -(-len(places) // most))]
-    return [[*map(finite, row)] for row in zip(*(one[some].tolist() for one in columns), strict=True)]
+    return [[*map(json_safe, row)] for row in zip(*(one[some].tolist() for one in columns), strict=True)]
 
 
 def _thinned(
@@ -197,4 +197,4 @@ def _numbers(values: Floats) -> Any:
     """Return values for JSON, which has no NaN and no infinity."""
     if np.isfinite(values).all():
         return np.ascontiguousarray(values)
-    return [*map(finite, values.tolist())]
+    return [*map(json_safe, values.tolist())]

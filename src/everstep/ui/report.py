@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.display.cells import finite, in_line, shown, with_leaves
+from everstep.display.cells import in_line, json_safe, shown, with_leaves
 from everstep.ui import STATIC
 from everstep.ui.curves import CurveOptions, curves
 from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
@@ -94,7 +94,7 @@ def _summaries(run: Found, shown: dict[str, Any]) -> dict[str, str]:
 
 
 def _as_json(value: Any) -> Any:
-    return [*map(finite, value.tolist())] if isinstance(value, np.ndarray) else finite(value)
+    return [*map(json_safe, value.tolist())] if isinstance(value, np.ndarray) else json_safe(value)
 
 
 def report_page(data: Mapping[str, Any], title: str, version: str, made: float) -> bytes:

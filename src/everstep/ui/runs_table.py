@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from everstep.display.cells import TIMES, finite, flat
+from everstep.display.cells import TIMES, flat, json_safe
 from everstep.index.columns import BEST, RunColumns
 from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
 from everstep.index.run_queries import metric_names, newest_facts
@@ -61,7 +61,7 @@ class RunsTable(RunColumns):
             "matched": len(runs),
             "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in wanted],
             "rows": [
-                heading(run) | {"values": {name: finite(columns[name].get(run["id"])) for name in wanted}}
+                heading(run) | {"values": {name: json_safe(columns[name].get(run["id"])) for name in wanted}}
                 for run in runs[options.offset : options.offset + options.limit]
             ],
         }
@@ -111,7 +111,7 @@ class RunsTable(RunColumns):
 def differing(trees: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return {name, values} of each name whose values differ; None where one of the trees lacks it."""
     names = dict.fromkeys(name for tree in trees for name in tree)
-    rows = [{"name": name, "values": [finite(tree.get(name)) for tree in trees]} for name in sorted(names)]
+    rows = [{"name": name, "values": [json_safe(tree.get(name)) for tree in trees]} for name in sorted(names)]
     return [row for row in rows if len({repr(value) for value in row["values"]}) > 1]
 
 

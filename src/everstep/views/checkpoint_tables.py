@@ -45,7 +45,7 @@ def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any
     return found | {
         "whole": True,
         **{key: body[key] for key in ("epoch", "phase", "partial", "digest")},
-        "interim": is_interim(body),
+        "interim": is_interim(body["meta"]),
         "bytes": size(body),
         "ranks": len(body["ranks"]),
         "created": created,

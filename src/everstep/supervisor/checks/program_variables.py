@@ -77,7 +77,7 @@ class ProgramVariables:
         """Marks of the variables when the steps of this epoch began."""
         self._changed: set[Variable] = set()
         self._unlike: dict[Variable, str] = {}
-        """Marks of generators that were not as saved when an epoch began: data may still bring them back."""
+        """Marks of generators not in their saved state when an epoch began; data may still bring it back."""
         self._lines: dict[str, tuple[str, int]] = {}
         """File and line of each function on the stack at its last look, by its name, inner ones first."""
 
@@ -155,9 +155,8 @@ class ProgramVariables:
         held: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
             parts = [each for entry in self._objects.values() for each in (_own(entry) or {}).values()]
-            held = {
-                id(each) for each in parts if not isinstance(each, _SCALARS)
-            }  # a small number is one object
+            # numbers left out: a small one is the same object everywhere
+            held = {id(each) for each in parts if not isinstance(each, _SCALARS)}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code

@@ -80,8 +80,6 @@ class Verifier:
         self._seen: Difference | None = None
         self._stopped = self._said = False
         self._error: DivergenceError | None = None
-        self._only_warns = False
-        """Whether a batch that differs now stops nothing by default."""
         trail.compare = None if comparison.done else comparison.note
 
     def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
@@ -106,9 +104,7 @@ class Verifier:
         with the causes comes once in a run, because such a program differs at each start.
         """
         if not self._comparison.drawn_again(stream, words):
-            self._only_warns = not is_read_on
-            self._notice()
-            self._only_warns = False
+            self._notice(only_warns=not is_read_on)
             self.require_agreement()
             if not is_read_on:
                 self._only_warned += 1
@@ -204,7 +200,7 @@ class Verifier:
         if comparison.differing == self._only_warned:
             self._voice.say(report)
         else:
-            self._voice.warn(f"{report}\n{comparison.advice()}")
+            self._voice.warn(f"{report}\n{_ADVICE}")
 
     @property
     def diverged(self) -> int | None:
@@ -217,8 +213,12 @@ class Verifier:
         if error is not None:
             raise error
 
-    def _notice(self) -> None:
-        """Record a divergence at once in the journal's file, because a kill may follow."""
+    def _notice(self, *, only_warns: bool = False) -> None:
+        """Record a divergence at once in the journal's file, because a kill may follow.
+
+        Args:
+            only_warns: whether a batch that differs stops nothing by default.
+        """
         new, latest = self._comparison.difference, self._comparison.latest
         if new is None or latest is None or latest is self._seen:
             return
@@ -229,7 +229,7 @@ class Verifier:
             self._journal.event(DIVERGED, {"step": new.step, **values, "in_data": new.component == "samples"})
             self._journal.flush()
         in_data = latest.component == "samples"  # also behind a difference that only warned
-        stops = self._on_divergence is None and in_data and not self._only_warns
+        stops = self._on_divergence is None and in_data and not only_warns
         if not self._stopped and (self._on_divergence == "stop" or stops):
             self._stopped = True
             cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
@@ -320,6 +320,12 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
         yield part, batch_digest([xxhash.xxh3_64_intdigest(text.encode()), totals[place]], 0) or 0
 
 
+_ADVICE = (
+    "the same steps gave other numbers: they read a value that is not in state= (an environment, a "
+    "counter, a learning rate or an average in a variable, a generator of your own, a batch drawn "
+    "ahead), the clock (name a metric that does ..._time) or the order of a set, or a kernel is not "
+    "deterministic. `everstep drill SCRIPT` names the component"
+)
 _CAUSES = {
     True: "the data gives other batches than before the stop: its order or its contents depend on something "
     "that is not restored (a source without a saved position, a generator of its own, a set, the clock), or "

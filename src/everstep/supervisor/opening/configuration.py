@@ -104,7 +104,7 @@ class Configuration:
         """Whether a change at a dotted path touches no step of the training."""
         return _below(path, self.free)
 
-    def changes(self, stored: Mapping[str, Json]) -> list[Difference]:
+    def changes(self, stored: Mapping[str, Json]) -> list[ChangedSetting]:
         """List the `differences` from a stored tree, without those of a default that is not stored."""
         listed = differences(redacted(stored), self.tree, self.sections)
         return [each for each in listed if each.stored != NONE or not _below(each.path, self.defaults)]
@@ -115,7 +115,7 @@ def _below(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}.") for place in places)
 
 
-class Difference(NamedTuple):
+class ChangedSetting(NamedTuple):
     """A value that differs from the stored one; where it is `free`, nobody has to choose between the two."""
 
     path: str
@@ -127,14 +127,14 @@ class Difference(NamedTuple):
         return f"{self.path}: stored {self.stored}, given {self.given}"
 
 
-def told(differences: Iterable[Difference]) -> str:
+def told(differences: Iterable[ChangedSetting]) -> str:
     """Write differences to follow a colon: a single one in the line, several in lines of their own."""
     lines = list(map(str, differences))
     return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
 
 
 def refusal(
-    run_dir: Path, differences: Collection[Difference], config: Configuration | None = None
+    run_dir: Path, differences: Collection[ChangedSetting], config: Configuration | None = None
 ) -> ChangedError:
     """Make the error for given values that differ from the run's, where nobody has chosen between them.
 
@@ -153,14 +153,14 @@ def refusal(
 
 def differences(
     stored: Mapping[str, Json], given: Mapping[str, Json], sections: Collection[str] = ()
-) -> list[Difference]:
+) -> list[ChangedSetting]:
     """List the places in which two trees differ; 1, 1.0, true and "1" are four different values."""
 
-    def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[Difference]:
+    def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[ChangedSetting]:
         before, now = _parts(old, new), _parts(new, old)
         if before is None or now is None or not (before or now):
             if (was := _shown(old)) != (is_now := _shown(new)):
-                yield Difference(
+                yield ChangedSetting(
                     ".".join(_shown(part) if "." in str(part) else str(part) for part in place), was, is_now
                 )
             return
@@ -204,7 +204,7 @@ def _json(value: Any, where: str) -> Json:
 # ------------------------------------------------------------------------- what a start compares
 
 
-def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[Difference]:
+def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[ChangedSetting]:
     """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
     if stored is None or given is None:
         return []
@@ -216,12 +216,12 @@ def changed_config(stored: Mapping[str, Json] | None, given: Configuration | Non
 
 def changed_controllers(
     stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
-) -> list[Difference]:
+) -> list[ChangedSetting]:
     """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
     reason = None if reopened_by is None else (reopened_by.kind, reopened_by.by)
     both = {name: (stored.get(name, NONE), given.get(name, NONE)) for name in sorted(stored.keys() | given)}
     return [
-        Difference(f"service {name!r}", was, now, reason == ("service", name))
+        ChangedSetting(f"service {name!r}", was, now, reason == ("service", name))
         for name, (was, now) in both.items()
         if differences({name: was}, {name: now}, sections=[name])
     ]
@@ -232,9 +232,9 @@ def changed_options(
     user: UserState,
     reopened_by: StopRecord | None,
     skip: Collection[str] = (),
-) -> dict[str, dict[str, Difference]]:
+) -> dict[str, dict[str, ChangedSetting]]:
     """Compare options by entry; with a raised limit, step counts may grow; `skip`: stored by another rank."""
-    changed: dict[str, dict[str, Difference]] = {}
+    changed: dict[str, dict[str, ChangedSetting]] = {}
     raised = reopened_by is not None and reopened_by.kind != "service"
     given = user.options()
     # an entry whose options are all gone has changed, too
@@ -245,7 +245,7 @@ def changed_options(
             was, now = before.get(name, NONE), options.get(name, NONE)
             if was != now:
                 follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
-                difference = Difference(f"state {entry!r}: {name}", was, now, follows)
+                difference = ChangedSetting(f"state {entry!r}: {name}", was, now, follows)
                 changed.setdefault(entry, {})[name] = difference
     return changed
 
@@ -310,11 +310,11 @@ def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
     return facts
 
 
-def changes(stored: Fingerprint | None, given: Fingerprint) -> list[Difference]:
+def changes(stored: Fingerprint | None, given: Fingerprint) -> list[ChangedSetting]:
     """List facts that differ, but for the layout; a framework in one alone may have computed nothing."""
     stored = stored or {}
     return [
-        Difference(f"{who}.{name}", was, now)
+        ChangedSetting(f"{who}.{name}", was, now)
         for who in stored.keys() & given.keys()
         for name in sorted((stored[who].keys() | given[who].keys()) - {_LAYOUT})
         if (was := stored[who].get(name, NONE)) != (now := given[who].get(name, NONE))

@@ -42,8 +42,8 @@ from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
 from everstep.supervisor.opening import configuration
 from everstep.supervisor.opening.configuration import (
+    ChangedSetting,
     Configuration,
-    Difference,
     Fingerprint,
     LimitsByName,
     changed_config,
@@ -77,7 +77,7 @@ class ResumePoint:
         tree: its branches `streams`, `services` and `wall`; empty for a fresh start.
         random, lines: random state for the resume point, and for lines that run again before it.
         parent: the journal's end as the checkpoint knows it.
-        chosen: a person's choice that rules out a comparison with earlier executions; else "".
+        not_compared: why steps that run again are not compared with earlier executions; "" if they are.
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
         kept: facts that the record keeps as stored: `parent`, with whose weights this run began; and those of
@@ -94,7 +94,7 @@ class ResumePoint:
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
     comparison: StepComparison = field(default_factory=lambda: StepComparison(EarlierSteps(0)))
-    chosen: str = ""
+    not_compared: str = ""
     finished: bool = False
     ranks_before: int | None = None
     kept: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class OpenRun:
         segment: number of this start, from 1.
         config: configuration that is compared at a resume: the writer's, as a rank's own may name its device.
         rollbacks: the rollbacks decided in the history that this start continues.
-        chosen: as in `ResumePoint`.
+        not_compared: as in `ResumePoint`.
         request: checkpoint that the program asks for, as the journal records it; None for the newest.
     """
 
@@ -129,7 +129,7 @@ class OpenRun:
         self.settings, self.voice, self.group = settings, voice, group
         self.writer, self.config, self.mirror = group.writer, settings.config, RunMirror()
         self.rollbacks: list[Rollback] = []
-        self.chosen = ""
+        self.not_compared = ""
         self.request: str | None = None
         if group.writer:
             where = settings.mirror, settings.checkpoints.mirror_wait, settings.path
@@ -193,12 +193,12 @@ class OpenRun:
             inside, top = chosen.path.is_relative_to(self.run_dir.path), self.run_dir.path
             where = chosen.path.relative_to(top) if inside else chosen.path.absolute()
             what = [str(where), chosen.digest]
-        mine = [what, [rollback.stored() for rollback in self.rollbacks], self.chosen, self.request]
+        mine = [what, [rollback.stored() for rollback in self.rollbacks], self.not_compared, self.request]
         what, rollbacks, why, request = self.group.share(mine, "the choice of a checkpoint")
         if self.writer:
             return chosen
         self.rollbacks = Rollback.among(tuple(each) for each in rollbacks)
-        self.chosen, self.request = why, request
+        self.not_compared, self.request = why, request
         if what is None:
             return None
         place, digest = what
@@ -235,7 +235,7 @@ class OpenRun:
         for note in notes:
             self.voice.say(note)
         if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
-            self.chosen = "another checkpoint than the newest"
+            self.not_compared = "another checkpoint than the newest"
         return checkpoint
 
     def _followed(self) -> tuple[Checkpoint, list[str]] | None:
@@ -461,7 +461,7 @@ def _resume(
         lines=tree["rng"][lines],
         parent=parent,
         comparison=_comparison(run, parent, progress, same_before and not differing),
-        chosen=run.chosen,
+        not_compared=run.not_compared,
         finished=finished,
         ranks_before=ranks_before,
         kept=kept,
@@ -505,7 +505,7 @@ def _compare_settings(
     skip = user.per_rank if run.group.rank else frozenset[str]()
     options = configuration.changed_options(redacted(meta["options"]), user, reopened_by, skip)
     if settings.seed is not None and settings.seed != progress.seed:
-        config.append(Difference("seed", progress.seed, settings.seed))
+        config.append(ChangedSetting("seed", progress.seed, settings.seed))
     others = [*controllers, *(each for names in options.values() for each in names.values())]
     touching = [each for each in (*config, *others) if not each.free]
     if touching and settings.on_change == "error":
@@ -516,7 +516,7 @@ def _compare_settings(
         facts = {name: meta.get(name) for name in ("config", "controllers")}
         return {}, {name: fact for name, fact in facts.items() if fact is not None}
     if touching or others:
-        run.chosen = run.chosen or OTHER_CONFIGURATION
+        run.not_compared = run.not_compared or OTHER_CONFIGURATION
     if config or others:
         listed = told(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
         run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
@@ -551,7 +551,7 @@ def _compare_ranks(
     }
     for why, differ in others.items():
         if run.history.meets(differ, parent, checkpoint.step):
-            run.chosen = run.chosen or why
+            run.not_compared = run.not_compared or why
     if before != size:
         run.voice.say(another_number(saved_data(checkpoint), run.group.data, exact=exact))
         return before, exact and was == here
@@ -572,9 +572,9 @@ def _comparison(
         return StepComparison(EarlierSteps(progress.step))
     tail, rank = progress.phase == "step", run.group.rank
     earlier = read_earlier_steps(run.history, parent, progress.step, tail=tail, rank=rank)
-    if run.chosen:
+    if run.not_compared:
         last = max(earlier.last, earlier.set_aside)
-        earlier = EarlierSteps(progress.step, set_aside=last, why=[f"this start has {run.chosen}"])
+        earlier = EarlierSteps(progress.step, set_aside=last, why=[f"this start has {run.not_compared}"])
     return StepComparison(earlier, partial(incomparable, same_numbers))
 
 

@@ -139,7 +139,7 @@ class Saver:
             if isinstance(service, Best) and isinstance(action, SaveBest):
                 # before the copy, whose manifest names the best weights
                 service.keep_as(str(name), name.step)
-        self._snapshot = self._copied(name, phase, best)
+        self._snapshot = self._try_snapshot(name, phase, best)
         if self._snapshot is None:
             return
         self._commit(self._snapshot, best, whole=whole)
@@ -161,10 +161,10 @@ class Saver:
             return
         self._forget_lost_best()
         try:
-            copy: Snapshot | NotResumableError | None = self._copied(name, phase)
+            taken: Snapshot | NotResumableError | None = self._try_snapshot(name, phase)
         except NotResumableError as error:
-            copy = error  # raised only where a save is really asked for
-        self._snapshot, self._kept_only = None if copy is None else self._lasting(copy), True
+            taken = error  # raised only where a save is really asked for
+        self._snapshot, self._kept_only = None if taken is None else self._lasting(taken), True
 
     def commit_kept(self, *, interim: bool = False) -> None:
         """Commit the newest copy, if it is not; `interim`: it is only used until the epoch's end is saved."""
@@ -201,7 +201,9 @@ class Saver:
         with no_disk_error(what, self._engine.opening.run_dir.path):
             return self._spill.keep(self.encode(tree))
 
-    def _copied(self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()) -> Snapshot | None:
+    def _try_snapshot(
+        self, name: CheckpointName, phase: Phase, best: Sequence[SaveBest] = ()
+    ) -> Snapshot | None:
         """Copy the current state; None if there is no memory for the copy, which is a failed save."""
         try:
             return take_snapshot(self._engine, name, phase)
@@ -217,11 +219,11 @@ class Saver:
             return snapshot if isinstance(snapshot, Snapshot) else None
         kept: Snapshot | Exception = snapshot
         if isinstance(snapshot, Snapshot):
-            spilled: list[Encoded | OSError | MemoryError] = []
+            outcome: list[Encoded | OSError | MemoryError] = []
             tree = snapshot.commit.common
-            self._writer.submit(lambda: self._spill.keep(tree), spilled.append, spilled.append)
+            self._writer.submit(lambda: self._spill.keep(tree), outcome.append, outcome.append)
             self._writer.wait()
-            if isinstance(on_disk := spilled[0], Encoded):
+            if isinstance(on_disk := outcome[0], Encoded):
                 kept = replace(snapshot, commit=replace(snapshot.commit, common=on_disk))
             else:
                 kept = on_disk
@@ -465,7 +467,7 @@ class Writing:
         if self._opening.writer:
             # only now: until the new checkpoint is durable, the older ones are what a resume has
             self._opening.mirror.retain_and_upload(self._journal.durable, self.retain)
-        return None if is_interim({"meta": snapshot.commit.meta}) else committed
+        return None if is_interim(snapshot.commit.meta) else committed
 
     @contextmanager
     def _together(self, snapshot: Snapshot) -> Iterator[None]:

@@ -38,7 +38,7 @@ class RunStream:
         self._left: Any = None
         """End of the last pass, if the next pass depends on it; or the error in place of it."""
         self._must_return = False
-        """Whether the source still has to be brought to that end."""
+        """Whether the source must still be moved to that end."""
         self._states: list[Any] | None = None
         """States of the source's generators in the checkpoint, until the generators stand there."""
         self._of_ranks: list[dict[str, Any]] | None = None
@@ -245,13 +245,14 @@ class RunStream:
         drawn = list[Any]()
         if self.stream is None or not self.stream.source.draws_again:
             return []
+        place = self.name, self.pass_index, self._position()
         self.stream.source.replayed = drawn.append
-        with isolated(), suppress(Exception):  # of the data's own code: then no part is named
-            for _ in range(2):
-                self.stream.open(
-                    self.name, self.pass_index, self._position(), seed=self._streams.seed
-                ).close()
-        self.stream.source.replayed = None
+        try:
+            with isolated(), suppress(Exception):  # of the data's own code: then no part is named
+                for _ in range(2):
+                    self.stream.open(*place, seed=self._streams.seed).close()
+        finally:
+            self.stream.source.replayed = None
         return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
 
     def end_pass(self) -> None:
