@@ -10,7 +10,8 @@ WRONG = sys.argv[1]
 if WRONG == "leaves":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
 
-torch.manual_seed(0)
+if WRONG != "unseeded":
+    torch.manual_seed(0)
 torch.set_num_threads(1)
 x = torch.randn(64, 5)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
@@ -27,6 +28,10 @@ if os.path.exists("last.pt") and WRONG == "quits":
     sys.exit()
 if os.path.exists("last.pt") and WRONG != "anew":
     saved = torch.load("last.pt")
+    if WRONG == "passes over" and saved["epoch"] > 1:
+        saved = torch.load(f"{saved['epoch'] - 1}/rest.pt")
+    if WRONG == "passes over":
+        saved |= {name: torch.load(f"{saved['epoch']}/{name}.pt") for name in ("model", "optimizer")}
     for name, part in parts.items():
         if name != WRONG:
             part.load_state_dict(saved[name])
@@ -39,6 +44,8 @@ while epoch < 4:
     model.train()
     for bx, by in torch.utils.data.DataLoader(data, 16, shuffle=True):
         optimizer.zero_grad()
+        if WRONG == "chance":
+            by = by * os.getpid()
         (model(bx) - by).square().mean().backward()
         optimizer.step()
     schedule.step()
@@ -48,6 +55,11 @@ while epoch < 4:
     epoch += 1
     state = {name: part.state_dict() for name, part in parts.items()}
     target = "last.pt" if WRONG == "in place" else "new.pt"
+    if WRONG == "passes over":
+        os.makedirs(str(epoch), exist_ok=True)
+        for name in ("model", "optimizer"):
+            torch.save(state.pop(name), f"{epoch}/{name}.pt")
+        torch.save({**state, "random": torch.get_rng_state(), "epoch": epoch}, f"{epoch}/rest.pt")
     for each in [f"{epoch}.pt", target] if WRONG == "copies" else [target]:
         torch.save({**state, "random": torch.get_rng_state(), "epoch": epoch}, each)
     if WRONG == "synced":

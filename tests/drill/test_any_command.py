@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from everstep.backends.torch.observer import Observer, buffers_of, digest, state_of
 from everstep.drill.any_command import Reference, Start, _CommandCampaign, drill_command
+from everstep.drill.processes import last_lines
 from everstep.drill.program import read_lines
 from everstep.drill.report import DrillReport, KillResult
 
@@ -77,6 +78,11 @@ def test_it_names_what_a_resume_forgets(wrong: str) -> None:
         (
             "copies",
             "file:5",
+            "✓ exact; lost work: resumed after update 4, although a save of update 8 was complete",
+        ),
+        (
+            "passes over",
+            "update:9",
             "✓ exact; lost work: resumed after update 4, although a save of update 8 was complete",
         ),
     ],
@@ -171,16 +177,24 @@ def test_files_of_saves_are_struck_before_logs() -> None:
     saved, log = [("open", "state.json"), ("save", "a.tmp"), ("rename", "a.pt")], ("open", "log.csv")
     reference = traced(8, lambda update: [log, *saved * (update in (3, 8)), log])
     assert struck_files(reference, 13) == [
-        ("torn open", "state.json"),
-        ("before open", "state.json"),
         ("torn save", "a.tmp"),
         ("before save", "a.tmp"),
         ("SIGTERM save", "a.tmp"),
         ("before rename", "a.pt"),
+        ("torn open", "state.json"),
+        ("before open", "state.json"),
         ("torn open", "log.csv"),
         ("before open", "log.csv"),
         ("torn open", "log.csv"),
     ]
+
+
+def test_of_the_files_of_a_save_those_with_tensors_are_struck_first() -> None:
+    """As of MMEngine, which writes logs and checkpoints at the ends of epochs, all by open()."""
+    saved = [("open", "all.log"), ("open", "scalars.json"), ("open", "epoch.pth")]
+    reference = traced(8, lambda update: saved * (update % 4 == 0))
+    files = [("torn open", "epoch.pth"), ("before open", "epoch.pth"), ("torn open", "all.log")]
+    assert struck_files(reference, 6)[:3] == files
 
 
 def test_one_strike_of_twelve_is_left_for_logs() -> None:
@@ -365,6 +379,12 @@ def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished()
     assert first is not None and (first.name, first.expected, first.actual) == ("updates", "10", "2")
 
 
+def test_a_start_that_does_not_end_after_its_strike_is_named() -> None:
+    for seconds, told in ((60.0, "after update 2, hung"), (59.0, "after update 2")):
+        struck = Start("SIGTERM:update:2:-1", 124, seconds, [*EVERY[:3], STRIKE], Path("log"))
+        assert judged(struck, EVERY, EVERY).results[0].struck == told
+
+
 LOST = "lost work: resumed after update 4, although a save of update 8 was complete"
 OLDER = "resumed after update 4; tensors had been saved up to update 8"
 
@@ -377,6 +397,10 @@ OLDER = "resumed after update 4; tensors had been saved up to update 8"
         ("save #.pt, whole #.pt, KILL remove old.pt", LOST),
         ("save #.pt, whole #.pt", LOST),
         ("save model.pt, save optimizer.pt", OLDER),
+        ("save #/model.pt, part 0, save #/optimizer.pt, part 1, open #/done", LOST),
+        ("save #/model.pt, part 0, KILL save #/optimizer.pt, part 1", ""),
+        ("save #/model.pt, part 0, save #/rest.pt", OLDER),
+        ("save #/model.pt, part 0, beside #/optimizer.pt, part 1", OLDER),
         ("KILL save #.pt, whole #.pt", ""),
         ("save new, whole new, KILL rename last.pt new", ""),
         ("save new/a.pt, whole new/a.pt, KILL rename ck-# new", ""),
@@ -393,10 +417,15 @@ def test_a_resume_from_an_older_save_is_exact_and_says_whether_the_newest_was_co
         found: list[dict[str, object]] = []
         for change in changes.replace("#", str(update)).split(", "):
             kind, path, *of = change.removeprefix("KILL ").split()
-            moved = {"size": int(of[0])} if of and of[0].isdigit() else {"source": of[0]} if of else {}
-            place = int(path) if path.isdigit() else path
-            at = "whole" if kind == "whole" else "file"
-            found.append({"at": at, "rank": 0, "kind": kind, "path": place, "keys": ["model"], **moved})
+            facts: dict[str, object] = {"kind": kind, "path": int(path) if path.isdigit() else path}
+            facts |= {"size": int(of[0])} if of and of[0].isdigit() else {"source": of[0]} if of else {}
+            facts |= {"beside": True} if kind == "beside" else {}
+            if kind in ("whole", "part"):
+                del facts["kind"]
+                tensors = [0, 1] if kind == "whole" else [int(path)]
+                facts |= {"keys": ["model"], "tensors": tensors, "of": 2}
+            at = kind if kind in ("whole", "part") else "file"
+            found.append({"at": at, "rank": 0, **facts})
             if killed and change.startswith("KILL"):
                 return [*found, {**STRIKE, "point": "file"}]
         return found
@@ -409,6 +438,135 @@ def test_a_resume_from_an_older_save_is_exact_and_says_whether_the_newest_was_co
     message = message if place == 4 else ""
     assert (result.verdict, result.message, result.lost) == ("exact", message, 4 * (message == LOST))
     assert ("lost work: 1 of 1 resumes" in report.verdict()) == (message == LOST)
+
+
+@pytest.mark.parametrize(
+    ("states", "saved", "whole"),
+    [
+        ("ab ab", "0 1", True),
+        ("ab cd", "0 1", False),
+        ("ab cd", "01 01", True),
+        ("ab ab", "01 ", True),
+        ("ab cd", "01 ", False),
+    ],
+)
+def test_ranks_of_the_same_state_may_share_a_save_and_others_save_their_own(
+    states: str, saved: str, whole: bool
+) -> None:
+    lines: list[dict[str, object]] = []
+    for rank, (state, tensors) in enumerate(zip(states.split(), saved.split(" "), strict=True)):
+        update = line("update", 1) | dict(zip(("weights", "moments"), state, strict=True))
+        file = {"at": "file", "kind": "open", "path": f"{rank}.distcp"}
+        parts = [{"at": "part", "path": "", "tensors": [int(n)], "of": 2} for n in tensors]
+        lines += [each | {"rank": rank} for each in (update, file, *parts)]
+    reference = Reference(Start("", 0, 1.0, lines, Path("log")))
+    files = [(0, "open", ".distcp"), (1, "open", ".distcp")]
+    assert reference.save_at(reference.files, 1) == files * whole
+
+
+def test_a_save_is_known_by_the_tensors_in_it_whatever_its_name() -> None:
+    """As stable-baselines3 saves: a ZIP file with weights and moments."""
+    parts = [{"at": "part", "rank": 0, "path": "", "tensors": [n], "of": 2} for n in (0, 1)]
+    save = [{"at": "file", "rank": 0, "kind": "open", "path": "model.zip"}, *parts]
+    whole = [*EVERY[:5], *save, *EVERY[5:]]
+    struck = Start("kill", -9, 1.0, [*EVERY[:5], *save, EVERY[5], STRIKE], Path("log"))
+    first = judged(struck, EVERY, whole).results[0].divergence
+    assert first is not None and first.name == "the place"
+
+
+@pytest.mark.parametrize(
+    ("strike", "rank", "told"),
+    [
+        ("kill:update:1:1", 1, " @1, rank 0 saves"),
+        ("SIGTERM:update:1:-1", 0, ""),
+        ("kill:file:1:0", 0, ", save a.pt"),
+    ],
+)
+def test_a_strike_at_one_of_several_ranks_names_it_and_who_was_saving(
+    strike: str, rank: int, told: str
+) -> None:
+    lines = traced(1, lambda update: [], 2).start.lines
+    lines += [{"at": "file", "rank": 0, "kind": "save", "path": "a.pt"}]
+    lines += [{"at": "strike", "rank": rank, "point": strike.split(":")[1]}]
+    struck = Start(strike, 1, 1.0, lines, Path("log"))
+    assert Reference(struck).file_words(struck) == told
+
+
+def test_a_signal_may_strike_every_rank(tmp_path: Path) -> None:
+    was = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        for rank in (0, 1):
+            observer = Observer(str(tmp_path / "trace"), "SIGTERM:update:2:-1", str(tmp_path))
+            observer.rank = rank
+            observer.reach("update")
+            observer.reach("update")
+    finally:
+        signal.signal(signal.SIGTERM, was)
+    assert [(line["rank"], line["n"]) for line in read_lines(tmp_path / "trace")] == [(0, 2), (1, 2)]
+
+
+TORCHRUN = """\
+[rank1]: Traceback (most recent call last):
+[rank1]: FileNotFoundError: rank_1.pt
+[rank0]: Traceback (most recent call last):
+[rank0]: RuntimeError: Connection closed by peer
+W1129 15:39:09.153000 28620 torch/distributed/elastic/multiprocessing/api.py:1028] closing signal SIGTERM
+E1129 15:39:09.185000 28620 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
+Traceback (most recent call last):
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+Failures:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 28654)  (SIGTERM)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 28655)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+ACCELERATE = """\
+Traceback (most recent call last):
+ValueError: this program fails
+Traceback (most recent call last):
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python3', 'fails.py']' returned non-zero exit status 1.
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "last"),
+    [
+        (TORCHRUN, "[rank1]: FileNotFoundError: rank_1.pt"),
+        (TORCHRUN.replace("[rank", "["), "[0]: RuntimeError: Connection closed by peer"),
+        (TORCHRUN.replace("1 (pid: 28655)", "-9 (pid: 28655)  (SIGKILL)"), "/elastic/errors.html"),
+        (ACCELERATE, "ValueError: this program fails"),
+        (ACCELERATE.replace("subprocess.Called", "subprocess.Process"), "status 1."),
+    ],
+)
+def test_the_last_lines_are_those_of_the_program_and_not_of_its_launcher(
+    output: str, last: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(output)
+    assert last_lines(tmp_path / "log").splitlines()[-1].endswith(last)
+
+
+def test_of_an_error_of_several_lines_the_table_has_the_first() -> None:
+    told = "  File\n_pickle.UnpicklingError: Weights only load failed.\n\nCheck the page to learn more."
+    assert KillResult("update", "failed", message=told).line.endswith("Error: Weights only load failed.")
+    assert KillResult("update", "failed", message="status 1\nno rank").line.endswith("; no rank")
+
+
+@pytest.mark.campaign("long", gate=1)
+@pytest.mark.parametrize(
+    ("wrong", "cause"), [("unseeded", "not seeded, or it read"), ("chance", "the clock, a generator")]
+)
+def test_of_two_undisturbed_starts_that_differ_it_names_no_cause_of_a_resume(wrong: str, cause: str) -> None:
+    verdict = drilled(wrong, strikes=1).verdict()
+    assert "so its resume cannot be judged" in verdict
+    assert cause in verdict and "not saved" not in verdict
 
 
 def test_the_observer_knows_a_file_with_all_weights_and_moments(tmp_path: Path) -> None:
@@ -425,8 +583,17 @@ def test_the_observer_knows_a_file_with_all_weights_and_moments(tmp_path: Path) 
     save(state, buffer)
     with open(tmp_path / "opened.pt", "wb") as file:
         save(state, file)
-    paths = [line["path"] for line in read_lines(tmp_path / "trace") if line["at"] == "whole"]
+    save([*model.parameters()][1], tmp_path / "bias.pt")
+    save({"epoch": 1}, tmp_path / "rest.pt")
+    lines = read_lines(tmp_path / "trace")
+    paths = [line["path"] for line in lines if line["at"] == "whole"]
     assert paths == [str(tmp_path / "all.pt"), len(buffer.getvalue()), str(tmp_path / "opened.pt")]
+    parts = [(line["tensors"], line["of"]) for line in lines if line["at"] == "part"]
+    assert parts == [([0, 1], 8), ([0, 1], 8), ([1], 8)]
+    saver = threading.Thread(target=save, args=(state, tmp_path / "beside.pt"))
+    saver.start()
+    saver.join()
+    assert [line.get("beside") for line in read_lines(tmp_path / "trace")[-2:]] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -439,6 +606,18 @@ def test_a_batch_may_be_drawn_an_update_before_it_is_used(drawn: str, component:
     resumed = Start("", 0, 1.0, lines, tmp_path / "log")
     difference = reference.first_difference(resumed, {0: 2})
     assert difference is not None and (difference.step, difference.component) == (3, component)
+
+
+@pytest.mark.parametrize(("drawn", "component"), [("b", "random state"), ("x", "samples")])
+def test_an_evaluation_before_the_save_leaves_the_samples_of_a_resume_alone(
+    drawn: str, component: str
+) -> None:
+    """As MMEngine evaluates: its loader hands out batches while gradients are on."""
+    updates = [line("update", 1, "a"), line("update", 2, "evaluated", "evaluated", "b")]
+    reference = Reference(Start("", 0, 1.0, [line("enter", 0), *updates], Path("log")))
+    resumed = Start("", 0, 1.0, [line("enter", 1), line("update", "other", drawn)], Path("log"))
+    difference = reference.first_difference(resumed, {0: 1})
+    assert difference is not None and (difference.step, difference.component) == (2, component)
 
 
 @pytest.mark.campaign("long")

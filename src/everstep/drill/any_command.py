@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from everstep.arguments import integer, number
 from everstep.drill.campaign import LAST_STARTS, Campaign
@@ -42,6 +42,10 @@ TOO_LONG = 124
 
 LOST = "the resume began anew although a save was complete before the kill; look at what it loads"
 ANEW = "begun anew, nothing was saved yet"
+OTHER_WEIGHTS = (
+    "the second start began with other weights than the first: they are not seeded, or it read what the "
+    f"first one wrote; then put {OUT} in place of the output folder"
+)
 ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
     "the weights before the first update are those of no update of the undisturbed run: what is saved is not "
@@ -190,12 +194,9 @@ class _CommandCampaign(Campaign):
         report.steps, report.ranks, report.seconds = reference.updates, len(reference.ranks), first.seconds
         reference.look_for_seeds(second)
         difference = reference.first_difference(second, dict.fromkeys(reference.ranks, 0))
-        if difference is not None and difference.place == "enter":
-            difference = difference._replace(
-                note="the second start began with other weights than the first: they are not seeded, or it "
-                f"read what the first one wrote; then put {OUT} in place of the output folder"
-            )
-        report.nondeterminism = difference
+        if difference is not None:  # nothing was resumed, so the causes of a resume are none here
+            note = OTHER_WEIGHTS if difference.place == "enter" else ""
+            report.nondeterminism = difference._replace(note=note)
 
     def _chain(self, name: str) -> Chain:
         return Chain(self.command, self.resume, self.folder / name, self.timeout)
@@ -241,7 +242,7 @@ class _CommandCampaign(Campaign):
                 counts = str(reference.updates), str(reached)
                 differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         difference = next((each for each in differences if each is not None), None)
-        saved, complete = reference.saved_before(first)
+        saved = reference.saved_before(first)
         if difference is None and saved and starts[1].updates and not resumed[1]:
             values = f"a save after update {saved}", "the start"
             difference = Difference("journal", "the place", *values, place="enter", note=LOST)
@@ -253,12 +254,13 @@ class _CommandCampaign(Campaign):
         ]
         done = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
         struck = f"after update {first.updates}{reference.file_words(first)}"
+        struck += ", hung" * (first.seconds >= self.timeout)
         hits = [bool(start.strike) for start in starts]
         result = self.result(name, summaries, done, hits, last.log, difference, struck)
         if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
             return result
         at = resumed[1]
-        if at < complete and (not at or reference.save_at(at) == reference.save_at(complete) != []):
+        if complete := reference.newest_complete(first, at):
             lost = f"lost work: resumed after update {at}, although a save of update {complete} was complete"
             return replace(result, message=lost, lost=complete - at)
         older = f"resumed after update {at}; tensors had been saved up to update {saved}"
@@ -286,19 +288,22 @@ def _in_turns(strikes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [strike for _, strike in sorted(zip(turns, strikes, strict=True), key=lambda pair: pair[0])]
 
 
-def _files_by_update(lines: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """Return what happened to files: rank and number of updates done -> lines until the next update."""
+Files: TypeAlias = dict[tuple[int, int], list[dict[str, Any]]]
+"""What happened to files: rank and number of updates done -> lines until the next update."""
+
+
+def _files_by_update(lines: list[dict[str, Any]]) -> Files:
     files, done = defaultdict[tuple[int, int], list[dict[str, Any]]](list), Counter[int]()
     for line in lines:
         done[line["rank"]] += line["at"] == "update"
-        if line["at"] in ("file", "whole"):
+        if line["at"] in ("file", "whole", "part"):
             files[line["rank"], done[line["rank"]]].append(line)
     return files
 
 
 def _has_tensors(file: Mapping[str, Any]) -> bool:
     by_name = str(file["path"]).endswith((".ckpt", ".pt", ".pth", ".distcp"))
-    return by_name or file["at"] == "whole" or file["kind"] == "save"
+    return by_name or file["at"] == "whole" or file.get("kind") == "save"
 
 
 class Reference:
@@ -313,21 +318,16 @@ class Reference:
         self.seeded = set(self.lines[0][0]["random"])
         """Generators whose states are the same in each undisturbed start."""
         self.files = _files_by_update(start.lines)
-        saves = {update for (_, update), files in self.files.items() if any(map(_has_tensors, files))}
+        self.logs = set[str]()
+        saves = {update for _, update in self.files if self._saves(self.files, update)}
         beside = [file for (_, n), files in self.files.items() if saves and n not in saves for file in files]
-        self.logs = {file["path"] for file in beside}
+        self.logs |= {file["path"] for file in beside}
         """Files that also change where no tensors are saved."""
 
     def look_for_seeds(self, start: Start) -> None:
         """Leave out the generators that a second undisturbed start has in other states."""
-        pairs = zip(self.lines[0], start.of_rank(0, "update"), strict=False)
-        other = {
-            name
-            for was, now in pairs
-            for name in self.seeded
-            if was["random"][name] != now["random"].get(name)
-        }
-        self.seeded -= other
+        for was, now in zip(self.lines[0], start.of_rank(0, "update"), strict=False):
+            self.seeded &= {name for name, state in was["random"].items() if state == now["random"].get(name)}
 
     def _states(self, rank: int, optimizer: int) -> dict[int, dict[str, Any]]:
         """Return the states of an optimizer: number of all updates done before its next one -> the state."""
@@ -356,8 +356,10 @@ class Reference:
                 unknown = "of some update", "of none"
                 return Difference("weights", "all", *unknown, place="enter", rank=rank, note=UNKNOWN)
             for now in start.of_rank(rank, "enter")[:1]:
-                if self._states(rank, now["number"])[place]["moments"] != now["moments"]:
-                    return _difference("moments", "restored", "other", place, "enter", rank)
+                was = self._states(rank, now["number"])[place]
+                for part in ("weights", "moments"):
+                    if was[part] != now[part]:
+                        return _difference(part, was[part], now[part], place, "enter", rank)
             pairs = list(zip(self.lines[rank][place:], start.of_rank(rank, "update"), strict=False))
             changed = (
                 n for n, (was, now) in enumerate(pairs) if any(was[part] != now[part] for part in LEFT)
@@ -370,15 +372,17 @@ class Reference:
         """Name what differed first among updates of which the last left other weights or moments."""
         for n, (was, now) in enumerate(pairs, place + 1):
             draws = was["draws"], now["draws"]
-            if n == place + 1:  # a resume may have drawn more, what was passed over, or an update before
+            if n == place + 1:  # one may have drawn more: what a resume passes over, an evaluation's batches
                 drawn = [each for line in self.lines[rank][:n] for each in line["draws"]]
-                count = max(1, len(was["draws"]))
+                count = max(1, min(len(was["draws"]), len(now["draws"])))
                 draws = drawn[-count:], now["draws"][-count:]
-            generators = [[line["random"].get(each) for each in sorted(self.seeded)] for line in (was, now)]
-            parts = {"samples": draws, "random state": tuple(generators)}
-            for part, (expected, actual) in (parts | {p: (was[p], now[p]) for p in LEFT}).items():
+            parts = {("samples", "samples"): draws}
+            for each in sorted(self.seeded):
+                parts["random state", each] = was["random"].get(each), now["random"].get(each)
+            parts |= {(part, part): (was[part], now[part]) for part in LEFT}
+            for (part, name), (expected, actual) in parts.items():
                 if expected != actual:
-                    return _difference(part, expected, actual, n, rank=rank)
+                    return _difference(part, expected, actual, n, rank=rank)._replace(name=name)
         raise AssertionError(pairs[-1])
 
     def strikes(
@@ -386,14 +390,14 @@ class Reference:
     ) -> tuple[list[tuple[str, str]], list[str]]:
         """Choose points to strike: (name of the kind, value of EVERSTEP_STRIKE); and name all kinds.
 
-        Up to a third strike between updates (one by SIGTERM), one in an evaluation; the others strike the
-        files of saves: in the middle of each change, before it, and by SIGTERM.  Each of these kinds is
-        struck once before one is struck twice, so that a short budget reaches as many as it can.  Files that
-        also change where no tensors are saved, as logs do, come last: they get a twelfth of the strikes, and
-        what the others leave.
+        Up to a third strike between updates (one by SIGTERM, of all ranks), one in an evaluation; the others
+        strike the files of saves: in the middle of each change, before it, and by SIGTERM.  Each of these
+        kinds is struck once before one is struck twice, so that a short budget reaches as many as it can.
+        Of a save, files with tensors come first.  Files that also change where no tensors are saved, as logs
+        do, come last: they get a twelfth of the strikes, and what the others leave.
         """
         counts, evaluations = Counter[tuple[str, int]](), list[tuple[str, str]]()
-        files = list[tuple[int, str, str, str]]()
+        files = list[tuple[int, str, bool, str, str]]()
         for line in self.start.lines:
             at, rank = line["at"], line["rank"]
             counts[at, rank] += 1
@@ -401,44 +405,57 @@ class Reference:
                 evaluations.append((at, f"kill:{at}:{counts[at, rank]}:{rank}"))
             if at == "file":
                 update, kind = counts["update", rank], line["kind"] + f" @{rank}" * (rank > 0)
-                files.append((update, line["path"], kind, f"{at}:{counts[at, rank]}:{rank}"))
+                point = f"{at}:{counts[at, rank]}:{rank}"
+                files.append((update, line["path"], not _has_tensors(line), kind, point))
         last = self.updates
         plan = [
             ("update", f"kill:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")
             for _ in range(max(1, count // 3 - 1))
         ]
-        plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:{draw.choice(self.ranks)}")]
+        plan += [("SIGTERM", f"SIGTERM:update:{draw.randint(1, max(1, last - 1))}:-1")]
         plan += [draw.choice(evaluations)] if evaluations else []
-        files.sort(key=lambda file: abs(file[0] - last / 2))
+        files.sort(key=lambda file: (abs(file[0] - last / 2), file[2]))
+        harms = [("torn", "tear", ("open", "save")), ("power cut", "tear", ("rename",) * power_cut)]
+        harms += [("before", "kill", ("",)), ("SIGTERM", "SIGTERM", ("save",))]
         strikes: dict[bool, list[tuple[str, str]]] = {}
         for are_logs in (False, True):
             chosen = [file for file in files if (file[1] in self.logs) == are_logs]
-            points = list[tuple[str, str]]()
-            for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen:
-                if kind.startswith(("open", "save")):
-                    points.append((f"torn {kind}", f"tear:{point}"))
-                if kind.startswith("rename") and power_cut:
-                    points.append((f"power cut {kind}", f"tear:{point}"))
-                points.append((f"before {kind}", f"kill:{point}"))
-                if kind.startswith("save"):
-                    points.append((f"SIGTERM {kind}", f"SIGTERM:{point}"))
+            points = [
+                (f"{name} {kind}", f"{action}:{point}")
+                for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen
+                for name, action, kinds in harms
+                if kind.startswith(kinds)
+            ]
             strikes[are_logs] = _in_turns(points)
         kinds = list(dict.fromkeys(name for name, _ in [*plan, *strikes[False], *strikes[True]]))
         mixed = [each for pair in zip_longest(strikes[False], plan) for each in pair if each is not None]
         first = _in_turns(mixed)[: count - len(strikes[True][: count // 12])]
         return [*first, *strikes[True]][:count], kinds
 
-    def saved_before(self, struck: Start) -> tuple[int, int]:
-        """Return the last update of which a struck start had saved tensors, and of its newest complete save.
+    def saved_before(self, struck: Start) -> int:
+        """Return the last update after which a struck start had saved tensors and made another; 0 if none."""
+        files = _files_by_update(struck.lines)
+        return max((n for n in range(struck.updates) if self._saves(files, n)), default=0)
 
-        A save counts from the next update on; it is complete if the kill found it so, too.  0 for none.
+    def _saves(self, files: Files, update: int) -> bool:
+        return self.save_at(files, update) != [] or any(
+            _has_tensors(line) for rank in self.ranks for line in files.get((rank, update), [])
+        )
+
+    def newest_complete(self, struck: Start, at: int) -> int:
+        """Return the newest update of which a struck start had a complete save; 0 if none is newer than `at`.
+
+        A save is complete as each rank makes the next update, if its files are those of the save after `at`,
+        from which the resume began; or in the middle of the save, if the kill found it so, too.
         """
-        files, done = _files_by_update(struck.lines), struck.updates
-        saved = max((n for n in range(done) if any(map(_has_tensors, files[0, n]))), default=0)
-        changes = sum(line["at"] == "file" for line in files[0, done])
+        files, like, done = _files_by_update(struck.lines), self.save_at(self.files, at), struck.updates
         last: dict[str, Any] = next((line for line in reversed(struck.lines) if line["rank"] == 0), {})
-        in_save = last.get("point") == "file"
-        return saved, done if in_save and self._is_complete(done, changes) else saved
+        if last.get("point") == "file" and (not at or like == self.save_at(self.files, done) != []):
+            changes = sum(line["at"] == "file" for line in files[0, done])
+            if at < done and self._is_complete(done, changes):
+                return done
+        newer = range(at + 1, min(len(struck.of_rank(rank, "update")) for rank in self.ranks))
+        return max((n for n in newer if like == self.save_at(files, n) != []), default=0)
 
     def _is_complete(self, update: int, struck: int) -> bool:
         """Whether the save after an update is complete before its change number `struck` (from 1).
@@ -452,7 +469,7 @@ class Reference:
             path = line["path"]
             if line["at"] == "whole":
                 whole[path] = line["keys"]
-            else:
+            elif line["at"] == "file":
                 changes.append(line)
                 held = {**whole} if len(changes) == struck else held
                 keys = whole.pop(line.get("source", path), whole.get(line.get("size")))
@@ -468,19 +485,40 @@ class Reference:
         stay = [keys for path, keys in held.items() if path in whole and isinstance(path, str)]
         return any(all(copy == keys for copy in copies) for keys in stay)
 
-    def save_at(self, update: int) -> list[tuple[str, str]]:
-        """Return kinds and names, without digits, of the files of a whole save; [] if it is none."""
-        lines = [line for line in self.files[0, update] if line["path"] not in self.logs]
-        names = [(line.get("kind", ""), re.sub(r"\d+", "", Path(str(line["path"])).name)) for line in lines]
-        whole = any(line["at"] == "whole" for line in lines)
-        return [(kind, name) for kind, name in names if kind != "remove"] if whole else []
+    def save_at(self, files: Files, update: int) -> list[tuple[int, str, str]]:
+        """List the files of a whole save after an update: rank, kind, name without digits; [] if it is none.
+
+        It is whole if the files of the ranks with the same weights and moments hold all of these together.
+        What another thread saves is none: it may be unfinished at the next update.
+        """
+        lines = [line for rank in self.ranks for line in files.get((rank, update), [])]
+        if not any("tensors" in line for line in lines) or any("beside" in line for line in lines):
+            return []
+        held, total = defaultdict[str, set[int]](set), 0
+        for rank in self.ranks:
+            state = {line["number"]: [line["weights"], line["moments"]] for line in self.lines[rank][:update]}
+            numbers = held[str(state)]
+            for line in files.get((rank, update), []):
+                numbers |= {*line.get("tensors", ())}
+                total = max(total, line.get("of", 0))
+        if any(len(numbers) < total for numbers in held.values()):
+            return []
+        changes = [line for line in lines if "kind" in line and line["path"] not in self.logs]
+        return [
+            (line["rank"], line["kind"], re.sub(r"\d+", "", Path(line["path"]).name))
+            for line in changes
+            if line["kind"] != "remove"
+        ]
 
     def file_words(self, struck: Start) -> str:
-        """Describe the file at which a start was struck, if it was one."""
+        """Describe the file at which a start was struck; else the rank, if it was one of several."""
         until = next(n for n, line in enumerate(struck.lines) if line["at"] == "strike")
-        strike = struck.lines[until]
-        if strike["point"] != "file":
-            return ", in an evaluation" if strike["point"] == "evaluation" else ""
-        before = replace(struck, lines=struck.lines[:until])
-        file = before.of_rank(strike["rank"], "file")[-1]
-        return f", {file['kind']} {Path(file['path']).name}"[:19]
+        strike, files = struck.lines[until], _files_by_update(struck.lines)
+        if strike["point"] == "file":
+            file = replace(struck, lines=struck.lines[:until]).of_rank(strike["rank"], "file")[-1]
+            return f", {file['kind']} {Path(file['path']).name}"[:19]
+        words = f" @{strike['rank']}" if len(self.ranks) > 1 and not struck.strike.endswith(":-1") else ""
+        saving = [each for each in self.ranks if any(map(_has_tensors, files[each, struck.updates]))]
+        saves = f", rank {saving[0]} saves" if words and saving else ""
+        evaluation = ", in an evaluation" if strike["point"] == "evaluation" else ""
+        return words + evaluation + saves

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,8 +94,17 @@ def owned_process(
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a program's output."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    """Return the last lines of a program's output, without those that torchrun or `accelerate launch` adds;
+    of several ranks those of the one that failed first.
+    """
+    output = log.read_text(errors="replace")
+    program, _, launcher = output.rpartition("Traceback (most recent call last):\n")
+    cause = re.search(r"^[\w.]*(ChildFailed|CalledProcess)Error:.*", launcher, re.M | re.S)
+    if cause and "(SIG" not in cause[0].rpartition("Root Cause")[2]:
+        first = re.search(r"Root Cause.*? rank +: (\d+) ", launcher, re.S)
+        own = re.findall(rf"^\[rank{first[1]}\]: .*", program, re.M) if first else []
+        output = "\n".join(own or re.findall(r"^(?!.*torch/distributed/elastic/).*", program, re.M)) or output
+    return "\n".join([line for line in output.splitlines() if line.strip("=-")][-15:])
 
 
 @contextmanager

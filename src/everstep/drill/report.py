@@ -38,6 +38,8 @@ GIVEN_SEED = (
     "be equal without seed="
 )
 
+_ERROR = re.compile(r"(\[rank\d+\]: )?([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt)\b")
+"""First line of an error, whose message may have several."""
 _MARKS = {"exact": "✓", "differs": "✗", "failed": "✗"}
 _HAZARD, _STRUCK, WIDTH = 16, 34, 32
 """Characters of the columns."""
@@ -97,7 +99,9 @@ class KillResult:
     def line(self) -> str:
         what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
         if self.divergence is None and self.message:
-            what += f"; {in_line(self.message.splitlines()[-1])}"
+            lines = self.message.splitlines()
+            last = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+            what += f"; {in_line(last)}"
         again = self.again if self.starts else ""
         return (
             f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "

@@ -12,10 +12,11 @@ strike can be armed:
 | evaluation | a DataLoader hands out a batch while gradients are off | |
 | file | a file in the watched folders is about to be opened for writing, saved, renamed, removed | path |
 | whole | `torch.save` has saved all weights and moments | its entries, its path (of a buffer: its size) |
+| part | it, or safetensors, has saved some of them | `tensors`: their numbers, `of` all |
 
-`EVERSTEP_STRIKE=ACTION:POINT:N:RANK` strikes at the Nth time that a rank passes a point (update, evaluation,
-file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and kills.  A
-renamed file is torn as by a power cut: it has its new name, and lacks the data that nobody has synced.
+`EVERSTEP_STRIKE=ACTION:POINT:N:RANK` strikes at the Nth time that a rank (-1: each) passes a point (update,
+evaluation, file): ACTION is `kill`, a signal, or `tear`, which leaves the file empty or half written and
+kills.  A renamed file is torn as by a power cut: it has its new name, and lacks what nobody has synced.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ class Observer:
     def reach(self, point: str, tear: Callable[[], None] | None = None) -> None:
         """Pass a point; strike if it is armed. `tear()` leaves what a kill in the middle would leave."""
         self.counts[point] = self.counts.get(point, 0) + 1
-        if self.strike_at != (point, self.counts[point], self.rank):
+        if self.strike_at not in [(point, self.counts[point], rank) for rank in (self.rank, -1)]:
             return
         with self.at_work():
             if self.action == "tear" and tear is not None:
@@ -163,7 +164,7 @@ class Observer:
             path = os.path.realpath(os.fsdecode(path))
             is_watched = path.startswith(self.folders) and "__pycache__" not in path and path != self.trace
             if is_watched:
-                self.write("file", kind=kind, path=path, **facts)
+                self.write("file", kind=kind, path=path, **thread(), **facts)
         if is_watched:
             self.reach("file", tear)  # a handler of the signal may save: its files are seen, too
 
@@ -186,25 +187,34 @@ class Observer:
         return observed
 
     def saved(self, state: Any, file: Any) -> None:
-        """Write down where a dictionary was saved that holds the weights and moments of all optimizers."""
-        parts = addresses([parts_of(each)[:2] for each in self.optimizers]) if self.here else set()
-        if parts and isinstance(state, dict) and parts <= addresses(state):
+        """Write down where weights and moments of the optimizers were saved, and which."""
+        parts = addresses([parts_of(each)[:2] for each in self.optimizers]) if self.here else []
+        saved = {*addresses(state)} if parts else ()
+        tensors = [number for number, each in enumerate(parts) if each in saved]
+        if tensors:
             path = file if isinstance(file, str | os.PathLike) else str(getattr(file, "name", ""))
             place = len(file.getbuffer()) if hasattr(file, "getbuffer") else os.path.realpath(path)
+            keys = sorted(map(str, state)) if isinstance(state, dict) else []
+            at = "whole" if keys and len(tensors) == len(parts) else "part"
             with self.at_work():
-                self.write("whole", keys=sorted(map(str, state)), path=place)
+                self.write(at, keys=keys, path=place, tensors=tensors, of=len(parts), **thread())
 
 
 def _written(found: os.stat_result) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def addresses(value: Any, depth: int = 0) -> set[int]:
-    """Return the addresses of all tensors with values, in whatever dictionaries and lists."""
+def thread() -> dict[str, bool]:
+    """Mark what is done beside the thread that trains."""
+    return {} if threading.current_thread() is threading.main_thread() else {"beside": True}
+
+
+def addresses(value: Any, depth: int = 0) -> list[int]:
+    """List the addresses of all tensors with values, in whatever dictionaries and lists."""
     if hasattr(value, "data_ptr"):
-        return {value.data_ptr()} - {0}
+        return [value.data_ptr()] if value.data_ptr() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return set[int]().union(*(addresses(each, depth + 1) for each in items)) if depth < DEPTH else set()
+    return [found for each in items for found in addresses(each, depth + 1)] if depth < DEPTH else []
 
 
 def rank_here() -> int:
