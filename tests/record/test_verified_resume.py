@@ -474,18 +474,6 @@ def marks(run_dir: Path) -> list[int]:
     return [event.data["step"] for event in RunJournal(run_dir).divergences()]
 
 
-def test_the_lists_say_at_which_step_a_run_diverged(diverged: Path) -> None:
-    folder = diverged.parent
-    assert "finished, diverged at 7" in cli("runs", folder=folder)
-    shown = cli("show", str(diverged), folder=folder)
-    assert "finished, diverged at 7" in shown.splitlines()[0]
-    assert "--divergence 7" in shown
-    assert status(diverged) == ("finished", 7)
-    (found,) = json.loads(cli("runs", "diverged>6", "--json", folder=folder))
-    assert found["diverged"] == 7
-    assert everstep.query("runs", {"diverged": 7}, index=folder)[0]["status"] == "finished"
-
-
 @pytest.mark.campaign("long")
 def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -> None:
     start(diverged, max_epoch=2).train()
@@ -496,7 +484,16 @@ def test_the_mark_stays_over_later_starts_until_it_is_accepted(diverged: Path) -
     assert "accepted" in cli("show", str(diverged), folder=diverged.parent)
 
 
-def test_an_accepted_run_is_the_run_that_it_was(diverged: Path) -> None:
+def test_the_lists_tell_a_divergence_and_an_accepted_run_is_what_it_was(
+    diverged: Path,
+) -> None:
+    folder = diverged.parent
+    assert "finished, diverged at 7" in cli("runs", folder=folder)
+    shown = cli("show", str(diverged), folder=folder)
+    assert "finished, diverged at 7" in shown.splitlines()[0] and "--divergence 7" in shown
+    (found,) = json.loads(cli("runs", "diverged>6", "--json", folder=folder))
+    assert (found["status"], found["diverged"]) == ("finished", 7)
+    assert everstep.query("runs", {"diverged": 7}, index=folder)[0]["status"] == "finished"
     assert start(diverged).train().loop.ending.diverged == 7
     with pytest.raises(ConfigError, match="no divergence at step 8 to accept; it has at 7"):
         accept(diverged, 8)
