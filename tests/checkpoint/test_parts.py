@@ -160,11 +160,12 @@ def test_a_manifest_of_odd_content_is_one_error(
         read_checkpoint(three)
 
 
-def test_a_file_of_arrays_with_a_forged_header_is_one_error(three: Path) -> None:
+def test_a_file_of_arrays_with_a_forged_header_is_one_error_and_is_not_allocated(three: Path) -> None:
     floats = b'{"user/w":{"dtype":"F64","shape":[6],"data_offsets":[0.0,48]}}'
     for header in (b"[]", b'{"user/w":{"data_offsets":[0,5]}}', b'{"w":3}', b"\xff", floats):
         raw = len(header).to_bytes(8, "little") + header + bytes(48)
-        for text in (raw, raw[:5], (1 << 60).to_bytes(8, "little") + raw):
+        lengths = ((1 << 60).to_bytes(8, "little"), b"\xff" * 8, bytes(8))
+        for text in (raw, raw[:5], *(length + raw for length in lengths)):
             (three / ARRAYS).write_bytes(text)
             rewrite(three, lambda body, text=text: body["files"].update({ARRAYS: record_of(text)}))
             with pytest.raises(DamagedCheckpointError, match="is not a safetensors file"):
@@ -405,13 +406,4 @@ def test_forged_pieces_are_one_clear_error(tmp_path: Path, change: dict[str, Any
     body["arrays"]["user/all/w"]["pieces"][1] |= change
     (folder / MANIFEST).write_bytes(packed(body))
     with pytest.raises(DamagedCheckpointError, match=message):
-        loaded(folder, "all", (8, 8))
-
-
-@pytest.mark.parametrize("length", [b"\xff" * 8, (1 << 62).to_bytes(8, "little"), b"\0" * 8])
-def test_an_absurd_header_is_not_allocated(tmp_path: Path, length: bytes) -> None:
-    folder = few(tmp_path, 2)
-    with open(folder / file_of(1), "r+b") as file:
-        file.write(length)
-    with pytest.raises(DamagedCheckpointError, match=r"pieces-00001\.safetensors is not a safetensors file"):
         loaded(folder, "all", (8, 8))
