@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import struct
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ ENDS, LASTS = {"ends": {("train", 0): 15}}, {"lasts": {("train", 0): 20}}
     ],
 )
 def test_a_pass_that_ends_elsewhere_is_a_difference(earlier: Any, now: Any, what: str | None) -> None:
-    comparison = StepComparison(EarlierSteps(10, 20, **earlier))
+    comparison = StepComparison(EarlierSteps(10, 20, **deepcopy(earlier)))  # it takes from them
     comparison.note((0, *now, "train", 0), (0, 1))
     assert (comparison.difference is None) == (what is None)
     assert what is None or what in comparison.report()
