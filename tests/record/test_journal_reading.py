@@ -529,6 +529,13 @@ def test_events_of_wrong_types_are_told_and_skipped(tmp_path: Path) -> None:
     assert (read.rollbacks(), read.divergences(), read.problems) == ([], [], segment.problems)
 
 
+def test_what_everstep_wrote_fits(tmp_path: Path) -> None:
+    Tiny(tmp_path / "run", max_epoch=2).train()
+    Tiny(tmp_path / "run", max_epoch=3).train()
+    journals = [*(tmp_path / "run").glob("journal/*.evj")]
+    assert len(journals) == 2 and not [each for path in journals for each in read_segment(path).problems]
+
+
 def test_further_fields_and_kinds_are_kept(tmp_path: Path) -> None:
     journal = Journal.open(RunDir.open(tmp_path / "run").path, 1, None, {})
     journal.event(
