@@ -96,7 +96,7 @@ FAULTS = {
     ),
     "no check of checksums": Fault(
         (Edit(r"if found\.hexdigest\(\) != record", ""),),
-        "checkpoint/test_checkpoint_damage.py",
+        "checkpoint/test_checkpoint_crash.py",
     ),
     "a position that is off by one": Fault(
         (Edit(r"self\.done = self\._count$", "self.done = self._count + 1"),),

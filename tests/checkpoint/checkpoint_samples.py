@@ -27,18 +27,20 @@ FACTS |= {"segment": 1, "meta": None}
 """Of a manifest, all but the name."""
 
 
+NAMES = {
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "complex64": "C64",
+}
+
+
 def host(value: Any, **extra: Any) -> HostArray:
-    names = {
-        "float32": "F32",
-        "float64": "F64",
-        "int64": "I64",
-        "bool": "BOOL",
-        "uint8": "U8",
-        "complex64": "C64",
-    }
     value = np.asarray(value)
     data = np.frombuffer(value.tobytes(), np.uint8).copy()
-    return HostArray(names[value.dtype.name], value.shape, data, "numpy", extra)
+    return HostArray(NAMES[value.dtype.name], value.shape, data, "numpy", extra)
 
 
 def logging_to(path: Path) -> Log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoint_samples import at, commit, resumed, seed_of, store_in
+from checkpoint_samples import at, commit, seed_of, store_in
 
 from everstep.checkpoint import Retention
 from everstep.checkpoint.format import read
@@ -36,63 +36,28 @@ def goes_on(run_dir: Path) -> None:
 def require_sound(scenario: str, folder: Path) -> int:
     """Require that nothing is lost or half done in `folder`/run; returns the seed of the next start."""
     run_dir = folder / "run"
+    store = store_in(run_dir, segment=2)
+    store.clean()
     if scenario == "best":
-        seed = _require_best(run_dir)
-    elif scenario == "start_over":
-        seed = _require_emptied(run_dir)
-    elif scenario == "supersede":
-        seed = _require_chosen(run_dir)
-    elif scenario == "choose":
-        names = store_in(run_dir).names()
-        seed = seed_of(resumed(run_dir))
-        assert seed == 10 or (seed == 30 and names == [at(10), at(20), at(30)])
-        store_in(run_dir, segment=2).supersede_after(at(seed))  # as every start does
+        seeds = {seed_of(read(path)) for path in (run_dir / "best/valid/loss").iterdir()}
+        assert seeds and seeds <= {1, 2} and not list(run_dir.rglob(".tmp-*"))
+        goes_on(run_dir)
+        return max(seeds)
+    names, found = store.names(), store.find(True)[0]
+    seed = -1 if found is None else seed_of(found)
+    if scenario == "start_over":
+        assert seed == (names[-1].step if names else -1)
+        store.supersede_all()
+        assert store.find(True) == (None, [])
+    elif scenario in ("supersede", "choose"):
+        assert seed == 10 or (scenario, seed, names) == ("choose", 30, [at(10), at(20), at(30)])
+        store.supersede_after(at(seed))  # as every start does
+        assert store.names() == [at(step) for step in (10, 20, 30) if step <= seed]
     elif scenario == "pin":
-        assert store_in(run_dir).pins() <= {at(10)}
-        seed = seed_of(resumed(run_dir))
-        assert seed == 10
+        assert store.pins() <= {at(10)} and seed == 10
     else:
-        seed = _require_newest(scenario, folder)
+        before = BEFORE.get(scenario, -1)
+        said, begun = last(folder, "end", before), last(folder, "begin", before)
+        assert seed in {said, begun}, f"{seed} is neither {said} nor {begun}"
     goes_on(run_dir)
     return seed
-
-
-def _require_newest(scenario: str, folder: Path) -> int:
-    before = BEFORE.get(scenario, -1)
-    said, begun = last(folder, "end", before), last(folder, "begin", before)
-    store = store_in(folder / "run", segment=2)
-    store.clean()
-    found, _ = store.find(True)
-    seed = -1 if found is None else seed_of(found)
-    assert seed in {said, begun}, f"{seed} is neither {said} nor {begun}"
-    return seed
-
-
-def _require_chosen(run_dir: Path) -> int:
-    store = store_in(run_dir, segment=2)
-    store.clean()
-    seed = seed_of(store.find(True)[0])
-    assert seed == 10
-    store.supersede_after(at(10))
-    assert store.names() == [at(10)]
-    return seed
-
-
-def _require_emptied(run_dir: Path) -> int:
-    store = store_in(run_dir, segment=2)
-    store.clean()
-    left = [name.step for name in store.names()]
-    found, _ = store.find(True)
-    assert (seed_of(found) if found else None) == (left[-1] if left else None)
-    store.supersede_all()
-    assert store.find(True) == (None, [])
-    return left[-1] if left else -1
-
-
-def _require_best(run_dir: Path) -> int:
-    store_in(run_dir).clean()
-    left = sorted((run_dir / "best/valid/loss").iterdir())
-    seeds = {seed_of(read(path)) for path in left}
-    assert seeds and seeds <= {1, 2}
-    assert not list(run_dir.rglob(".tmp-*"))
-    return max(seeds)

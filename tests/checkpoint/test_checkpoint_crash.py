@@ -1,12 +1,15 @@
-"""SIGKILL, ENOSPC and EIO at every I/O operation of saving: the newest or the previous one, whole."""
+"""Every I/O operation of a save killed or refused, every byte damaged: the newest whole one is used."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import shutil
 import signal
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,10 @@ from checkpoint_samples import SCENARIOS, at, commit, logging_to, resumed, seed_
 from crash_verdicts import goes_on, require_sound
 
 from everstep import hazard
-from everstep.checkpoint import Retention
+from everstep.checkpoint import Retention, Store
+from everstep.checkpoint.format import ARRAYS, MANIFEST
 from everstep.durable import TMP
+from everstep.errors import CheckpointError, DamagedCheckpointError
 
 REACHED = {"choose": {10, 30}, "best": {1, 2}}
 """Seeds that the kills of a scenario leave, each at least once."""
@@ -36,40 +41,36 @@ def die(folder: Path, scenario: str, spec: str) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+def fresh(folder: Path, scenario: str) -> Path:
+    """A folder with a run, ready for the scenario."""
+    (folder / "run").mkdir(parents=True)
+    SCENARIOS[scenario][0](folder / "run")
+    return folder
+
+
+def points_of(scenario: str, folder: Path) -> list[tuple[str, int]]:
+    """Each I/O operation of the scenario, by its name and number."""
+    assert die(fresh(folder, scenario), scenario, f"trace:{folder}/trace") == 0
+    counts = Counter((folder / "trace").read_text().split())
+    assert counts.total() > 5
+    return [(point, n) for point, count in counts.items() for n in range(1, count + 1)]
+
+
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_anywhere(tmp_path: Path, scenario: str) -> None:
-    def fresh(name: str) -> Path:
-        (tmp_path / name / "run").mkdir(parents=True)
-        SCENARIOS[scenario][0](tmp_path / name / "run")
-        return tmp_path / name
-
-    assert die(fresh("traced"), scenario, f"trace:{tmp_path}/trace") == 0
-    points = Counter((tmp_path / "trace").read_text().split())
-    assert points.total() > 5
-    outcomes = Counter[int]()
-    for spec in [f"kill:{point}:{n}" for point, count in points.items() for n in range(1, count + 1)]:
-        folder = fresh(spec)
-        assert die(folder, scenario, spec) == signal.SIGKILL
+    outcomes = set[int]()
+    for point, n in points_of(scenario, tmp_path / "traced"):
+        folder = fresh(tmp_path / f"{point}:{n}", scenario)
+        assert die(folder, scenario, f"kill:{point}:{n}") == signal.SIGKILL
         try:
-            outcomes[require_sound(scenario, folder)] += 1
+            outcomes.add(require_sound(scenario, folder))
         except AssertionError as error:
-            raise AssertionError(f"{spec}: {error}") from error
-    assert set(outcomes) >= REACHED.get(scenario, set())
+            raise AssertionError(f"{point}:{n}: {error}") from error
+    assert outcomes >= REACHED.get(scenario, set())
 
 
 # ---------------------------------------------------------------------------------------------- errors
-
-
-def points_of(scenario: str, root: Path) -> list[tuple[str, int]]:
-    prepare, act = SCENARIOS[scenario]
-    root.mkdir()
-    prepare(root)
-    hazard.arm(f"trace:{root}.trace")
-    act(root, lambda line: None)
-    hazard.arm(None)
-    counts = Counter(Path(f"{root}.trace").read_text().split())
-    return [(point, n) for point, count in counts.items() for n in range(1, count + 1)]
 
 
 @pytest.mark.campaign("long", gate=2)
@@ -79,15 +80,11 @@ def points_of(scenario: str, root: Path) -> list[tuple[str, int]]:
 def test_a_failing_disk_leaves_the_previous_checkpoint(
     tmp_path: Path, scenario: str, error: str, lasting: bool
 ) -> None:
-    prepare, act = SCENARIOS[scenario]
-    for index, (point, n) in enumerate(points_of(scenario, tmp_path / "traced")):
-        run_dir = tmp_path / str(index)
-        run_dir.mkdir()
-        prepare(run_dir)
-        log: list[str] = []
+    for point, n in points_of(scenario, tmp_path / "traced"):
+        run_dir, log = fresh(tmp_path / f"{point}:{n}", scenario) / "run", list[str]()
         hazard.arm(f"{error}:{point}:{n}{'-9999' if lasting else ''}")
         with contextlib.suppress(OSError):
-            act(run_dir, log.append)
+            SCENARIOS[scenario][1](run_dir, log.append)
         hazard.arm(None)
         if not lasting:
             left = [path for path in run_dir.rglob(".tmp-*") if not path.name.startswith(".tmp-trash")]
@@ -172,3 +169,107 @@ def test_a_deleted_folder_comes_back_with_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").rmdir()
     commit(store, at(20))
     assert seed_of(store.find(True)[0]) == 20
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+BOTH = pytest.mark.parametrize("file", [ARRAYS, MANIFEST])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = store_in(tmp_path)
+    for step in (10, 20):
+        commit(store, at(step))
+    return store
+
+
+def damages(raw: bytes) -> Iterator[bytes]:
+    bits = random.Random(0)
+    for index in range(len(raw)):
+        yield raw[:index]
+        yield raw[:index] + bytes([raw[index] ^ 1 << bits.randrange(8)]) + raw[index + 1 :]
+        if any(raw[index:]):
+            yield raw[:index] + bytes(len(raw) - index)
+    yield raw + b"\0"
+    yield raw + raw
+
+
+@pytest.mark.campaign("long", gate=1)
+@BOTH
+def test_every_damage_of_every_byte_is_detected(store: Store, file: str) -> None:
+    path = store.path(at(20)) / file
+    raw = path.read_bytes()
+    count = 0
+    for wrong in damages(raw):
+        path.write_bytes(wrong)
+        with pytest.raises(DamagedCheckpointError, match=file):
+            store.read(at(20))
+        count += 1
+    path.write_bytes(raw)
+    assert seed_of(store.read(at(20))) == 20
+    assert count > 800
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("harm", "how"),
+    [
+        (Path.unlink, "is missing"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: (path.unlink(), path.mkdir()), "(cannot be read|has .* bytes)"),
+    ],
+)
+def test_how_a_file_is_damaged_is_said_and_the_previous_one_used(
+    store: Store, file: str, harm, how: str
+) -> None:
+    harm(path := store.path(at(20)) / file)
+    with pytest.raises(DamagedCheckpointError, match=f"{file} {how}"):
+        store.read(at(20))
+    found, notes = store.find(True)
+    assert seed_of(found) == 10
+    assert len(notes) == 1 and str(path) in notes[0] and "passed over" in notes[0]
+
+
+@BOTH
+def test_a_file_or_a_name_of_another_checkpoint_is_detected(store: Store, file: str) -> None:
+    shutil.copytree(store.path(at(10)), store.path(at(30)))
+    with pytest.raises(DamagedCheckpointError, match="belongs to step-00000010"):
+        store.read(at(30))
+    shutil.copy(store.path(at(10)) / file, store.path(at(20)) / file)
+    with pytest.raises(DamagedCheckpointError, match=ARRAYS):
+        store.read(at(20))
+
+
+def test_all_damaged_is_an_error_that_lists_each(store: Store) -> None:
+    (store.path(at(10)) / ARRAYS).unlink()
+    (store.path(at(20)) / MANIFEST).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="all 2 checkpoints") as caught:
+        store.find(True)
+    text = str(caught.value)
+    assert f"{at(10)}/{ARRAYS} is missing" in text and f"{at(20)}/{MANIFEST} is empty" in text
+
+
+def test_damaged_ones_move_away_when_their_name_is_needed(store: Store, tmp_path: Path) -> None:
+    for _ in range(2):
+        (store.path(at(20)) / ARRAYS).write_bytes(b"")
+        assert not commit(store, at(20)).kept
+        assert seed_of(store.find(True)[0]) == 20
+    aside = {path.name for path in (tmp_path / "damaged").glob("*") if not (path / ARRAYS).read_bytes()}
+    assert aside == {f"{at(20)}.segment-1", f"{at(20)}.segment-1.2"}
+
+
+def test_superseding_after_a_fallback_tells_damaged_from_superseded(store: Store, tmp_path: Path) -> None:
+    commit(store, at(30))
+    (store.path(at(30)) / ARRAYS).write_bytes(b"")
+    store.find(True)
+    store.supersede_after(at(10))
+    assert [path.name for path in (tmp_path / "damaged").iterdir()] == [f"{at(30)}.segment-1"]
+    assert [path.name for path in (tmp_path / "superseded").iterdir()] == [f"{at(20)}.segment-1"]
+
+
+def test_one_that_was_asked_for_has_no_replacement(store: Store) -> None:
+    (store.path(at(20)) / ARRAYS).write_bytes(b"")
+    for which in (20, str(at(20))):
+        with pytest.raises(DamagedCheckpointError, match=f"choose another one: {at(10)}"):
+            store.find(which)

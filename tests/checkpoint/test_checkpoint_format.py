@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,52 +36,31 @@ def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: Any) 
 # ------------------------------------------------------------------------------------------ names
 
 
-@pytest.mark.parametrize(
-    "text", ["step-00000120", "epoch-0003-step-00000120", "step-123456789", "epoch-0000-step-00000000"]
-)
-def test_names_are_parsed_and_printed(text: str) -> None:
-    assert str(CheckpointName.parse(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "step-120", "step-000000120", "epoch-3-step-00000120", "step-0000012٣", ".tmp-step-00000120-7"],
-)
-def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a checkpoint's name; give one such as"):
-        CheckpointName.parse(text)
-
-
-def test_names_are_ordered_by_step_then_kind() -> None:
+def test_names_are_parsed_printed_and_ordered_by_step_then_kind() -> None:
+    for text in ("step-00000120", "epoch-0003-step-00000120", "step-123456789", "epoch-0000-step-00000000"):
+        assert str(CheckpointName.parse(text)) == text
+    wrong = ("", "step-120", "step-000000120", "epoch-3-step-00000120", "step-0000012٣")
+    for text in (*wrong, ".tmp-step-00000120-7"):
+        with pytest.raises(ConfigError, match="is not a checkpoint's name; give one such as"):
+            CheckpointName.parse(text)
     ordered = [at(0, 0), at(9), at(10), at(10, 1), at(11)]
     assert sorted(reversed(ordered)) == ordered
-    assert max(at(10, 1), at(10)) == at(10, 1)
 
 
 # ------------------------------------------------------------------------------------------ files
 
 
-def test_everything_comes_back(store: Store) -> None:
-    said = {
-        "phase": "epoch",
-        "epoch": 3,
-        "partial": True,
-        "meta": {"metrics": {"loss": 0.5}, "π": [1, None]},
-    }
+def test_everything_comes_back_in_writable_arrays_of_its_own(store: Store) -> None:
+    meta = {"metrics": {"loss": 0.5}, "π": [1, None]}
+    said = {"phase": "epoch", "epoch": 3, "partial": True, "meta": meta}
     commit(store, at(20, 3), **said)
     found = store.read(at(20, 3))
     assert same(found.arrays, arrays_of(20))
     assert found.structure == {"seed": 20} and found.digest == "digest 20"
     assert {key: getattr(found, key) for key in said} == said
     assert found.step == 20 and found.segment == 1 and found.path == store.path(at(20, 3))
-
-
-def test_the_arrays_that_come_back_are_writable_and_their_own(store: Store) -> None:
-    commit(store, at(1))
-    arrays = store.read(at(1)).arrays
-    assert all(
-        a.data.flags.writeable and a.data.flags.owndata and a.data.dtype == np.uint8 for a in arrays.values()
-    )
+    for array in found.arrays.values():
+        assert array.data.flags.writeable and array.data.flags.owndata and array.data.dtype == np.uint8
 
 
 def test_the_safetensors_library_reads_the_arrays(store: Store) -> None:
@@ -164,23 +142,13 @@ def test_the_manifest_can_be_verified_without_everstep(store: Store) -> None:
     assert file == {"bytes": len(arrays), "xxh3_128": xxhash.xxh3_128_hexdigest(arrays)}
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        HostArray("F32", (3,), np.zeros(11, np.uint8), "x"),
-        HostArray("F33", (3,), np.zeros(12, np.uint8), "x"),
-    ],
-)
-def test_bytes_that_do_not_fit_are_refused(store: Store, array: HostArray) -> None:
-    with pytest.raises(CheckpointError, match=r"'w' cannot be written: dtype 'F3.' and shape"):
-        put(store, {"w": array})
-    assert store.names() == []
-
-
-def test_values_that_json_cannot_hold_are_refused(store: Store) -> None:
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(store: Store) -> None:
+    for dtype, size in (("F32", 11), ("F33", 12)):
+        with pytest.raises(CheckpointError, match=r"'w' cannot be written: dtype 'F3.' and shape"):
+            put(store, {"w": HostArray(dtype, (3,), np.zeros(size, np.uint8), "x")})
     with pytest.raises(CheckpointError, match="JSON cannot hold"):
         put(store, {}, meta={"loss": float("nan")})
-    assert not list(store.run_dir.rglob(".tmp-*"))
+    assert store.names() == [] and not list(store.run_dir.rglob(".tmp-*"))
 
 
 @pytest.mark.parametrize(
@@ -207,52 +175,36 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
 
 # ------------------------------------------------------------------------------------------ finite
 
-FLOATS = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "C64": np.complex64,
+BITS = {
+    "BF16": ([0x7F7F, 0xFF7F, 0x0001], [0x7F80, 0xFF80, 0x7FC0, 0xFFFF]),
+    "F8_E5M2": ([0x7B, 0xFB, 0x03], [0x7C, 0xFC, 0x7D, 0xFF]),
+    "F8_E4M3": ([0x7E, 0xFE, 0x78], [0x7F, 0xFF]),
+    "F8_E8M0": ([0x00, 0xFE, 0x7F], [0xFF]),
+    "F8_E4M3FNUZ": ([0x7F, 0xFF, 0x00], [0x80]),
+    "F8_E5M2FNUZ": ([0x7F, 0xFF, 0x00], [0x80]),
 }
+"""Small floats: bits that are is_finite, and that are not."""
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numpys_floats(dtype: str, bad: float) -> None:
-    values = np.zeros(300_001, FLOATS[dtype])
-    values[:3] = [1.5, -0.0, np.finfo(values.dtype).max]
-    array = HostArray(dtype, values.shape, values.view(np.uint8), "numpy")
-    assert is_finite(array)
-    values[-1] = bad
-    assert not is_finite(array)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "good", "bad"),
-    [
-        ("BF16", [0x7F7F, 0xFF7F, 0x0001], [0x7F80, 0xFF80, 0x7FC0, 0xFFFF]),
-        ("F8_E5M2", [0x7B, 0xFB, 0x03], [0x7C, 0xFC, 0x7D, 0xFF]),
-        ("F8_E4M3", [0x7E, 0xFE, 0x78], [0x7F, 0xFF]),
-        ("F8_E8M0", [0x00, 0xFE, 0x7F], [0xFF]),
-        ("F8_E4M3FNUZ", [0x7F, 0xFF, 0x00], [0x80]),
-        ("F8_E5M2FNUZ", [0x7F, 0xFF, 0x00], [0x80]),
-    ],
-)
-def test_small_floats_by_their_bits(dtype: str, good: list[int], bad: list[int]) -> None:
-    def array(bits: list[int]) -> HostArray:
-        data = np.array(bits, np.uint16 if dtype == "BF16" else np.uint8).view(np.uint8)
-        return HostArray(dtype, (len(bits),), data, "x")
-
-    assert is_finite(array(good))
-    assert not any(is_finite(array([*good, one])) for one in bad)
-
-
-def test_other_dtypes_are_finite() -> None:
+def test_which_arrays_are_finite() -> None:
+    for name, dtype in {"F64": np.float64, "F32": np.float32, "F16": np.float16, "C64": np.complex64}.items():
+        values = np.zeros(300_001, dtype)
+        values[:3] = [1.5, -0.0, np.finfo(values.dtype).max]
+        array = HostArray(name, values.shape, values.view(np.uint8), "numpy")
+        assert is_finite(array)
+        for bad in (np.nan, np.inf, -np.inf):
+            values[-1] = bad
+            assert not is_finite(array), (name, bad)
+    for dtype, (good, wrong) in BITS.items():
+        bits = np.uint16 if dtype == "BF16" else np.uint8
+        for each in (good, *([*good, one] for one in wrong)):
+            array = HostArray(dtype, (len(each),), np.array(each, bits).view(np.uint8), "x")
+            assert is_finite(array) == (each is good), (dtype, each)
+    full = np.full(8, 255, np.uint8)
     assert is_finite(host(np.array([-1, 2**62])))
-    assert is_finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "numpy", {"dtype": "V4"}))
-    assert is_finite(HostArray("U8", (4,), np.full(4, 255, np.uint8), "torch", {"dtype": "torch.something"}))
-    assert not is_finite(
-        HostArray("U8", (2,), np.full(8, 255, np.uint8), "torch", {"dtype": "torch.complex32"})
-    )
+    assert is_finite(HostArray("U8", (4,), full[:4], "numpy", {"dtype": "V4"}))
+    assert is_finite(HostArray("U8", (4,), full[:4], "torch", {"dtype": "torch.something"}))
+    assert not is_finite(HostArray("U8", (2,), full, "torch", {"dtype": "torch.complex32"}))
     for part in (complex(0, np.inf), complex(np.nan, 0)):
         value = np.array([1, part]).view(np.uint8)
         assert not is_finite(HostArray("U8", (2,), value, "numpy", {"dtype": "complex128"}))
@@ -277,28 +229,23 @@ def test_too_little_space_names_path_needed_and_free(tmp_path: Path) -> None:
     assert str(tmp_path) in str(e.value)
 
 
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        ("ENOSPC", "the disk is full: free space"),
-        ("EDQUOT", "quota"),
-        ("EROFS", "read-only: remount it"),
-        ("EACCES", "change its permissions"),
-        ("EIO", "choose another directory"),
-    ],
-)
-@pytest.mark.parametrize("point", ["open", "write", "fsync", "unlink", "fsync_folder"])
-def test_a_bad_disk_is_found_before_training(tmp_path: Path, error: str, remedy: str, point: str) -> None:
-    hazard.arm(f"{error}:checkpoint.{point}:1")
-    try:
-        with pytest.raises(RunDirError, match=remedy):
+REMEDIES = {
+    "EDQUOT": "quota",
+    "EROFS": "read-only: remount it",
+    "EACCES": "change its permissions",
+    "EIO": "choose another directory",
+    "ENOSPC": "the disk is full: free space",
+}
+
+
+def test_a_bad_disk_is_found_before_training(tmp_path: Path) -> None:
+    points = ("open", "fsync", "unlink", "fsync_folder")
+    for error, point in [*((each, "write") for each in REMEDIES), *(("ENOSPC", each) for each in points)]:
+        hazard.arm(f"{error}:checkpoint.{point}:1")
+        with pytest.raises(RunDirError, match=REMEDIES[error]):
             trial_write(tmp_path)
-    finally:
-        hazard.arm(None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_directory_that_is_a_file_or_missing(tmp_path: Path) -> None:
+        assert list(tmp_path.iterdir()) == []
+    hazard.arm(None)
     (tmp_path / "file").touch()
     with pytest.raises(RunDirError, match="a file has the name of a folder: move it away"):
         trial_write(tmp_path / "file")
@@ -312,29 +259,19 @@ def test_a_directory_without_permission(read_only_dir: Path) -> None:
 
 
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    commit(store, at(10))
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    )
-    folders = {
-        "checkpoints": {
-            dead.stdout.strip(): False,
-            str(os.getpid()): False,
-            str(os.getppid()): True,
-            "x": False,
-        },
-        "best/loss": {dead.stdout.strip(): False, str(os.getppid()): True},
-    }
-    stays = set()
-    for folder, pids in folders.items():
-        for pid, alive in pids.items():
+    commit(store := store_in(tmp_path), at(10))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    dead, living, stays = str(ended.pid), str(os.getppid()), set()
+    pids_of = {"checkpoints": (dead, str(os.getpid()), living, "x"), "best/loss": (dead, living)}
+    for folder, pids in pids_of.items():
+        for pid in pids:
             left = tmp_path / folder / f".tmp-{at(20)}-{pid}"
             left.mkdir(parents=True)
             (left / "arrays.safetensors").touch()
-            stays |= {left} if alive else set()
+            stays |= {left} if pid == living else set()
     for name in ("checkpoint", "lock.json", "run.json"):
-        (tmp_path / f".tmp-{name}-{dead.stdout.strip()}").touch()
+        (tmp_path / f".tmp-{name}-{dead}").touch()
     store.clean()
     assert set(tmp_path.rglob(".tmp-*")) == stays
     assert seed_of(resumed(tmp_path)) == 10

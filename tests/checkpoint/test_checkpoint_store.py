@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -139,32 +140,32 @@ def test_a_persons_choice_is_followed_once(store: Store, tmp_path: Path, form: s
     assert seed_of(store.find(True)[0]) == 30
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["2", "STEP-00000010", "step-10\n", "latest", "step-10.bak", "/other/step-00000010", "\0/a"],
-)
-def test_a_choice_that_names_nothing_is_an_error(store: Store, written: str) -> None:
-    (store.run_dir / "checkpoint").write_text(written)
-    with pytest.raises(NoCheckpointError, match=r"checkpoint names .*name another one in its first line"):
-        store.find(True)
+def test_a_choice_that_names_nothing_or_cannot_be_followed_is_an_error(store: Store) -> None:
+    choice, damaged = store.run_dir / "checkpoint", store.path(at(10)) / ARRAYS
+    choice.write_text("\n")  # an empty line chooses nothing
+    assert seed_of(store.find(True)[0]) == 21
+    for written in (
+        "2",
+        "STEP-00000010",
+        "step-10\n",
+        "latest",
+        "step-10.bak",
+        "/other/step-00000010",
+        "\0/a",
+    ):
+        choice.write_text(written)
+        with pytest.raises(NoCheckpointError, match=r"checkpoint names .*name another one in its first line"):
+            store.find(True)
     commit(store, at(30))
-    assert (store.run_dir / "checkpoint").read_text() == written
-
-
-def test_a_choice_that_cannot_be_followed(store: Store) -> None:
-    (store.run_dir / "checkpoint").write_text(f"{at(10)}\n")
-    damage(store.path(at(10)) / ARRAYS)
+    assert choice.read_text() == written
+    choice.write_text(f"{at(10)}\n")
+    damage(damaged)
     with pytest.raises(DamagedCheckpointError, match="choose another one"):
         store.find(True)
-    (store.run_dir / "checkpoint").unlink()
-    (store.run_dir / "checkpoint").mkdir()
+    choice.unlink()
+    choice.mkdir()
     with pytest.raises(CheckpointError, match="cannot be read"):
         store.find(True)
-
-
-def test_an_empty_file_chooses_nothing(store: Store) -> None:
-    (store.run_dir / "checkpoint").write_text("\n")
-    assert seed_of(store.find(True)[0]) == 21
 
 
 # ------------------------------------------------------------------------------------------ best
@@ -194,50 +195,40 @@ def facts(*names: CheckpointName, **more: Any) -> list[Facts]:
 
 
 def kept(
-    policy: Retention, present: list[Facts], protect: set[CheckpointName] = frozenset()
-) -> list[int | str]:  # type: ignore[assignment]
-    gone = expendable(policy, present, protect)
+    policy: Retention, present: list[Facts], protect: Collection[CheckpointName] = ()
+) -> list[int | str]:
+    gone = expendable(policy, present, set(protect))
     return [f.name.step if f.name.epoch is None else str(f.name) for f in present if f.name not in gone]
 
 
 TEN = facts(*(at(step) for step in range(0, 100, 10)))
 
 
-def test_the_default_keeps_three_and_none_keeps_all() -> None:
-    assert kept(Retention(), TEN) == [70, 80, 90]
-    assert len(kept(Retention(keep_last=None), TEN)) == 10
-    assert kept(Retention(keep_last=50), TEN) == [f.name.step for f in TEN]
+EPOCHS = facts(*(at(10 * epoch, epoch) for epoch in range(6)))
+PARTIAL = [*facts(at(10), at(20)), Facts(at(20, 1), True, 0.0, {}, {})]
+LOSSES: list[Any] = [9.0, 1.0, math.nan, 1.0, math.inf, 5.0]
+WATCHED = [Facts(at(n), False, 0.0, {"loss": value}, {}) for n, value in enumerate(LOSSES)]
+KEPT: list[tuple[Retention, list[Facts], list[int | str]]] = [
+    (Retention(), TEN, [70, 80, 90]),
+    (Retention(keep_last=None), TEN, [*range(0, 100, 10)]),
+    (Retention(keep_last=50), TEN, [*range(0, 100, 10)]),
+    # one of each so many steps, epochs, or seconds by the time of creation
+    (Retention(1, Every(steps=40)), sorted([*TEN, *facts(at(40, 2))]), [str(at(40, 2)), 80, 90]),
+    (Retention(1, Every(epochs=2)), EPOCHS, [str(at(10 * n, n)) for n in (2, 4, 5)]),
+    (Retention(1, Every(seconds=1500)), TEN, [0, 30, 60, 90]),
+    (Retention(1, Every(seconds=1500)), facts(at(0), at(30), at(60), at(90)), [0, 30, 60, 90]),
+    # neither NaN nor infinity is a best; of equal ones the first
+    (Retention(1, keep_best=("loss", "min", 2)), WATCHED, [1, 3, 5]),
+    (Retention(1, keep_best=("loss", "max", 2)), WATCHED, [0, 4, 5]),
+    # the partner of a partial one stays with it
+    (Retention(1), PARTIAL, [20, str(at(20, 1))]),
+    (Retention(1), [*PARTIAL, *facts(at(30))], [30]),
+]
 
 
-def test_every_n_steps_keeps_one_of_each() -> None:
-    both = sorted([*TEN, *facts(at(40, 2))])
-    assert kept(Retention(1, Every(steps=40)), both) == [str(at(40, 2)), 80, 90]
-
-
-def test_every_n_epochs() -> None:
-    present = facts(*(at(10 * epoch, epoch) for epoch in range(6)))
-    assert kept(Retention(1, Every(epochs=2)), present) == [str(at(10 * n, n)) for n in (2, 4, 5)]
-
-
-def test_every_n_seconds_by_the_time_of_creation() -> None:
-    policy = Retention(1, Every(seconds=1500))
-    assert kept(policy, TEN) == [0, 30, 60, 90]
-    again = [f for f in TEN if f.name.step in (0, 30, 60, 90)]
-    assert kept(policy, again) == [0, 30, 60, 90]
-
-
-@pytest.mark.parametrize(("mode", "best"), [("min", [1, 3, 5]), ("max", [0, 4, 5])])
-def test_the_best(mode: str, best: list[int]) -> None:
-    values: list[Any] = [9.0, 1.0, None, 1.0, float("inf"), 5.0]
-    present = [Facts(at(n), False, 0.0, {} if v is None else {"loss": v}, {}) for n, v in enumerate(values)]
-    present[2] = Facts(at(2), False, 0.0, {"loss": float("nan")}, {})
-    assert kept(Retention(1, keep_best=("loss", mode, 2)), present) == best
-
-
-def test_the_partner_of_a_partial_one_stays_with_it() -> None:
-    present = [*facts(at(10), at(20)), Facts(at(20, 1), True, 0.0, {}, {})]
-    assert kept(Retention(1), present) == [20, str(at(20, 1))]
-    assert kept(Retention(1), [*present, *facts(at(30))]) == [30]
+def test_what_each_policy_keeps() -> None:
+    for number, (policy, present, expected) in enumerate(KEPT):
+        assert kept(policy, present) == expected, number
 
 
 def test_an_interim_one_counts_for_no_rule_and_stays_while_it_is_the_newest() -> None:
@@ -253,22 +244,22 @@ def test_an_interim_one_counts_for_no_rule_and_stays_while_it_is_the_newest() ->
     assert kept(Retention(1), [*present[:3], present[3]._replace(partial=True)]) == [8, end]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"keep_last": 0}, "keep_last=0: give an integer, 1 or more, or None"),
-        ({"keep_last": True}, "keep_last=True"),
-        ({"keep_last": 2.5}, "keep_last=2.5"),
-        ({"keep_every": 100}, "Every\\(steps=1000\\)"),
-        ({"keep_every": At(3)}, "keep_every=At\\(3\\)"),
-        ({"keep_best": "loss"}, "as in"),
-        ({"keep_best": ("loss", "least", 1)}, "'min' or 'max'"),
-        ({"keep_best": ("loss", "min", 0)}, "keep_best's count=0: give"),
-    ],
-)
-def test_wrong_policies(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Retention(**wrong)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"keep_last": 0}, "keep_last=0: give an integer, 1 or more, or None"),
+    ({"keep_last": True}, "keep_last=True"),
+    ({"keep_last": 2.5}, "keep_last=2.5"),
+    ({"keep_every": 100}, r"Every\(steps=1000\)"),
+    ({"keep_every": At(3)}, r"keep_every=At\(3\)"),
+    ({"keep_best": "loss"}, "as in"),
+    ({"keep_best": ("loss", "least", 1)}, "'min' or 'max'"),
+    ({"keep_best": ("loss", "min", 0)}, "keep_best's count=0: give"),
+]
+
+
+def test_wrong_policies() -> None:
+    for wrong, message in WRONG:
+        with pytest.raises(ConfigError, match=message):
+            Retention(**wrong)
 
 
 # ------------------------------------------------------------------------------------------ on disk
@@ -282,15 +273,12 @@ def five(tmp_path: Path, said: list[str]) -> Store:
     return five
 
 
-def test_what_is_deleted_is_gone_without_a_trace(five: Store) -> None:
-    assert five.retain(Retention(2)) == [at(0), at(10), at(20)]
-    assert {path.name for path in (five.run_dir / "checkpoints").iterdir()} == {str(at(30)), str(at(40))}
+def test_what_is_deleted_is_gone_without_a_trace_and_metrics_come_from_the_manifests(five: Store) -> None:
+    assert five.retain(Retention(3, keep_best=("loss", "min", 1))) == [at(0)]
+    commit(five, at(20), seed=7, meta={"metrics": {"loss": -1.0}})  # judged by its new manifest
+    assert five.retain(Retention(1, keep_best=("loss", "min", 1))) == [at(10), at(30)]
+    assert {path.name for path in (five.run_dir / "checkpoints").iterdir()} == {str(at(20)), str(at(40))}
     assert five.retain(Retention(2)) == []
-
-
-def test_metrics_come_from_the_manifests(five: Store) -> None:
-    five.retain(Retention(1, keep_best=("loss", "min", 1)))
-    assert five.names() == [at(10), at(40)]
 
 
 def test_pinned_and_chosen_ones_stay(five: Store) -> None:
@@ -310,13 +298,6 @@ def test_damaged_ones_do_not_count_and_the_newest_whole_one_stays(five: Store) -
     assert five.names() == [at(10), at(20), at(30), at(40)]
 
 
-def test_a_replaced_checkpoint_is_judged_by_its_new_manifest(five: Store) -> None:
-    five.retain(Retention(5))
-    commit(five, at(20), seed=7, meta={"metrics": {"loss": -1.0}})
-    five.retain(Retention(1, keep_best=("loss", "min", 1)))
-    assert five.names() == [at(20), at(40)]
-
-
 def test_a_disk_that_cannot_delete_is_said(five: Store, said: list[str]) -> None:
     hazard.arm("EACCES:checkpoint.rename:2")
     deleted = five.retain(Retention(1))
@@ -328,7 +309,7 @@ def test_a_disk_that_cannot_delete_is_said(five: Store, said: list[str]) -> None
 # ------------------------------------------------------------------------------------------ pins
 
 
-def test_pins(five: Store) -> None:
+def test_pins_and_unreadable_ones_delete_nothing(five: Store, said: list[str]) -> None:
     assert five.pins() == set()
     five.pin(at(10))
     five.pin(at(20))
@@ -338,12 +319,8 @@ def test_pins(five: Store) -> None:
         five.unpin(at(0))
     with pytest.raises(NoCheckpointError, match="did you mean"):
         five.pin(at(11))
-
-
-@pytest.mark.parametrize("content", ["", "{", '["latest"]', "7", "[7]", "\0"])
-def test_unreadable_pins_delete_nothing(five: Store, said: list[str], content: str) -> None:
-    (five.run_dir / "pins.json").write_text(content)
-    with pytest.raises(CheckpointError, match="correct or delete it"):
-        five.pins()
-    assert five.retain(Retention(1)) == []
-    assert "no old checkpoint is deleted" in said[0]
+    for content in ("", "{", '["latest"]', "7", "[7]", "\0"):
+        (five.run_dir / "pins.json").write_text(content)
+        with pytest.raises(CheckpointError, match="correct or delete it"):
+            five.pins()
+        assert five.retain(Retention(1)) == [] and "no old checkpoint is deleted" in said.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import everstep
 from everstep.checkpoint.retention import kept_best
 from everstep.errors import ForeignCheckpointError
 from everstep.schedule import Every
-from tiny_runs import Boom, Tiny, boom_at, rows
+from tiny_runs import Boom, Tiny, boom_at, collecting, rows
 
 STEPS = 12
 
@@ -72,36 +73,15 @@ def test_a_checkpoint_of_another_run_that_has_the_name_of_the_next_save_makes_ro
     assert [path.name for path in (tmp_path / "run" / "damaged").iterdir()] == [f"{name}.segment-1"]
 
 
-def test_best_weights_of_another_run_move_away(tmp_path: Path) -> None:
-    def start(run_dir: Path, crash_at: int = 0) -> Tiny:
-        services = [everstep.Best("valid_loss")]
-        tiny = Tiny(run_dir, max_epoch=3, services=services)
-        tail = lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)  # noqa: E731
-        return tiny.train(inside=boom_at(crash_at), tail=tail)
-
-    run, other = tmp_path / "run", tmp_path / "other"
-    start(other)
-    with pytest.raises(Boom):
-        start(run, crash_at=10)
-    name = "epoch-0003-step-00000012"
-    shutil.copytree(other / "best" / "valid_loss" / name, run / "best" / "valid_loss" / name)
-    tiny = start(run)
-    assert any("belongs to the run other-" in line and "damaged/" in line for line in tiny.lines), tiny.lines
-    assert everstep.runs.best(run)["valid_loss"].step == STEPS
-
-
 VALUES = [3.0, 1.0, 2.0, 2.5]
 """Of four epochs: the best is that of the second."""
 
 
-def with_best(run_dir: Path, crash_at: int = 0, **more: Any) -> Tiny:
-    services = [
-        everstep.Best("valid_loss", restore_at_end=True),
-        everstep.Checkpoints(Every(steps=1), keep_last=None),
-    ]
-    tiny = Tiny(run_dir, max_epoch=4, services=services, **more)
-    tail = lambda loop, epoch: loop.collect_metrics(valid_loss=VALUES[epoch - 1])  # noqa: E731
-    return tiny.train(inside=boom_at(crash_at), tail=tail)
+def with_best(run_dir: Path, crash_at: int = 0, values: Sequence[float] = VALUES, **more: Any) -> Tiny:
+    best = everstep.Best("valid_loss", restore_at_end=True)
+    saves = everstep.Checkpoints(Every(steps=1), keep_last=None)
+    tiny = Tiny(run_dir, max_epoch=len(values), services=[best, saves], **more)
+    return tiny.train(boom_at(crash_at), collecting("valid_loss", values))
 
 
 def test_a_run_that_goes_on_from_another_ones_checkpoint_has_its_best_weights(tmp_path: Path) -> None:
@@ -138,3 +118,15 @@ def test_names_of_best_weights_that_are_no_such_names_lead_nowhere(tmp_path: Pat
     kept = {"loss": ["../../x", "step-00000001"], "..": ["step-00000001"], "": ["step-00000001"]}
     assert kept_best({"kept": kept}) == {"loss": ["step-00000001"]}
     assert kept_best(None) == {}
+
+
+def test_best_weights_of_another_run_move_away(tmp_path: Path) -> None:
+    run, other, falling = tmp_path / "run", tmp_path / "other", [1.0, 0.5, 0.3]
+    with_best(other, values=falling)
+    with pytest.raises(Boom):
+        with_best(run, 10, falling)
+    name = "epoch-0003-step-00000012"
+    shutil.copytree(other / "best" / "valid_loss" / name, run / "best" / "valid_loss" / name)
+    tiny = with_best(run, values=falling)
+    assert any("belongs to the run other-" in line and "damaged/" in line for line in tiny.lines), tiny.lines
+    assert everstep.runs.best(run)["valid_loss"].step == STEPS

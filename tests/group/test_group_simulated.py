@@ -240,15 +240,12 @@ def test_an_error_of_a_rank_that_waits_says_for_how_long_and_what_to_raise() -> 
         assert "EVERSTEP_GROUP_LIMIT" in said[rank]
 
 
-def test_one_process_is_a_group() -> None:
+def test_one_process_is_a_group_without_thread_file_or_framework() -> None:
     group = Group()
     assert group.gather("a", "it") == ["a"] and group.share(3, "it") == group.agree(3, "it") == 3
     assert group.writer and group.store is None and group.failure() is None
     assert report(group, RuntimeError("Connection closed by peer")) is None  # there is nobody to tell
     group.close()
-
-
-def test_one_process_has_no_thread_file_or_framework() -> None:
     program = """
 import sys, threading
 from everstep.group import find_group
@@ -281,25 +278,23 @@ def test_a_process_group_of_the_program_is_one() -> None:
     assert outputs(program, 2) == ["0: [1, 1] [0, 1] 2\n", "1: [1, 1] [0, 1] 2\n"]
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"WORLD_SIZE": "2"}, "RANK is not set"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
-        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE='two' is not a number"),
-        ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_ADDR is not set"),
-        ({"WORLD_SIZE": "2", "EVERSTEP_GROUP_LIMIT": "soon"}, "EVERSTEP_GROUP_LIMIT='soon'"),
-    ],
-)
-def test_a_wrong_variable_of_a_launcher_is_named(
-    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        find_group()
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"WORLD_SIZE": "2"}, "RANK is not set"),
+    ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 with WORLD_SIZE=2"),
+    ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE='two' is not a number"),
+    ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_ADDR is not set"),
+    ({"WORLD_SIZE": "2", "EVERSTEP_GROUP_LIMIT": "soon"}, "EVERSTEP_GROUP_LIMIT='soon'"),
+]
+
+
+def test_a_wrong_variable_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, message in WRONG:
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            find_group()
 
 
 @pytest.mark.campaign("long")

@@ -265,16 +265,13 @@ def test_torchrun_prints_the_error_that_ended_a_run(tmp_path: Path) -> None:
     assert [page.what for page in failures(tmp_path / "run")] == ["ValueError: no such batch"]
 
 
-def test_without_torchrun_statuses_are_what_they_are(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_error_file_is_what_torch_reads_and_only_under_torchrun(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     assert [exit_status(status) for status in (0, 3, 143)] == [0, 3, 143]
     monkeypatch.chdir(tmp_path)
     write_error_file("nothing", [])
     assert os.listdir(tmp_path) == []
-
-
-def test_the_error_file_is_what_torch_itself_reads(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     write_error_file("ValueError: x", ["Traceback:", "  there"])
     told = json.loads((tmp_path / "error.json").read_text())["message"]

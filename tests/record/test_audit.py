@@ -23,7 +23,7 @@ from everstep.data.arrays import Arrays
 from everstep.proof.audit import Audit, audit
 from everstep.record import Journal, journal_format
 from everstep.record.journal_format import EVENT, HEADER_SIZE, METRICS, Frame
-from tiny_runs import Boom, Tiny, boom_at, quiet
+from tiny_runs import Boom, Tiny, boom_at, quiet, supervised
 
 SAMPLES = torch.arange(22, dtype=torch.float64)
 WHOLE = "each sample of 22 exactly once, in 6 batches"
@@ -309,9 +309,7 @@ def test_a_hostile_ledger_is_wrong_or_not_provable_at_once(run: Path, what: str)
 
 
 def test_a_run_without_data_has_no_ledger(tmp_path: Path) -> None:
-    with quiet(tmp_path, {"w": np.zeros(1)}, seed=1, max_step=2) as sv:
-        while not sv.should_stop():
-            sv.advance()
+    supervised(quiet(tmp_path, {"w": np.zeros(1)}, seed=1, max_step=2))
     result = audit(tmp_path)
     assert result.verdict == "not provable" and result.passes == []
     assert result.notes[-1] == "no ledger: no step has drawn a batch from a stream of the run"

@@ -127,21 +127,15 @@ def test_a_path_that_is_no_run_names_the_nearest(tmp_path):
         RunJournal(tmp_path)
 
 
-def test_a_start_killed_before_its_first_flush_supersedes_nothing(tmp_path):
-    segment(tmp_path, 1, None, block(1, 2))
+def test_a_start_without_a_flush_supersedes_nothing_and_the_newest_tells_the_end(tmp_path):
+    positions = segment(tmp_path, 1, None, block(1, 2), ended={"reason": "max_epoch"})
+    run = RunJournal(tmp_path)
+    assert run.ended() == run.status().ended == {"reason": "max_epoch"}
     segment_path(tmp_path, 2).touch()
     run = RunJournal(tmp_path)
-    assert run.series("loss")[0] == [1, 2]
+    assert run.series("loss")[0] == [1, 2] and run.problems == []
     assert [one.started for one in run.segments()] == [True, False]
-    assert run.problems == []
-
-
-def test_a_run_has_ended_only_if_its_newest_start_did(tmp_path):
-    positions = segment(tmp_path, 1, None, block(1), ended={"reason": "max_epoch"})
-    run = RunJournal(tmp_path)
-    assert run.ended() == {"reason": "max_epoch"}
-    assert run.status().ended == {"reason": "max_epoch"}
-    segment(tmp_path, 2, positions[1], block(2))
+    segment(tmp_path, 3, positions[1], block(3))
     assert RunJournal(tmp_path).ended() is None
 
 
@@ -247,13 +241,7 @@ def test_a_torn_tail_costs_only_the_last_frame_wherever_it_is_torn(tmp_path):
         torn = size - positions[1].offset
         words = f"segment-0001.evj: the last {torn} bytes, from {positions[1].offset} on, are torn; they "
         assert (read.problems, read.torn) == ([], f"{words}are dropped" if torn else "")
-
-
-def test_a_file_torn_in_its_start_has_not_started(tmp_path):
-    segment(tmp_path, 1, None)
-    path = segment_path(tmp_path, 1)
-    whole = path.read_bytes()
-    for size in range(HEADER_SIZE):
+    for size in range(HEADER_SIZE):  # torn in its start, it has not started
         path.write_bytes(whole[:size])
         read = read_segment(path)
         assert (read.started, read.events, read.blocks) == (False, [], [])
@@ -277,13 +265,15 @@ def test_a_flipped_byte_costs_one_frame_is_named_and_the_rest_is_read(tmp_path):
         assert str(starts[hit]) in problem
 
 
-@pytest.mark.parametrize("other", [1, 3])
-def test_another_format_is_refused_naming_both_versions(tmp_path, monkeypatch, other):
-    monkeypatch.setattr("everstep.record.journal_format.VERSION", other)
-    segment(tmp_path, 1, None)
-    monkeypatch.undo()
-    with pytest.raises(JournalError, match=f"has journal format {other}, this everstep reads only 2; use"):
-        read_segment(segment_path(tmp_path, 1))
+def test_another_format_is_refused_naming_both_versions(tmp_path, monkeypatch):
+    for number, other in enumerate((1, 3), 1):
+        monkeypatch.setattr("everstep.record.journal_format.VERSION", other)
+        segment(tmp_path, number, None)
+        monkeypatch.undo()
+        with pytest.raises(
+            JournalError, match=f"has journal format {other}, this everstep reads only 2; use"
+        ):
+            read_segment(segment_path(tmp_path, number))
 
 
 def steps_of(run_dir):
@@ -354,30 +344,30 @@ def test_the_first_sync_also_makes_the_names_durable(journal, tmp_path):
     assert points(tmp_path, lambda: journal.decide({"skip": 3})) == ["journal.write", "journal.fsync"]
 
 
-def test_fsync_only_writes_no_later_row(journal, tmp_path):
+def test_fsync_only_writes_no_later_row_and_a_decision_that_is_not_durable_is_an_error(journal, tmp_path):
     journal.sync()
     journal.append(block(1))
     position = journal.flush()
     journal.append(block(2))
     assert points(tmp_path, lambda: journal.fsync_only(position)) == ["journal.fsync"]
     assert steps_of(tmp_path) == [1]
-
-
-@pytest.mark.parametrize("point", ["write", "fsync"])
-def test_a_decision_that_is_not_durable_is_an_error(journal, point):
-    hazard.arm(f"EIO:journal.{point}:1")
-    with pytest.raises(OSError, match=r"Input/output|waits to be"):
-        journal.decide({"skip": 3})
+    for point in ("write", "fsync"):
+        hazard.arm(f"EIO:journal.{point}:1")
+        with pytest.raises(OSError, match=r"Input/output|waits to be"):
+            journal.decide({"skip": 3})
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told, error):
     journal.append(block(1))
-    journal.flush()
+    written = journal.flush()
     hazard.arm(f"{error}:journal.write:1-3")
     for step in (2, 3, 4):
         journal.append(block(step))
-        journal.flush()
+        position = journal.flush()
+        journal.fsync_only(written)  # says nothing of what waits
+    with pytest.raises(OSError, match="waits to be written"):
+        journal.fsync_only(position)
     assert steps_of(tmp_path) == [1]
     assert len(told) == 1 and "training continues" in told[0]
     journal.append(block(5))
@@ -386,29 +376,6 @@ def test_a_refusing_disk_loses_nothing_and_is_told_once(journal, tmp_path, told,
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
     journal.fsync_only(position)
     assert len(told) == 2 and "can be written again" in told[1]
-
-
-def test_an_fsync_of_what_was_written_before_says_nothing_of_what_waits(journal, told):
-    journal.append(block(1))
-    position = journal.flush()
-    hazard.arm("ENOSPC:journal.write:1-2")
-    journal.append(block(2))
-    for _ in range(2):
-        journal.flush()
-        journal.fsync_only(position)
-    assert len(told) == 1
-    journal.sync()
-    assert len(told) == 2
-
-
-def test_a_position_behind_unwritten_rows_cannot_be_made_durable_until_they_are(journal):
-    hazard.arm("ENOSPC:journal.write:1")
-    journal.append(block(1))
-    position = journal.flush()
-    with pytest.raises(OSError, match="waits to be written"):
-        journal.fsync_only(position)
-    assert journal.flush() == position
-    journal.fsync_only(position)
 
 
 def test_a_partial_write_goes_on_where_it_ended(tmp_path, told):

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import struct
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from waiting import left_open
 DEVICE = object()
 STEPS: list[Any] = [([7, 8], [0.5, 0.25]), ([9], [0.125]), ([10], [])]
 """Batches (digests) and values of loss of each step."""
+
+
+ODD: list[Any] = [([], {"loss": value, "accuracy": -0.0}) for value in (0.3, math.nan, math.inf)]
 
 
 def start(run_dir: Path, segment: int = 1, first: int = 0) -> Trail:
@@ -90,11 +94,7 @@ QUIET, OTHER = nan(0x7FF8000000000000), nan(0x7FF8000000000001)
     ("before", "now", "said"),
     [
         (STEPS, STEPS, "3 steps executed again: 4 batch digests and 2 values of loss equal"),
-        (
-            [([], {"loss": value, "accuracy": -0.0}) for value in (0.3, math.nan, math.inf)],
-            [([], {"loss": value, "accuracy": -0.0}) for value in (0.3, math.nan, math.inf)],
-            "3 steps executed again: 6 values of 2 metrics equal",
-        ),
+        (ODD, ODD, "3 steps executed again: 6 values of 2 metrics equal"),
         (
             [([None], [DEVICE]), ([9], [0.125]), ([10], [0.5, DEVICE])],
             [([7], [0.3]), ([9], [0.125]), ([10], [0.5, 0.5])],
@@ -120,17 +120,13 @@ def test_equal_steps_verify_a_resume(tmp_path: Path, before: list[Any], now: lis
 def test_numbers_that_cannot_be_expected_to_be_equal_are_not_compared(tmp_path: Path) -> None:
     why = "kernels are not deterministic here"
     report = again(tmp_path, STEPS, [([7, 8], [0.5, 0.26]), *STEPS[1:]], why).report()
-    said = f"4 batch digests equal, 2 values of loss not compared ({why})"
-    assert report == f"resume verified: 3 steps executed again: {said}"
+    assert report.endswith(f": 4 batch digests equal, 2 values of loss not compared ({why})")
 
 
 @pytest.mark.parametrize(
     ("now", "what"),
     [
-        (
-            [([7, 9], [0.375, 0.375])],
-            "1 batch of train was the batch with digest 0000000000000008 and is the",
-        ),
+        ([([7, 9], [0.375] * 2)], "1 batch of train was the batch with digest 0000000000000008 and is the"),
         ([([7], [0.5, 0.25])], "1 batch of train was drawn and is not drawn now"),
         ([([7, 8, 9], [0.5, 0.25])], "1 batch of train was not drawn and is drawn now"),
         ([([7, 8], [])], None),  # a metric that is collected no more
@@ -168,22 +164,21 @@ def test_the_first_difference_is_the_one_with_the_lowest_step(tmp_path: Path) ->
     assert comparison.latest is not None and comparison.latest.step == 8
 
 
+ENDS, LASTS = {"ends": {("train", 0): 15}}, {"lasts": {("train", 0): 20}}
+
+
 @pytest.mark.parametrize(
     ("earlier", "now", "what"),
     [
-        ({"ends": {("train", 0): 15}}, (13, "pass"), "was at its end after step 15 and is at its end now"),
-        ({"ends": {("train", 0): 15}}, (15, "pass"), None),
-        ({"ends": {("train", 0): 15}}, (16, "batch"), "at its end after step 15 and is not at its end now"),
-        (
-            {"lasts": {("train", 0): 20}},
-            (13, "pass"),
-            "was not at its end until step 20 and is at its end now",
-        ),
-        ({"lasts": {("train", 0): 20}}, (20, "pass"), None),
+        (ENDS, (13, "pass"), "was at its end after step 15 and is at its end now"),
+        (ENDS, (15, "pass"), None),
+        (ENDS, (16, "batch"), "at its end after step 15 and is not at its end now"),
+        (LASTS, (13, "pass"), "was not at its end until step 20 and is at its end now"),
+        (LASTS, (20, "pass"), None),
     ],
 )
 def test_a_pass_that_ends_elsewhere_is_a_difference(earlier: Any, now: Any, what: str | None) -> None:
-    comparison = StepComparison(EarlierSteps(10, 20, **earlier))
+    comparison = StepComparison(EarlierSteps(10, 20, **deepcopy(earlier)))  # it takes from them
     comparison.note((0, *now, "train", 0), (0, 1))
     assert (comparison.difference is None) == (what is None)
     assert what is None or what in comparison.report()
@@ -349,30 +344,24 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
 
 
 @pytest.mark.parametrize("point", ["create", "write"])
-@pytest.mark.parametrize("code", ["ENOSPC", "EROFS"])
 def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
-    tmp_path: Path, warnings: list[str], code: str, point: str
+    tmp_path: Path, warnings: list[str], point: str
 ) -> None:
     (tmp_path / "journal").mkdir()
-    hazard.arm(f"{code}:trail.{point}:1-4")
+    hazard.arm(f"ENOSPC:trail.{point}:1-4")
     trail = Trail(tmp_path, 1, 0, is_wall, warnings.append)
     walk(trail, 1, 3)
     assert len(warnings) == 1 and "the results of steps do not survive a kill" in warnings[0]
-    assert read_trail(trail.path) is None
+    assert "the disk is full: free space" in warnings[0] and read_trail(trail.path) is None
     hazard.arm(None)
     trail.copied(3)
     walk(trail, 4, 5)
     assert (read(trail).whole, read(trail).last, values(read(trail))) == (3, 5, [4.0, 5.0])
-    assert len(warnings) == 1
-
-
-def test_after_a_write_that_failed_later_steps_are_written_again(trail: Trail, warnings: list[str]) -> None:
-    walk(trail, 1, 3)
-    hazard.arm("ENOSPC:trail.write:1")
-    walk(trail, 4, 6)
+    hazard.arm("EROFS:trail.write:1")  # later steps are written again
+    walk(trail, 6, 8)
     content = read(trail)
-    assert (content.whole, content.last, values(content)[3:]) == (4, 6, [5.0, 6.0])
-    assert len(warnings) == 1 and "the disk is full: free space" in warnings[0]
+    assert (content.whole, content.last, values(content)[2:]) == (6, 8, [7.0, 8.0])
+    assert len(warnings) == 1
 
 
 def test_a_damaged_file_says_no_more_than_its_whole_frames(trail: Trail) -> None:
@@ -420,15 +409,15 @@ def test_a_value_that_was_on_the_host_is_noted_once(trail: Trail) -> None:
     assert noted == [(1, True), (2, False), (2, True)]
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8", "c16", "?"])
 @pytest.mark.parametrize("count", [1, 9, 5000, 40_000])
-def test_how_an_array_lies_in_memory_makes_no_difference(dtype: str, count: int) -> None:
-    values = np.random.default_rng(count).integers(0, 2, (count, 6)).astype(dtype)
-    for strided in (values[:, ::2], values.T, values[::-1]):
-        from_worker = pickle.loads(pickle.dumps(strided))
-        found = batch_digest(strided, 0)
-        assert found == batch_digest(from_worker, 0) == batch_digest(np.ascontiguousarray(strided), 0)
-        assert found is not None
+def test_how_an_array_lies_in_memory_makes_no_difference(count: int) -> None:
+    for dtype in ("u1", "i2", "f4", "f8", "c16", "?"):
+        values = np.random.default_rng(count).integers(0, 2, (count, 6)).astype(dtype)
+        for strided in (values[:, ::2], values.T, values[::-1]):
+            found = batch_digest(strided, 0)
+            from_worker = pickle.loads(pickle.dumps(strided))
+            assert found == batch_digest(from_worker, 0) == batch_digest(np.ascontiguousarray(strided), 0)
+            assert found is not None
 
 
 @pytest.mark.parametrize("count", [10, 5000, 400_000])
@@ -442,19 +431,16 @@ def test_values_at_either_end_and_many_between_count(count: int, contiguous: boo
         assert batch_digest(changed, 0) != before
 
 
-def test_equal_dicts_are_equal_in_any_order() -> None:
-    """As where keys were taken out of a set of texts: another order in each process."""
-    assert batch_digest({"x": 1, "y": 2}, 0) == batch_digest({"y": 2, "x": 1}, 0)
-    assert batch_digest({"x": 1, "y": 2}, 0) != batch_digest({"y": 1, "x": 2}, 0)
-
-
-def test_each_element_of_a_small_array_counts() -> None:
+def test_each_element_of_a_small_array_counts_and_dicts_are_equal_in_any_order() -> None:
     values = torch.zeros(128, 128)  # 64 KiB, the largest
     digests = {batch_digest((values, 1), 0)}
     for place in range(0, values.numel(), 97):
         values.view(-1)[place] += 1.0
         digests.add(batch_digest((values, 1), 0))
     assert len(digests) == 1 + len(range(0, values.numel(), 97))
+    # as where keys were taken out of a set of texts: another order in each process
+    assert batch_digest({"x": 1, "y": 2}, 0) == batch_digest({"y": 2, "x": 1}, 0)
+    assert batch_digest({"x": 1, "y": 2}, 0) != batch_digest({"y": 1, "x": 2}, 0)
 
 
 def test_small_batches_that_differ_in_form_have_different_digests() -> None:
@@ -490,16 +476,9 @@ def test_tensors_whose_memory_has_other_values_or_is_elsewhere_are_left_out() ->
     class Own(torch.Tensor):
         pass
 
-    numbers = torch.ones(2, 2, dtype=torch.complex64)
-    plain = torch.ones(2, 2)
-    conjugates = numbers.conj(), numbers.conj().imag
-    for left_out in (
-        *conjugates,
-        plain.to_sparse(),
-        plain.to_mkldnn(),
-        plain.to("meta"),
-        plain.as_subclass(Own),
-    ):
+    numbers, plain = torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2)
+    elsewhere = plain.to_sparse(), plain.to_mkldnn(), plain.to("meta"), plain.as_subclass(Own)
+    for left_out in (numbers.conj(), numbers.conj().imag, *elsewhere):
         assert batch_digest([left_out], 0) is None
         assert batch_digest([left_out, plain], 0) == batch_digest([object(), plain], 0)
     assert batch_digest([numbers], 0) is not None

@@ -53,21 +53,19 @@ def test_the_best_three_ties_keep_the_earlier_over_a_crash(tmp_path: Path) -> No
         assert set(kept(run_dir)) >= {(0.2, 8), (0.3, 3), (0.3, 6)}
 
 
-def test_older_ones_that_no_checkpoint_speaks_of_go(tmp_path: Path) -> None:
-    services = [everstep.Best("valid_loss", keep=2), GUARD, everstep.Checkpoints(keep_last=1)]
-    Tiny(tmp_path, services=services, max_epoch=8).train(tail=collecting("valid_loss", VALUES))
-    assert kept(tmp_path)[:2] == [(0.2, 8), (0.3, 3)]
-    assert len(kept(tmp_path)) <= 3  # one that the checkpoint before spoke of, until the next best
-
-
-def test_the_best_of_several_is_the_one_that_is_loaded(tmp_path: Path) -> None:
-    tiny, weights = train(best_run(tmp_path, keep=3)), np.zeros(3)
-    found = everstep.load(tmp_path / "best" / "valid_loss", {"w": weights})
+def test_the_best_of_several_is_loaded_and_unnamed_ones_go(tmp_path: Path) -> None:
+    run, weights = tmp_path / "run", np.zeros(3)
+    tiny = train(best_run(run, keep=3))
+    found = everstep.load(run / "best" / "valid_loss", {"w": weights})
     assert (found.epoch, weights.tolist()) == (2, tiny.w.tolist())
-    assert everstep.runs.best(tmp_path)["valid_loss"] == tiny.loop.ending.best
-    assert kept(tmp_path) == [(0.2, 2), (0.3, 3), (0.5, 1)]
-    train(best_run(tmp_path, max_epoch=5))  # fewer stay
-    assert everstep.runs.best(tmp_path)["valid_loss"].value == 0.05
+    assert everstep.runs.best(run)["valid_loss"] == tiny.loop.ending.best
+    assert kept(run) == [(0.2, 2), (0.3, 3), (0.5, 1)]
+    train(best_run(run, max_epoch=5))  # fewer stay
+    assert everstep.runs.best(run)["valid_loss"].value == 0.05
+    services = [everstep.Best("valid_loss", keep=2), GUARD, everstep.Checkpoints(keep_last=1)]
+    Tiny(tmp_path / "two", services=services, max_epoch=8).train(tail=collecting("valid_loss", VALUES))
+    assert kept(tmp_path / "two")[:2] == [(0.2, 8), (0.3, 3)]
+    assert len(kept(tmp_path / "two")) <= 3  # one that the checkpoint before spoke of, until the next best
 
 
 def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:

@@ -90,21 +90,17 @@ def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
     assert arrays == {"array": tiny.w.tobytes()}
 
 
-def test_a_restart_exports_no_worse_value(tmp_path: Path) -> None:
+def test_a_restart_exports_no_worse_value_and_its_own_end(tmp_path: Path) -> None:
     def start(values: Sequence[float], epochs: int) -> list[str]:
-        services = [Export(OnBest("valid_loss"), entry="w")]
+        services = [Export(OnBest("valid_loss"), entry="w"), Export(entry="w", name="final")]
         serviced(tmp_path, services, collecting("valid_loss", values), max_epoch=epochs)
+        assert list(exported(tmp_path, "final")) == [f"step-{4 * epochs:08d}"]
         return list(exported(tmp_path))
 
-    assert start([0.5, 0.3], 2) == ["step-00000004", "step-00000008"]
+    for _ in range(2):
+        assert start([0.5, 0.3], 2) == ["step-00000004", "step-00000008"]
     assert start([0, 0, 0.4], 3) == ["step-00000004", "step-00000008"]
     assert start([0, 0, 0, 0.2], 4) == ["step-00000004", "step-00000008", "step-00000016"]
-
-
-def test_with_a_raised_limit_the_folder_is_that_of_the_longer_run(tmp_path: Path) -> None:
-    for epochs in (2, 2, 4):
-        serviced(tmp_path, [Export(entry="w", name="final")], max_epoch=epochs)
-        assert list(exported(tmp_path, "final")) == [f"step-{4 * epochs:08d}"]
 
 
 def test_a_disk_that_refuses_costs_the_export_and_not_the_run(tmp_path: Path) -> None:
@@ -310,7 +306,7 @@ def test_what_fits_one_file_is_one_and_a_large_array_is_one(saved: Path, tmp_pat
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 9
 
 
-def test_a_folder_for_torch_distributed_checkpoint(saved: Path, tmp_path: Path) -> None:
+def test_a_folder_for_torch_distributed_checkpoint_and_arrays_of_numpy(saved: Path, tmp_path: Path) -> None:
     everstep.export(saved, tmp_path / "out", format="torch.distributed.checkpoint")
     again = net(2)
     state = again.state_dict()
@@ -320,9 +316,6 @@ def test_a_folder_for_torch_distributed_checkpoint(saved: Path, tmp_path: Path) 
     third = net(3)
     everstep.load(tmp_path / "out", {"model": third})
     assert same(third.state_dict())
-
-
-def test_arrays_of_numpy(saved: Path, tmp_path: Path) -> None:
     for format in ("safetensors", "torch.distributed.checkpoint"):
         everstep.export(saved, tmp_path / "out", entry="table", format=format)
         table = {"w": np.zeros(3)}
@@ -432,19 +425,15 @@ def test_arrays_of_different_lengths_are_dumped_whole(tmp_path: Path) -> None:
     assert [json.loads(line)["parts"] for line in text.splitlines()] == [[1, 2], [3.5]]
 
 
-def test_what_the_program_evaluates_is_dumped_too(tmp_path: Path) -> None:
-    door = trainer(tmp_path / "run", Dump(ALL), max_epoch=2)
+def test_what_the_program_evaluates_is_dumped_and_taken_back(tmp_path: Path) -> None:
+    names = [f"dump valid/step-{step:08d}.jsonl" for step in (4, 8, 12)]
+    door = trainer(tmp_path / "run", Dump(ALL))
     tiny_task.in_epochs(door, lambda loop: door.epoch("train", "valid"))
-    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
-
-
-def test_an_older_checkpoint_takes_back_what_came_after_it(tmp_path: Path) -> None:
-    trainer(tmp_path / "run", Dump(ALL)).run_training()
-    again = trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004")
-    again.run_training()
-    assert set(dumped(tmp_path / "run")) == {f"dump valid/step-{step:08d}.jsonl" for step in (4, 8)}
+    assert set(dumped(tmp_path / "run")) == {*names}
+    trainer(tmp_path / "run", Dump(ALL), max_epoch=2, resume="epoch-0001-step-00000004").run_training()
+    assert set(dumped(tmp_path / "run")) == {*names[:2]}
     trainer(tmp_path / "run", Dump(ALL), max_epoch=1, resume=False).run_training()
-    assert set(dumped(tmp_path / "run")) == {"dump valid/step-00000004.jsonl"}
+    assert set(dumped(tmp_path / "run")) == {names[0]}
 
 
 def test_what_cannot_be_dumped_is_said(tmp_path: Path) -> None:

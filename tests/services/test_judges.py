@@ -178,17 +178,12 @@ BROKEN: list[tuple[dict[str, Any], list[float], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "losses", "message"), BROKEN)
-def test_what_is_above_a_bound(
-    tmp_path: Path, arguments: dict[str, Any], losses: list[float], message: str
-) -> None:
-    with pytest.raises(LossBoundError, match=message):
-        advance(tmp_path, losses, LossBound(**arguments))
-
-
-def test_policy_stop_ends_as_written_with_exit_status_1(tmp_path: Path) -> None:
-    with pytest.raises(GuardStop, match="above its bound 2") as caught:
-        advance(tmp_path, [1.0, 1.0, 3.0, 1.0], LossBound(bound=2, policy="stop"))
+def test_what_is_above_a_bound(tmp_path: Path) -> None:
+    for number, (arguments, losses, message) in enumerate(BROKEN):
+        with pytest.raises(LossBoundError, match=message):
+            advance(tmp_path / str(number), losses, LossBound(**arguments))
+    with pytest.raises(GuardStop, match="above its bound 2") as caught:  # ends as written, with exit status 1
+        advance(tmp_path / "stop", [1.0, 1.0, 3.0, 1.0], LossBound(bound=2, policy="stop"))
     assert caught.value.code == 1
 
 
@@ -363,15 +358,18 @@ def test_a_stop_and_an_interruption(tmp_path: Path) -> None:
     assert raised.value.code == 3 and events(tmp_path / "b", "interrupted")[0]["step"] == 5
 
 
-def test_several_actions_in_order_and_the_checkpoint_comes_after(tmp_path: Path) -> None:
+def test_several_actions_in_order_and_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
     seen: list[Any] = []
     two = [lambda b: seen.append(b.step), Save(), lambda b: seen.append(-b.step)]
     services = [
         When(Every(steps=2), two, name="two"),
         When(Every(steps=2), lambda b: seen.append(str(b.step))),
     ]
-    serviced(tmp_path, services, max_epoch=1)
+    serviced(tmp_path / "a", services, max_epoch=1)
     assert seen == [2, -2, "2", 4, -4, "4"]
+    returns = When(Every(steps=1), lambda boundary: True)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match="returned True; return nothing"):
+        serviced(tmp_path / "b", [returns], max_epoch=1)
 
 
 def test_another_decision_is_another_run(tmp_path: Path) -> None:
@@ -402,11 +400,6 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
     names = [line for line in log if line != "before"]
     assert names == ["epoch-0000-step-00000000", "step-00000002", "step-00000004"]
     assert log[log.index("step-00000002") - 1] == "before"
-
-
-def test_a_function_that_returns_something_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="returned True; return nothing"):
-        serviced(tmp_path, [When(Every(steps=1), lambda boundary: True)], max_epoch=1)  # type: ignore[arg-type, return-value]
 
 
 # ---- GlobalStepWaiter: a process that begins when another run has come far enough
@@ -538,13 +531,9 @@ def test_a_key_of_a_dictionary_a_slot_and_a_tensor_that_stays_the_same(tmp_path:
     assert optimizer.param_groups[0]["lr"] is rate and rate.item() == 0.25
     advanced_by(tmp_path / "dictionary", {"settings": settings}, Sets(SetValue("settings.beta", 0.5)))
     advanced_by(tmp_path / "slot", {"temperature": slot}, Sets(SetValue("temperature", times=0.5)))
-    assert settings == {"beta": 0.5}
-    assert slot.value == 1.0
-
-
-def test_it_is_no_action_for_another_thread(tmp_path: Path) -> None:
-    with quiet(tmp_path / "run") as sv, pytest.raises(everstep.errors.UsageError, match="give Stop"):
-        sv.call_soon(SetValue("w", 1.0))
+    assert settings == {"beta": 0.5} and slot.value == 1.0
+    with quiet(tmp_path / "run") as sv, pytest.raises(UsageError, match="give Stop"):
+        sv.call_soon(SetValue("w", 1.0))  # it is no action for another thread
 
 
 schedulers = torch.optim.lr_scheduler

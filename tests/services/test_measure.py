@@ -21,7 +21,7 @@ from everstep import Every
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services import FinalValues, LogVariables, Profile, System, Throughput
-from everstep.testing import ManualClock, nothing_left
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, rows, supervised
 
 
@@ -182,13 +182,6 @@ def test_what_it_records_is_so(tmp_path: Path) -> None:
         assert found["cpu_share"][0] > 0
 
 
-def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    with nothing_left():
-        Tiny(tmp_path / "watched", max_epoch=2, services=[System(every=Every(steps=1))]).train()
-    Tiny(tmp_path / "alone", max_epoch=2).train()
-    assert rows(tmp_path / "watched") == rows(tmp_path / "alone") != []
-
-
 def test_a_figure_that_cannot_be_had_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise PermissionError(path)
@@ -251,11 +244,19 @@ def witnessed(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_it_writes_every_place_of_every_step_and_changes_nothing(
+class Optimizer:
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {}, "param_groups": [{"lr": 0.1}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_it_writes_every_place_of_every_step_by_what_entries_hold_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(run: str) -> None:
-        Tiny(tmp_path / run, max_epoch=1, samples=4).train()
+        also = {"notes": {"n": 1}, "opt": Optimizer()}
+        Tiny(tmp_path / run, max_epoch=1, samples=4, also=also).train()
 
     train("plain")
     monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
@@ -266,7 +267,8 @@ def test_it_writes_every_place_of_every_step_and_changes_nothing(
     places = [("enter", 0, 0), *steps, ("epoch", 1, 2), ("exit", 1, 2)]
     assert [(one["at"], one["epoch"], one["step"]) for one in found] == places
     assert {one["run"] for one in found} == {str(tmp_path / "drilled")}
-    assert set(found[1]["parts"]) == {"samples/train", "weights/w", "weights/momentum"}
+    entries = {"weights/w", "weights/momentum", "state/notes", "optimizer/opt"}
+    assert set(found[0]["parts"]) == entries and set(found[1]["parts"]) == {"samples/train", *entries}
     assert {"random/python", "random/numpy"} <= set(found[2]["parts"])
 
 
@@ -282,17 +284,3 @@ def test_batches_of_a_supervisor_are_noted_by_stream(tmp_path: Path, monkeypatch
     steps = [one["parts"] for one in witnessed(tmp_path / "file") if one["at"] == "step"]
     kinds = [{part for part in parts if not part.startswith("random")} for parts in steps]
     assert kinds == [{"samples/left", "weights/w"}, {"samples/left", "samples/right", "weights/w"}]
-
-
-def test_entries_are_named_by_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Optimizer:
-        def state_dict(self) -> dict[str, Any]:
-            return {"state": {}, "param_groups": [{"lr": 0.1}]}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    monkeypatch.setenv("EVERSTEP_DRILL", str(tmp_path / "file"))
-    Tiny(
-        tmp_path / "run", max_epoch=1, state={"w": np.zeros(1), "notes": {"n": 1}, "opt": Optimizer()}
-    ).train()
-    assert set(witnessed(tmp_path / "file")[0]["parts"]) == {"weights/w", "state/notes", "optimizer/opt"}

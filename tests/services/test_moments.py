@@ -349,6 +349,8 @@ def test_windows_and_schedules_are_each_services_own(tmp_path: Path) -> None:
     assert counts["keeps"][:3] == [1, 2, 3] and counts["clears"][:3] == [1, 1, 1]
     assert counts["a"] == counts["b"] != []
     assert shared == Every(seconds=10) and shared.next_time() == 10
+    assert (shared & Every(seconds=600)).next_time() == 600  # where both must be due
+    assert (shared | Every(seconds=600)).next_time() == 10
 
 
 class Finishing(Service):
@@ -380,11 +382,6 @@ def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path
         assert Finishing.said == []
         start()
         assert Finishing.said == [(stage.name, 8) for stage in stages]
-
-
-def test_two_clocks_that_must_both_be_due_bring_no_boundary_before_the_later_one() -> None:
-    assert (Every(seconds=10) & Every(seconds=600)).next_time() == 600
-    assert (Every(seconds=10) | Every(seconds=600)).next_time() == 10
 
 
 Ask = Callable[[Any], object]

@@ -73,13 +73,14 @@ def test_each_failed_start_is_told_with_its_error(tmp_path: Path) -> None:
     assert events(told) == ["failed", "failed", "finished"]
 
 
-def test_an_interruption_is_nobodys_business(tmp_path: Path) -> None:
+def test_neither_an_interruption_nor_what_nobody_asked_for_is_told(tmp_path: Path) -> None:
     with pytest.raises(everstep.errors.Interrupted):
         trained(
             tmp_path / "run",
             Notify(command=saving(tmp_path / "told")),
             lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM),
         )
+    trained(tmp_path / "run", Notify(command=saving(tmp_path / "told"), on=["failed"]))
     assert not (tmp_path / "told").exists()
 
 
@@ -146,11 +147,6 @@ def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     assert events(told) == ["failed"] and "the loop has not moved for 1 s" in messages(told)[0]["reason"]
 
 
-def test_only_what_was_asked_for(tmp_path: Path) -> None:
-    trained(tmp_path / "run", Notify(command=saving(tmp_path / "told"), on=["failed"]))
-    assert not (tmp_path / "told").exists()
-
-
 class Server(http.server.ThreadingHTTPServer):
     status, got, over = 200, [("", b"")], threading.Event()
 
@@ -188,7 +184,8 @@ def server() -> Iterator[Server]:
 
 
 def test_a_url_gets_a_post_of_the_same_facts(tmp_path: Path, server: Server) -> None:
-    trained(tmp_path / "run", Notify(url=f"http://127.0.0.1:{server.server_port}/hook/s3cret?x=1"))
+    assert str(Notify(url="HTTPS://hooks.example.org/T0").target).startswith("https://hooks.example.org/")
+    trained(tmp_path / "run", Notify(url=f"HTTP://127.0.0.1:{server.server_port}/hook/s3cret?x=1"))
     ((how, body),) = server.got
     assert how == "/hook/s3cret?x=1 application/json"
     assert json.loads(body)["event"] == "finished"
@@ -237,7 +234,3 @@ def test_it_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
         trained(tmp_path / "told", Notify(command=["true"]))
     Tiny(tmp_path / "untold", max_epoch=1).train()
     assert rows(tmp_path / "told") == rows(tmp_path / "untold") != []
-
-
-def test_a_scheme_in_capitals_is_one() -> None:
-    assert str(Notify(url="HTTPS://hooks.example.org/T0/B0").target).startswith("https://hooks.example.org/")

@@ -308,42 +308,38 @@ def test_without_recovery_the_failure_stands_and_a_quarantine_still_holds(tmp_pa
         finish(tmp_path / "none", set(), services=[LossBound(bound=-1.0)])
 
 
-def test_a_decision_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
-    program = Spoilt(tmp_path, {(0, 7)}, save=1000)
-    with armed("ENOSPC:loop.rollback:1"):
-        assert "could not be written" in stands(program.train)
-    assert finish(tmp_path, {(0, 7)}, save=1000).loop.ending.rollbacks == 1
-
-
-def test_no_checkpoint_from_before_it(tmp_path: Path) -> None:
-    def main() -> Tiny:
-        tail = lambda loop, epoch: loop.collect_metrics(valid_loss=math.nan)  # noqa: E731
-        return Spoilt(tmp_path, set(), save=3, keep_last=1).train(tail=tail)
-
-    assert "no checkpoint from before that step is left" in stands(lambda: everstep.recovering(main))
-
-
 def test_a_pass_of_one_batch_that_is_quarantined(tmp_path: Path) -> None:
     program = finish(tmp_path, {(2, 0)}, samples=2, max_epoch=5, save=1)
     assert quarantined(tmp_path) == [[(2, 0)]] and program.loop.ending.finished
     assert [(epoch, step) for epoch, step, *_ in rows(tmp_path, "step")] == [(1, 1), (2, 2), (4, 3), (5, 4)]
 
 
-def test_a_loop_that_starts_over_each_time_is_told_and_starting_over_forgets(tmp_path: Path) -> None:
-    assert "resume=False" in stands(lambda: finish(tmp_path, {(0, 7)}, resume=False))
+def test_what_cannot_be_undone_is_told_and_a_later_start_may(tmp_path: Path) -> None:
+    run = tmp_path / "unwritten"
+    with armed("ENOSPC:loop.rollback:1"):  # a decision that cannot be written is not made
+        assert "could not be written" in stands(Spoilt(run, {(0, 7)}, save=1000).train)
+    assert finish(run, {(0, 7)}, save=1000).loop.ending.rollbacks == 1
+
+    def late() -> Tiny:
+        tail = lambda loop, epoch: loop.collect_metrics(valid_loss=math.nan)  # noqa: E731
+        return Spoilt(tmp_path / "late", set(), save=3, keep_last=1).train(tail=tail)
+
+    assert "no checkpoint from before that step is left" in stands(lambda: everstep.recovering(late))
+
+    run = tmp_path / "anew"
+    assert "resume=False" in stands(lambda: finish(run, {(0, 7)}, resume=False))
     with pytest.raises(RolledBack):
-        Spoilt(tmp_path, {(0, 7)}, resume=False).train()
-    assert finish(tmp_path, {(0, 7)}).loop.ending.rollbacks == 1
+        Spoilt(run, {(0, 7)}, resume=False).train()
+    assert finish(run, {(0, 7)}).loop.ending.rollbacks == 1, "starting over forgets"
 
-
-def test_steps_without_data_cannot_be_blamed(tmp_path: Path) -> None:
-    def train() -> None:
-        with everstep.TrainLoop(tmp_path, {"n": {"n": 0}}, max_step=5, services=[Recovery()]) as loop:
+    def without_data() -> None:
+        state = {"n": {"n": 0}}
+        with everstep.TrainLoop(tmp_path / "no data", state, max_step=5, services=[Recovery()]) as loop:
             for _ in loop.iter_epochs():
                 for _ in loop.iter_steps():
                     loop.collect_metrics(loss=math.nan)
 
-    assert "read no batch" in stands(train)
+    assert "read no batch" in stands(without_data)
 
 
 class Uncounted(StreamWrapper):
@@ -401,14 +397,15 @@ def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_
     assert [each.number for each in RunJournal(run_dir).rollbacks()][-1] == 2
 
 
-def test_a_number_that_is_missing_is_a_rollback_that_was_lost() -> None:
+def test_a_number_that_is_missing_is_a_rollback_that_was_lost_and_waits_grow() -> None:
     def at(number: int, step: int) -> Any:
         return everstep.record.Rollback(number, step, "", step, "", (), 1)
 
-    assert Recovery().used([at(3, 10)], 11) == 3
-    assert Recovery().used([at(1, 10), at(3, 20)], 21) == 3
+    assert Recovery().used([at(3, 10)], 11) == Recovery().used([at(1, 10), at(3, 20)], 21) == 3
     assert Recovery(reset_after=8).used([at(1, 10), at(3, 20)], 21) == 2
     assert Recovery(reset_after=8).used([at(1, 10), at(2, 12)], 20) == 0
+    assert [Retry(backoff=0.5).seconds(attempt) for attempt in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert Retry(OSError).errors == (OSError,)
 
 
 LISTED = (ConnectionError,)
@@ -538,12 +535,6 @@ def test_the_last_try_raises_the_original_error_with_the_count(tmp_path: Path) -
     assert "tried again 2 times" in " ".join(refused.value.__cause__.__notes__)  # type: ignore[union-attr]
 
 
-def test_another_error_is_not_tried_again(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError):
-        train(tmp_path / "run", step=(5,), retry=Retry([TimeoutError], backoff=0))
-    assert tries(tmp_path / "run") == []
-
-
 def test_other_batches_than_before_the_stop_are_not_tried_again(tmp_path: Path) -> None:
     def start(order: list[int], *services: everstep.Service, boom: int = 0) -> None:
         services = (everstep.Checkpoints(Every(steps=2)), *services)
@@ -560,7 +551,10 @@ def test_other_batches_than_before_the_stop_are_not_tried_again(tmp_path: Path) 
     assert tries(tmp_path) == []
 
 
-def test_what_can_be_read_only_once_is_not_tried_again(tmp_path: Path) -> None:
+def test_neither_another_error_nor_what_can_be_read_only_once_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        train(tmp_path / "other", step=(5,), retry=Retry([TimeoutError], backoff=0))
+    assert tries(tmp_path / "other") == []
     task = Task(Fault(3), Fault())
     stream, services = iter([np.ones(2)] * 9), [Retry(LISTED, backoff=0)]
     door = trainer(tmp_path / "run", task, streams={"train": stream}, services=services, max_step=5)
@@ -615,8 +609,3 @@ def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
     assert ended.value.code == 128 + signal.SIGTERM and len(waits) == 1
     assert train(tmp_path / "run").task.w.tobytes() == straight[1].task.w.tobytes()
     assert rows(tmp_path / "run") == rows(straight[0])
-
-
-def test_arguments() -> None:
-    assert [Retry(backoff=0.5).seconds(attempt) for attempt in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert Retry(OSError).errors == (OSError,)

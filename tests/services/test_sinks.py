@@ -66,10 +66,16 @@ def exact(frame: pd.DataFrame, run_dir: Path) -> pd.DataFrame:
     return frame
 
 
-def require_same_files(a: Path, b: Path) -> None:
-    assert points(a) == points(b)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The undisturbed run; no test changes it."""
+    return tiny(tmp_path_factory.mktemp("whole") / "run").train(tail=evaluated)
+
+
+def require_same_files(whole: Tiny, run_dir: Path) -> None:
+    assert points(whole.run_dir) == points(run_dir)
     for name in ("metrics.jsonl", "metrics.csv"):
-        assert (a / "logs" / name).read_text() == (b / "logs" / name).read_text()
+        assert (whole.run_dir / "logs" / name).read_text() == (run_dir / "logs" / name).read_text()
 
 
 def rows_of(run_dir: Path, name: str, phase: str = "step") -> list[tuple[int, float]]:
@@ -156,59 +162,52 @@ class Database(Sink):
             db.executemany("insert into metrics values (:step, :loss)", self.lines(items))
 
 
-def test_a_sink_that_opens_the_path_itself_is_named(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path / "run", max_epoch=2, services=[Database("logs/metrics.db", every=Every(steps=1))])
-    with pytest.raises(ServiceError, match=r"UsageError: write\(\) of 'database' has written.*RemoteSink"):
-        tiny.train()
-    assert tiny.loop.ending.step == 8 and "'database' failed and is skipped" in tiny.loop.ending.warnings[0]
-
-
 class Wrong(Sink):
     def write(self, file: IO[str], items: Any) -> None:
         raise KeyError("accuracy")
 
 
-def test_an_error_of_write_is_a_warning_at_the_end_as_in_training(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path / "run", max_epoch=2, services=[Wrong("logs/wrong", every=Every(steps=1))]).train()
-    assert tiny.loop.ending.finished and "'wrong' failed and is skipped" in tiny.loop.ending.warnings[0]
-    assert any("logs/wrong is not complete (KeyError: 'accuracy')" in line for line in tiny.lines)
+def test_a_sink_that_opens_its_path_or_fails_to_write_is_named(tmp_path: Path) -> None:
+    wrong = Wrong("logs/wrong", every=Every(steps=1))
+    run = Tiny(tmp_path / "wrong", max_epoch=2, services=[wrong]).train()
+    assert run.loop.ending.finished and "'wrong' failed and is skipped" in run.loop.ending.warnings[0]
+    assert any("logs/wrong is not complete (KeyError: 'accuracy')" in line for line in run.lines)
+    run = Tiny(tmp_path / "run", max_epoch=2, services=[Database("logs/metrics.db", every=Every(steps=1))])
+    with pytest.raises(ServiceError, match=r"UsageError: write\(\) of 'database' has written.*RemoteSink"):
+        run.train()
+    assert run.loop.ending.step == 8 and "'database' failed and is skipped" in run.loop.ending.warnings[0]
 
 
 @pytest.mark.campaign("long")
-def test_going_back_to_an_older_checkpoint(tmp_path: Path) -> None:
-    tiny(tmp_path / "whole").train(tail=evaluated)
+def test_going_back_to_an_older_checkpoint(tmp_path: Path, whole: Tiny) -> None:
     tiny(tmp_path / "run").train(tail=evaluated)
     for back in (9, 4, 11, "epoch-0000-step-00000000", 2, 2):
         tiny(tmp_path / "run", resume=back).train(tail=evaluated)
-        require_same_files(tmp_path / "whole", tmp_path / "run")
+        require_same_files(whole, tmp_path / "run")
     for at in (6, 7):  # and crashing before anything is written
         with pytest.raises(Boom):
             tiny(tmp_path / "run", resume=5).train(boom_at(at))
     tiny(tmp_path / "run", resume=5).train(tail=evaluated)
-    require_same_files(tmp_path / "whole", tmp_path / "run")
+    require_same_files(whole, tmp_path / "run")
 
 
-def test_starting_over_with_the_same_services(tmp_path: Path) -> None:
+def test_starting_over_with_the_same_services(tmp_path: Path, whole: Tiny) -> None:
     same = sinks()
     tiny(tmp_path / "run", seed=1, sinks=same).train(tail=evaluated)
     tiny(tmp_path / "run", seed=7, sinks=same, resume=False).train(tail=evaluated)
-    tiny(tmp_path / "whole", seed=7).train(tail=evaluated)
-    require_same_files(tmp_path / "whole", tmp_path / "run")
+    require_same_files(whole, tmp_path / "run")
 
 
-def test_a_sink_that_comes_later_or_lost_its_files_writes_all_there_was(tmp_path: Path) -> None:
-    tiny(tmp_path / "whole").train(tail=evaluated)
+def test_a_sink_that_comes_later_or_lost_its_files_writes_all_there_was(tmp_path: Path, whole: Tiny) -> None:
+    logs = tmp_path / "run" / "logs"
     with pytest.raises(Boom):
         tiny(tmp_path / "run", sinks=()).train(boom_at(5), tail=evaluated)
     with pytest.raises(Boom):
         tiny(tmp_path / "run").train(boom_at(8), tail=evaluated)
-    for path in [
-        *(tmp_path / "run" / "logs").glob("metrics.*"),
-        *(tmp_path / "run" / "logs").rglob("*.everstep"),
-    ]:
+    for path in (*logs.glob("metrics.*"), *logs.rglob("*.everstep")):
         path.unlink()
     tiny(tmp_path / "run").train(tail=evaluated)
-    require_same_files(tmp_path / "whole", tmp_path / "run")
+    require_same_files(whole, tmp_path / "run")
 
 
 def test_other_settings_hold_for_the_whole_run(tmp_path: Path) -> None:
@@ -236,24 +235,24 @@ def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: P
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["sink.create", "sink.write", "sink.rename"])
-def test_a_full_disk_costs_no_training_and_the_files_catch_up(tmp_path: Path, point: str) -> None:
-    whole = tiny(tmp_path / "whole").train(tail=evaluated)
+def test_a_full_disk_costs_no_training_and_the_files_catch_up(
+    tmp_path: Path, whole: Tiny, point: str
+) -> None:
     run = tiny(tmp_path / "run")
     with armed(f"ENOSPC:{point}:2-5"):
         run.train(tail=evaluated)
     assert run.result() == whole.result()
-    require_same_files(tmp_path / "whole", tmp_path / "run")
+    require_same_files(whole, tmp_path / "run")
 
 
-def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_to_the_end_is_said_and_the_next_start_mends(tmp_path: Path, whole: Tiny) -> None:
     run = tiny(tmp_path / "run")
     with armed("ENOSPC:sink.write:8-999"):
         run.train(tail=evaluated)
     assert run.loop.ending.finished
     assert any("is not complete" in line and "start the run again" in line for line in run.lines)
     tiny(tmp_path / "run").train(tail=evaluated)
-    tiny(tmp_path / "whole").train(tail=evaluated)
-    require_same_files(tmp_path / "whole", tmp_path / "run")
+    require_same_files(whole, tmp_path / "run")
 
 
 def require_posted_once(run_dir: Path, server: Server) -> None:
@@ -347,14 +346,8 @@ def test_a_position_of_another_origin_is_named(tmp_path: Path) -> None:
 
 
 def test_values_and_names_of_every_kind(tmp_path: Path) -> None:
-    values = {
-        "nan": math.nan,
-        "inf": math.inf,
-        "low": -math.inf,
-        "tiny": 1e-300,
-        'say "hi",\n': 0.1,
-        "step": -0.0,
-    }
+    values = {"nan": math.nan, "inf": math.inf, "low": -math.inf, "tiny": 1e-300, 'say "hi",\n': 0.1}
+    values |= {"step": -0.0}
     tiny(tmp_path / "run").train(tail=lambda loop, epoch: loop.collect_metrics(values))
     for frame in (jsonl(tmp_path / "run"), table(tmp_path / "run")):
         line = frame[frame.phase == "tail"].iloc[0]
@@ -362,17 +355,6 @@ def test_values_and_names_of_every_kind(tmp_path: Path) -> None:
         assert (line.inf, line.low, line.tiny, line['say "hi",\n']) == (math.inf, -math.inf, 1e-300, 0.1)
         assert math.copysign(1, line["metric/step"]) == -1
     assert math.isnan(points(tmp_path / "run")["nan"][0][1])
-
-
-def test_text_that_is_no_unicode_holds_nothing_up(tmp_path: Path) -> None:
-    def bad(loop: Any, epoch: int) -> None:
-        loop.collect_metrics({"\udc80": 1.0})
-        loop.add_summary({"text": "\udc80"})
-
-    run = tiny(tmp_path / "run").train(tail=bad)
-    assert run.loop.ending.warnings == ()
-    found = points(tmp_path / "run")
-    assert found["?"][0] == (4, 1.0) and found["text"][0] == (4, b"?") and "?" in table(tmp_path / "run")
 
 
 def images() -> dict[str, Any]:
@@ -388,15 +370,19 @@ def images() -> dict[str, Any]:
     }
 
 
-def test_images(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "run").train(
-        tail=lambda loop, epoch: loop.add_summary({n: Image(pixels) for n, pixels in images().items()})
-    )
+def test_images_and_text_that_is_no_unicode(tmp_path: Path) -> None:
+    def tail(loop: Any, epoch: int) -> None:
+        loop.add_summary({name: Image(pixels) for name, pixels in images().items()})
+        loop.collect_metrics({"\udc80": 1.0})
+        loop.add_summary({"text": "\udc80"})
+
+    run = tiny(tmp_path / "run").train(tail=tail)
     assert run.loop.ending.warnings == ()
     found = points(tmp_path / "run")
     for name in images():
         ((step, width, height, png), *_) = found[name]
         assert (step, width, height, png[1:4]) == (4, 6, 4, b"PNG"), name
+    assert found["?"][0] == (4, 1.0) and found["text"][0] == (4, b"?") and "?" in table(tmp_path / "run")
 
 
 WRONG: dict[str, Any] = {
@@ -582,14 +568,9 @@ class Place:
 
 def expected(run_dir: Path) -> Counter[tuple[Any, ...]]:
     """Step, tag and value of each valid row."""
-    return Counter(
-        (
-            row.step,
-            row.name if row.phase in ("head", "step", "tail") else f"{row.phase}/{row.name}",
-            row.value,
-        )
-        for row in RunJournal(run_dir).rows()
-    )
+    rows = RunJournal(run_dir).rows()
+    own = ("head", "step", "tail")
+    return Counter((r.step, r.name if r.phase in own else f"{r.phase}/{r.name}", r.value) for r in rows)
 
 
 @pytest.mark.campaign("machine")

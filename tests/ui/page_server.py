@@ -1,4 +1,4 @@
-"""`everstep ui` in a process, and a browser's part of the talk: cookies and headers."""
+"""`everstep ui` in a process, and a browser's part of the talk: cookies and headers; a run with pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+import numpy as np
+
 import warm
+from everstep.services import Histogram, Image, TensorBoard
+from tiny_runs import Tiny
 from waiting import PATIENCE, until
 
 
@@ -100,3 +104,20 @@ def running_page(place: str | Path, *options: str) -> Iterator[Page]:
         page.close_visitors()
         page.process.kill()
         page.process.communicate()
+
+
+TEXT = "<img src=x onerror=alert(1)> epoch "
+
+
+def pictured(run_dir: Path, epochs: int = 3) -> Path:
+    """Train; each epoch adds `seen/noise` (a picture), `seen/weights` (a histogram) and `note` (a text)."""
+
+    def tail(loop: Any, epoch: int) -> None:
+        draws = np.random.default_rng(epoch)
+        pixels, weights = draws.random((32, 48, 3)), draws.standard_normal(1000)
+        loop.add_summary({"seen": {"noise": Image(pixels), "weights": Histogram(weights)}})
+        loop.add_summary({"note": f"{TEXT}{epoch}"})
+        loop.collect_metrics(valid_loss=1 / epoch)
+
+    Tiny(run_dir, max_epoch=epochs, services=[TensorBoard()]).train(tail=tail)
+    return run_dir

@@ -1,13 +1,17 @@
-"""The page attacked: by other users of the machine, other pages in the browser, and hostile addresses."""
+"""The page attacked: by other users, other pages, hostile addresses; nothing comes from elsewhere."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from page_server import Answer, Page, running_page
 
+from everstep.ui import STATIC
 from everstep.ui.server import application
 from waiting import PATIENCE
 
@@ -71,10 +75,19 @@ def test_a_name_that_leads_here_is_not_enough(guarded: Page, host: str) -> None:
 
 
 @pytest.mark.campaign("long")
-def test_names_that_are_given_or_local_are_answered(begun: Path) -> None:
+def test_given_names_and_links_of_other_pages_are_answered_and_ctrl_c_ends_it(begun: Path) -> None:
+    click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
     with running_page(begun, "--host", "box.example", "--host", "proxy.example:8443") as page:
         for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "box.example:8443", "proxy.example:8443"):
             assert page.ask("/api/runs", Host=host, Cookie=page.cookie).status == 200
+        token = page.line().rpartition("token=")[2].strip()
+        entered = page.ask(f"/?token={token}", **click)
+        assert entered.status == 303 and "set-cookie" in entered.headers
+        assert page.ask("/", Cookie=page.cookie, **click).status == 200
+        assert page.ask("/", **click).status == 401
+        with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as line:
+            line.sendall(b"GET / HT")
+            assert page.end() == (0, "")
 
 
 def test_two_host_headers_or_none_are_refused(guarded: Page) -> None:
@@ -103,17 +116,6 @@ def test_another_page_in_the_browser_gets_nothing(guarded: Page, site: str) -> N
     )
 
 
-@pytest.mark.campaign("long")
-def test_a_link_in_another_page_leads_to_the_page(begun: Path) -> None:
-    click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
-    with running_page(begun) as page:
-        token = page.line().rpartition("token=")[2].strip()
-        entered = page.ask(f"/?token={token}", **click)
-        assert entered.status == 303 and "set-cookie" in entered.headers
-        assert page.ask("/", Cookie=page.cookie, **click).status == 200
-        assert page.ask("/", **click).status == 401
-
-
 UP = ("../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%5c", "....//", "..%252f", "%00../")
 
 
@@ -133,9 +135,48 @@ def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
     assert listening == [f"0100007F{port}"]
 
 
-@pytest.mark.campaign("long")
-def test_ctrl_c_ends_it_at_once_also_with_an_open_connection(begun: Path) -> None:
-    with running_page(begun) as page:
-        with socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as line:
-            line.sendall(b"GET / HT")
-            assert page.end() == (0, "")
+# ------------------------------------------------------------------- what a browser loads
+
+VENDOR = STATIC / "vendor"
+OWN = sorted(path for path in STATIC.rglob("*") if path.is_file() and VENDOR not in path.parents)
+
+
+def test_vendored_files_are_those_of_the_list() -> None:
+    listed = {"VENDORED.json"}
+    for library in json.loads((VENDOR / "VENDORED.json").read_text()):
+        assert re.fullmatch(r"\d+\.\d+\.\d+", library["version"])
+        assert library["licence"] in ("MIT", "Apache-2.0")
+        assert f"LICENSE.{library['name']}" in {each["file"] for each in library["files"]}
+        for each in library["files"]:
+            found = hashlib.sha256((VENDOR / each["file"]).read_bytes()).hexdigest()
+            assert found == each["sha256"], f"{each['file']} is not the file of {library['package']}"
+            listed.add(each["file"])
+    assert {path.name for path in VENDOR.iterdir()} == listed
+
+
+def test_all_of_it_is_below_300_kb() -> None:
+    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < 300_000
+
+
+def test_no_string_becomes_markup_or_code() -> None:
+    """Names and messages of runs are data: the DOM takes them as text."""
+    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|\beval\(|new Function"
+    for path in OWN:
+        assert not re.search(ways, path.read_text()), path.name
+
+
+def test_nothing_comes_from_another_host() -> None:
+    namespaces = {"http://www.w3.org/2000/svg"}
+    for path in OWN:
+        assert set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[\w./-]*", path.read_text())) <= namespaces, (
+            path.name
+        )
+
+
+def test_the_page_fulfils_its_own_content_security_policy() -> None:
+    """`default-src 'self'` refuses scripts, styles and handlers inside markup."""
+    page = (STATIC / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
+    assert not re.search(r"<script(?![^>]*\ssrc=)", page)
+    for address in re.findall(r'(?:src|href)="([^"]*)"', page):
+        assert (STATIC / address.removeprefix("/static/")).is_file(), address

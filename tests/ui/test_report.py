@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from pictured_run import TEXT, pictured
+from page_server import TEXT, pictured
 
 from everstep.cli.looking import report_command as command
 from everstep.errors import ConfigError
@@ -103,17 +103,25 @@ def test_it_shows_the_hash_of_its_data(written: Parsed) -> None:
 
 
 def test_it_tells_what_happened_to_each_run(written: Parsed) -> None:
+    """What the page of a run tells, too: `one_run` makes both."""
     runs = {one["name"].rpartition("-")[0]: one for one in written.data["runs"]}
     assert list(runs) == ["long", "failed", "good"]
-    first, second = runs["long"]["starts"]
-    ends = [(one["status"], one["badge"]) for one in (first, second)]
-    assert ends == [("killed", "first"), ("finished", "verified")]
-    assert second["from_step"] in (4, 8) and second["step"] == 16, "the newest save that the kill left"
-    assert runs["failed"]["status"] == "failed" and runs["failed"]["failures"][0]["kind"] == "error"
     assert written.data["settings"] == [], "they are equal"
-    facts = runs["long"]["facts"]
-    assert facts["config"]["optimizer"]["lr"] == 0.1 and "numpy" in facts["packages"]
     assert all(one["checkpoints"] for one in runs.values())
+    (end,), (failure,) = runs["failed"]["starts"], runs["failed"]["failures"]
+    assert (end["status"], end["reason"]) == ("failed", "ValueError: at the step")
+    assert runs["failed"]["status"] == "failed" and failure["kind"] == "error"
+    long = runs["long"]
+    first, second = long["starts"]
+    assert (first["status"], first["badge"], first["from_step"]) == ("killed", "first", 0)
+    assert (second["status"], second["badge"], second["diverged_at"]) == ("finished", "verified", None)
+    assert second["from_step"] in (4, 8) and second["step"] == 16, "the newest save that the kill left"
+    assert second["how"].startswith("resume verified: ") and second["started"] >= first["last"]
+    assert first["step"] >= 8 and (long["status"], long["step"]) == ("finished", 16)
+    assert long["facts"]["config"]["optimizer"]["lr"] == 0.1 and "numpy" in long["facts"]["packages"]
+    assert {"stream": "step", "metrics": ["loss"]} in written.data["streams"]
+    best = {(one["phase"], one["name"]): (one["best"], one["best_step"]) for one in long["metrics"]}
+    assert best["tail", "valid_loss"] == (0.25, 16) and 16 in [one["step"] for one in long["checkpoints"]]
 
 
 @pytest.mark.campaign("long")

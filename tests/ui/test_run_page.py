@@ -41,26 +41,6 @@ def curve(page: Page, run: str, stream: str = "step", metric: str = "loss", **as
 
 
 @pytest.mark.campaign("long")
-def test_a_killed_run_shows_where_and_that_its_resume_was_verified(page: Page, made: Path) -> None:
-    found = page.get(f"/api/runs/{id_of(page, 'long')}").json
-    first, second = found["starts"]
-    assert (first["status"], first["badge"], first["from_step"]) == ("killed", "first", 0)
-    assert (second["status"], second["badge"], second["diverged_at"]) == ("finished", "verified", None)
-    assert second["from_step"] in (4, 8) and second["step"] == 16 and first["step"] >= 8
-    assert second["how"].startswith("resume verified: ") and second["started"] >= first["last"]
-    assert (found["status"], found["step"]) == ("finished", 16)
-    assert found["facts"]["config"]["optimizer"]["lr"] == 0.1
-    assert {"stream": "step", "metrics": ["loss"]} in found["streams"]
-    best = {(one["phase"], one["name"]): (one["best"], one["best_step"]) for one in found["metrics"]}
-    assert best["tail", "valid_loss"] == (0.25, 16) and 16 in [one["step"] for one in found["checkpoints"]]
-    ends = [page.get(f"/api/runs/{id_of(page, name)}").json["starts"][-1] for name in ("failed", "stopped")]
-    assert [(end["status"], end["reason"]) for end in ends] == [
-        ("failed", "ValueError: at the step"),
-        ("stopped", "SIGTERM"),
-    ]
-
-
-@pytest.mark.campaign("long")
 def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     run, journal = id_of(page, "long"), RunJournal(made / "long")
     steps, values = journal.series("loss", "step")
@@ -129,9 +109,24 @@ def wrote(*blocks: Any, events: Sequence[tuple[str, Any]] = (), then: Sequence[A
 
 def block(values: list[float], metric: str = "loss", first: int = 1) -> Any:
     rows = len(values)
-    return everstep.record.Block(
-        0, "step", metric, False, list(range(first, first + rows)), values, [1] * rows, [0] * rows
-    )
+    steps = list(range(first, first + rows))
+    return everstep.record.Block(0, "step", metric, False, steps, values, [1] * rows, [0] * rows)
+
+
+def shipped(run: Path) -> tuple[Database, dict[str, Any]]:
+    """An index in memory of one run, and its row there."""
+    database = Database(None)
+    sync(database, [run])
+    with database.read() as connection:
+        (row,) = connection.execute(select(runs)).mappings()
+        return database, dict(row)
+
+
+def sketched_and_whole(run: Path) -> list[Any]:
+    """Twenty points of the run's loss as a page asks for them first, and made of all its values."""
+    database, row = shipped(run)
+    options = [CurveOptions("step", "loss", begin=begin, points=20) for begin in (None, 0)]
+    return [curves(database, [row], each)["series"][0] for each in options]
 
 
 def test_values_that_json_lacks_are_strings_and_markup_is_data(tmp_path: Path) -> None:
@@ -279,13 +274,18 @@ def test_a_divergence_superseded_points_and_a_fork_are_shown(tmp_path: Path) -> 
 
 
 def test_runs_side_by_side_have_their_metrics_and_the_settings_that_differ(tmp_path: Path) -> None:
+    """A name of a metric may have a slash and a comma."""
     for name, rate in (("a", 0.1), ("b", 0.2)):
-        written(tmp_path / name, wrote(block([1.0], name)), facts={"config": {"lr": rate, "same": [1]}})
+        blocks = [block([1.0], name), block([1.0], "Loss/train"), block([2.0], "a,b")]
+        written(tmp_path / name, wrote(*blocks), facts={"config": {"lr": rate, "same": [1]}})
     with running_page(tmp_path) as page:
         found = page.get("/api/compare", runs=f"{id_of(page, 'b')},{id_of(page, 'a')}").json
         assert found["settings"] == [{"name": "config.lr", "values": [0.2, 0.1]}]
         assert [run["name"][0] for run in found["runs"]] == ["b", "a"]
-        assert found["streams"] == [{"stream": "step", "metrics": ["a", "b"]}]
+        assert found["streams"] == [{"stream": "step", "metrics": ["Loss/train", "a", "a,b", "b"]}]
+        for query in ("columns=a%2Cb&columns=a&columns=name", "columns=a%2Cb&columns=a%2Cname"):
+            answer = page.get(f"/api/runs?{query}").json
+            assert [column["name"] for column in answer["columns"]] == ["a,b", "a", "name"]
 
 
 REPORT = ("verified", {"report": "resume verified: 2 steps", "steps": 2})
@@ -309,10 +309,8 @@ def test_the_list_says_of_resumes_what_the_page_of_the_run_says(
     tmp_path: Path, later: list[Writing], told: str | None, badges: list[str]
 ) -> None:
     run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0], first=3)]), *later)
-    database = Database(None)
-    sync(database, [run])
+    database, row = shipped(run)
     with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
         found = starts(connection, row["id"])
     assert [start["badge"] for start in found] == ["first", *badges] and row["verified"] == told
 
@@ -328,16 +326,6 @@ def test_tags_and_the_note_of_a_run_are_shown(tmp_path: Path) -> None:
         page.wait_for(lambda: page.get("/api/runs", where='note="the new data"', columns="note").json["rows"])
 
 
-def test_a_name_of_a_metric_may_have_a_slash_and_a_comma(tmp_path: Path) -> None:
-    run = written(tmp_path / "a", wrote(block([1.0], "Loss/train"), block([2.0], "a,b"), block([3.0])))
-    with running_page(run) as page:
-        found = page.get("/api/compare", runs=id_of(page, "a")).json
-        assert found["streams"] == [{"stream": "step", "metrics": ["Loss/train", "a,b", "loss"]}]
-        for query in ("columns=a%2Cb&columns=loss&columns=name", "columns=a%2Cb&columns=loss%2Cname"):
-            answer = page.get(f"/api/runs?{query}").json
-            assert [column["name"] for column in answer["columns"]] == ["a,b", "loss", "name"]
-
-
 @pytest.mark.parametrize("odd", [None, math.inf])
 def test_a_curve_of_very_many_rows_is_that_of_all_its_values(tmp_path: Path, odd: float | None) -> None:
     values = np.random.default_rng(1).standard_normal(6000)
@@ -345,14 +333,7 @@ def test_a_curve_of_very_many_rows_is_that_of_all_its_values(tmp_path: Path, odd
     parts = [block(values[at : at + 1000].tolist(), first=at + 1) for at in range(0, 6000, 1000)]
     again = block([99.0] * 1000, first=4001)
     run = written(tmp_path / "a", wrote(*parts[:4], then=[again]), wrote(*parts[4:]))
-    database = Database(None)
-    sync(database, [run])
-    with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
-    ((one,), (all_of_it,)) = (
-        curves(database, [row], CurveOptions("step", "loss", begin=begin, points=20))["series"]
-        for begin in (None, 0)
-    )
+    one, all_of_it = sketched_and_whole(run)
     same = ("n", "n_superseded", "nonfinite") if odd is None else all_of_it.keys()
     for name in same:
         assert np.array_equal(one.get(name), all_of_it.get(name)), name
@@ -364,26 +345,13 @@ def test_a_curve_of_very_many_rows_is_that_of_all_its_values(tmp_path: Path, odd
     assert np.array_equal(one["last"], values[one["x"] - 1])
 
 
-@pytest.mark.parametrize(
-    "writings",
-    [
-        [wrote(block([0.5] * 300), then=[block([0.5] * 6000, first=301)]), wrote()],
-        [wrote(block([0.5] * 6000), block([0.5] * 300, first=100_000))],
-        [wrote(block([0.5] * 6000)._replace(steps=[1 << 60] * 6000))],
-    ],
-    ids=["few of them valid", "far apart", "no float64"],
-)
-def test_a_sketch_that_would_be_too_coarse_is_not_used(tmp_path: Path, writings: list[Writing]) -> None:
-    run = written(tmp_path / "a", *writings)
-    database = Database(None)
-    sync(database, [run])
-    with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
-    one, all_of_it = (
-        curves(database, [row], CurveOptions("step", "loss", begin=begin, points=20))["series"][0]["x"]
-        for begin in (None, 0)
-    )
-    assert np.array_equal(one, all_of_it)
+def test_a_sketch_that_would_be_too_coarse_is_not_used(tmp_path: Path) -> None:
+    few_valid = [wrote(block([0.5] * 300), then=[block([0.5] * 6000, first=301)]), wrote()]
+    far_apart = [wrote(block([0.5] * 6000), block([0.5] * 300, first=100_000))]
+    no_float64 = [wrote(block([0.5] * 6000)._replace(steps=[1 << 60] * 6000))]
+    for number, writings in enumerate((few_valid, far_apart, no_float64)):
+        one, all_of_it = sketched_and_whole(written(tmp_path / str(number), *writings))
+        assert np.array_equal(one["x"], all_of_it["x"]), number
 
 
 @pytest.mark.campaign("long", gate=1)

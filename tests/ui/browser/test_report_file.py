@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chromium import expect
 from click.testing import CliRunner
-from pictured_run import TEXT, pictured
+from page_server import TEXT, pictured
 
 from everstep.cli.looking import report_command as command
 from tiny_runs import Tiny
