@@ -229,7 +229,7 @@ class Epochs(LoopDriver):
         engine = self._engine
         engine.wakeups.wake()  # the first boundary finds out which step is the last
         current, clock = engine.progress, engine.clock
-        collector, announcer, drew = engine.collector, engine.announcer, engine.verifier.drew
+        collector, board, drew = engine.collector, engine.board, engine.verifier.drew
         step_times, complete_step = collector.step_times, engine.complete_step
         self._loop_end = end = (
             NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
@@ -272,8 +272,8 @@ class Epochs(LoopDriver):
                 self._waited += began - asked
                 collector.open_step = step = current.step + 1
                 self._step_began = began
-                if announcer.synchronous:
-                    announcer.announce(Moment.BEFORE_STEP, self.batch)
+                if board.synchronous:
+                    board.announce(Moment.BEFORE_STEP, self.batch)
                 yield step if run_stream is None else (step, batch)
                 if self._step_loops != number or collector.open_step != step:
                     raise UsageError(

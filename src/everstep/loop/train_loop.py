@@ -198,7 +198,7 @@ class TrainLoop(Door):
             for name, value in values.items():
                 self._collector.require_alone(place, at, name)
                 self._collector.outside(place, at, name, value)
-        self._engine.announcer.announce(Moment.METRICS_COLLECTED, values)
+        self._engine.board.announce(Moment.METRICS_COLLECTED, values)
 
     @contextmanager
     def metric_collector(self, name: str) -> Iterator[MetricMean]:
@@ -255,7 +255,7 @@ class TrainLoop(Door):
         engine.note_evaluation(self.clock() - began)
         # read all values together: each read would wait for the device
         values = resolve(list(found.values()))
-        engine.announcer.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
+        engine.board.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
 
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
@@ -295,7 +295,7 @@ class TrainLoop(Door):
 
     def announce_printed(self, stats: Mapping[str, Stats]) -> None:
         """Tell observers the statistics of a printed line."""
-        announce = self._engine.announcer.announce
+        announce = self._engine.board.announce
         announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
 

@@ -40,7 +40,19 @@ Actions = Iterable[Pending]
 
 
 class ServiceBoard:
-    """Holds the services in the order in which they run."""
+    """Holds the services in the order in which they run, and tells them the moments of the run.
+
+    Attributes:
+        progress: the run's step and epoch.
+        apply: applies actions.
+        together: unites the actions of all ranks.
+        synchronous: moments inside steps that a service asked for; the others cost nothing.
+        looked_at: names of the outputs of steps that services look at.
+    """
+
+    progress: Progress
+    apply: Callable[[Actions], None]
+    together: Callable[[list[Pending], Iterable[Service]], list[Pending]]
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
         self._reports = True
@@ -50,6 +62,11 @@ class ServiceBoard:
         self._opened: list[Service] = []
         self._failures: dict[str, int] = {}
         """Number of failures of each REPORT service."""
+        self.synchronous: set[Moment] = set()
+        self.looked_at: set[str] = set()
+        self._outputs: dict[str, Any] = {}
+        """Outputs of step `_outputs_of`, the newest that had any."""
+        self._outputs_of = 0
 
     def __iter__(self) -> Iterator[Service]:
         return iter(self._services)
@@ -130,6 +147,54 @@ class ServiceBoard:
             finally:
                 self._collector.alone = before
         return actions
+
+    def services_changed(self) -> None:
+        self.synchronous = {moment for moment in SYNCHRONOUS if self.wanting(moment)}
+        self.looked_at = {
+            name for service in self.wanting(Moment.AFTER_STEP) for name in service.output_names
+        }
+
+    def view(self, moment: Moment, payload: Any = None) -> BoundaryOf:
+        current = self.progress
+        outputs = self._outputs if moment is Moment.AFTER_STEP and self._outputs_of == current.step else {}
+        stop = None if current.stop is None else current.stop.reason
+
+        def boundary_of(service: Service) -> Boundary:
+            return Boundary(
+                moment=moment,
+                step=current.step,
+                epoch=current.epoch,
+                readings=self.reader(service),
+                stop=stop,
+                payload=payload,
+                outputs=outputs and {n: outputs[n] for n in service.output_names if n in outputs},
+            )
+
+        return boundary_of
+
+    def fire(self, moment: Moment, payload: Any = None) -> None:
+        """Tell a moment between boundaries to the services that asked for it, and apply their answers."""
+        wanting = self.wanting(moment)
+        actions = self.run(wanting, self.view(moment, payload))
+        if moment not in OBSERVED:
+            self.apply(self.united(actions, [service for service in wanting if service.controller]))
+
+    def united(self, actions: list[Pending], may_act: Sequence[Service]) -> list[Pending]:
+        """Unite the actions of all ranks, where services have run that may act."""
+        return self.together(actions, self) if may_act else actions
+
+    def announce(self, moment: Moment, payload: Any = None) -> None:
+        """Tell a moment inside a step to its observers, which may not act."""
+        if moment in self.synchronous:
+            self.fire(moment, payload)
+
+    def without_outputs(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metrics among a step's values, and keep the outputs that services look at."""
+        if self._outputs_of != step:
+            self._outputs, self._outputs_of = {}, step
+        looked_at = {name: value for name, value in values.items() if name in self.looked_at}
+        self._outputs.update(looked_at)
+        return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}
 
     def _taken(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
         if not isinstance(outcome, Outcome):
@@ -290,66 +355,3 @@ def _require_may_act(service: Service, actions: Sequence[Action], moment: Moment
             f"service {service.name!r} ({kind} of stage {service.stage.name}) asked for {actions[0]}; "
             f"to act, give its class {' and '.join(lacks)}"
         )
-
-
-class Announcer:
-    def __init__(
-        self,
-        board: ServiceBoard,
-        progress: Progress,
-        apply: Callable[[Actions], None],
-        together: Callable[[list[Pending], Iterable[Service]], Actions],
-    ) -> None:
-        self._board, self._progress, self._apply, self._together = board, progress, apply, together
-        self.synchronous: set[Moment] = set()
-        """Moments inside steps that a service asked for; the others cost nothing."""
-        self.looked_at: set[str] = set()
-        """Names of the outputs of steps that services look at."""
-        self._outputs: dict[str, Any] = {}
-        """Outputs of step `_outputs_of`, the newest that had any."""
-        self._outputs_of = 0
-
-    def services_changed(self) -> None:
-        self.synchronous = {moment for moment in SYNCHRONOUS if self._board.wanting(moment)}
-        self.looked_at = {
-            name for service in self._board.wanting(Moment.AFTER_STEP) for name in service.output_names
-        }
-
-    def view(self, moment: Moment, payload: Any = None) -> Callable[[Service], Boundary]:
-        current = self._progress
-        outputs = self._outputs if moment is Moment.AFTER_STEP and self._outputs_of == current.step else {}
-        stop = None if current.stop is None else current.stop.reason
-
-        def view(service: Service) -> Boundary:
-            return Boundary(
-                moment=moment,
-                step=current.step,
-                epoch=current.epoch,
-                readings=self._board.reader(service),
-                stop=stop,
-                payload=payload,
-                outputs=outputs and {n: outputs[n] for n in service.output_names if n in outputs},
-            )
-
-        return view
-
-    def fire(self, moment: Moment, payload: Any = None) -> None:
-        """Tell a moment between boundaries to the services that asked for it, and apply their answers."""
-        wanting = self._board.wanting(moment)
-        actions = self._board.run(wanting, self.view(moment, payload))
-        if moment not in OBSERVED:
-            may_act = any(service.controller for service in wanting)
-            self._apply(self._together(actions, self._board) if may_act else actions)
-
-    def announce(self, moment: Moment, payload: Any = None) -> None:
-        """Tell a moment inside a step to its observers, which may not act."""
-        if moment in self.synchronous:
-            self.fire(moment, payload)
-
-    def without_outputs(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the metrics among a step's values, and keep the outputs that services look at."""
-        if self._outputs_of != step:
-            self._outputs, self._outputs_of = {}, step
-        looked_at = {name: value for name, value in values.items() if name in self.looked_at}
-        self._outputs.update(looked_at)
-        return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}

@@ -183,7 +183,7 @@ class Boundaries:
             engine.decisions.apply([pending])
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
-        view = engine.announcer.view(moment, payload)
+        view = engine.board.view(moment, payload)
         engine.board.run([s for s in due if s.stage is Stage.REPORT], view)
         if can_save:
             # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)
@@ -193,7 +193,7 @@ class Boundaries:
                     engine.program_checks.check_updates()
                 engine.loop.check_epoch()
             saving = [s for s in due if s.stage is Stage.SAVE]
-            saves = self._together(engine.board.run(saving, view), saving)
+            saves = engine.board.united(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
         engine.board.fired(due, when)
         self._plan()
@@ -237,7 +237,7 @@ class Boundaries:
     ) -> list[Pending]:
         """Run services up to stage DECIDE; an interruption may leave an evaluation among them."""
         engine = self._engine
-        view = engine.announcer.view(moment, payload)
+        view = engine.board.view(moment, payload)
         actions: list[Pending] = []
         for service in [s for s in due if s.stage <= Stage.DECIDE]:
             self._may_abandon = can_save and not actions  # actions asked for so far must be applied
@@ -247,11 +247,7 @@ class Boundaries:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
-        return self._together(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
-
-    def _together(self, actions: list[Pending], may_act: list[Service]) -> list[Pending]:
-        """Unite the actions of all ranks, where services are due that may act."""
-        return self._engine.ranks.together(actions, self._engine.board) if may_act else actions
+        return engine.board.united(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
 
     def _save_due(self, actions: list[Pending], phase: Phase) -> None:
         """Save where asked; keep the state that a resume from the epoch's tail will need."""
@@ -279,7 +275,7 @@ class Boundaries:
         engine.spent.begin_boundary()
         self._may_abandon = not engine.progress.step  # a resume has the checkpoint of step 0
         try:
-            engine.announcer.fire(Moment.BEFORE_EPOCH)
+            engine.board.fire(Moment.BEFORE_EPOCH)
         except EvaluationInterrupted:
             engine.leave()
         finally:

@@ -273,7 +273,7 @@ class Door(RunView):
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED."""
         self._engine.require_open("add_summary")
-        self._engine.announcer.announce(Moment.SUMMARY_ADDED, summary)
+        self._engine.board.announce(Moment.SUMMARY_ADDED, summary)
 
     @checked_keywords
     def loop(self, seconds: float, fn: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from everstep.services.console import Voice
 from everstep.services.replayed import Replayed
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
-from everstep.supervisor.board import Announcer, ServiceBoard
+from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.program_variables import ProgramVariables
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, WatchedMetrics, Work
@@ -108,9 +108,9 @@ class Engine:
                 with self.ranks.telling():
                     divide(self.ranks.group, self.settings.data_ranks)
                     self._open(stack)
-                    self.announcer.fire(Moment.ENTER_LOOP)
+                    self.board.fire(Moment.ENTER_LOOP)
                     if self.recovered.checkpoint is not None:
-                        self.announcer.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
+                        self.board.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
                 self.resources = stack.pop_all()
         except Exception as error:  # before there is a run with pages
             tell_torchrun(f"{type(error).__name__}: {error}", traceback_lines(error))
@@ -180,7 +180,8 @@ class Engine:
             self.user, self.progress, recovered.step, self.voice, self.warn_once
         )
         self.decisions = Decisions(self)
-        self.announcer = Announcer(self.board, self.progress, self.decisions.apply, self.ranks.together)
+        self.board.progress, self.board.apply = self.progress, self.decisions.apply
+        self.board.together = self.ranks.together
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.ranks.agree_by_steps(stack, lambda: self.progress.step, reporter)
@@ -282,7 +283,7 @@ class Engine:
 
     def services_changed(self) -> None:
         if self.status == "open":
-            self.announcer.services_changed()
+            self.board.services_changed()
         self.wakeups.wake()
 
     def set_limit(self, name: Literal["max_step", "max_epoch"], value: int | None) -> None:
@@ -341,13 +342,12 @@ class Engine:
 
     def collect(self, step: int, given: Mapping[str, Any]) -> None:
         """Take the values of a step, for the record and for observers."""
-        announcer = self.announcer
-        metrics = announcer.without_outputs(step, given) if announcer.looked_at else given
+        metrics = self.board.without_outputs(step, given) if self.board.looked_at else given
         if self.collector.across is not None and (weight := self.streams.weight) != 1.0:
             self.collector.weights[step] = weight
         self.collector.add(step, metrics)
-        if announcer.synchronous:
-            announcer.announce(Moment.METRICS_COLLECTED, given)
+        if self.board.synchronous:
+            self.board.announce(Moment.METRICS_COLLECTED, given)
 
     def complete_step(self, batch: Any, can_save: bool = True) -> None:
         """Count a complete step; `can_save`: not where `break` has left its body."""

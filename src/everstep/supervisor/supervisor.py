@@ -135,7 +135,7 @@ class Supervisor(Door):
             "sv.advance() was not called",
             "call it at the end of each step: while not sv.should_stop(): ...; sv.advance()",
         )
-        if engine.announcer.synchronous and not self._draws.streams:
+        if engine.board.synchronous and not self._draws.streams:
             self._draws.begin_step()
         return False
 
@@ -159,7 +159,7 @@ class Supervisor(Door):
                 f"advance() after the loop should have ended ({stop.reason}); check before each step: "
                 "while not sv.should_stop()"
             )
-        if engine.announcer.synchronous:
+        if engine.board.synchronous:
             draws.begin_step()  # where the step drew no batch
         if metrics:
             engine.collect(engine.progress.step + 1, metrics)
@@ -231,7 +231,7 @@ class Draws(LoopDriver):
         step = self._engine.progress.step + 1
         if self._announced < step:
             self._announced = step
-            self._engine.announcer.announce(Moment.BEFORE_STEP, self.batch)
+            self._engine.board.announce(Moment.BEFORE_STEP, self.batch)
 
     def hand_out(self, run_stream: RunStream, batch: Any) -> None:
         engine = self._engine
@@ -239,7 +239,7 @@ class Draws(LoopDriver):
         engine.verifier.drew(engine.progress.step + 1, run_stream.name, run_stream.pass_index, batch)
         self._batches[run_stream.name] = batch
         self.batch = batch if len(self.streams) == 1 else self._batches
-        if engine.announcer.synchronous:
+        if engine.board.synchronous:
             self.begin_step()
 
     def complete_step(self) -> None:

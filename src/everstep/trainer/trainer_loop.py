@@ -52,7 +52,7 @@ class TrainerLoop(TrainLoop):
 
     def look_at(self, step: EvalStep) -> None:
         """Show a batch of an evaluation to the observers."""
-        self._engine.announcer.announce(Moment.AFTER_EVAL_STEP, step)
+        self._engine.board.announce(Moment.AFTER_EVAL_STEP, step)
 
     def collect_found(self, found: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
@@ -66,7 +66,7 @@ class TrainerLoop(TrainLoop):
         """Announce what a service's evaluation found; its boundary continues."""
         self._engine.watched.evaluated(found.keys())
         self._engine.note_evaluation(seconds)
-        self._engine.announcer.fire(Moment.AFTER_EVALUATION, found)
+        self._engine.board.fire(Moment.AFTER_EVALUATION, found)
 
     def _require_new(self, found: Mapping[str, float]) -> None:
         """Refuse a second use of an evaluation's metric name: best values and early stops would mix both."""

@@ -123,7 +123,7 @@ class Exit:
         failures += _attempt(lambda: self._conclude(cause))
         # where no save came later that would have been refused
         failures += _attempt(engine.opening.mirror.require_held)
-        failures += _attempt(lambda: engine.announcer.fire(Moment.EXIT_LOOP, engine.ending))
+        failures += _attempt(lambda: engine.board.fire(Moment.EXIT_LOOP, engine.ending))
         failures += _attempt(engine.resources.close)
         engine.mark_closed()
         number, interruption = engine.ranks.signal, engine.decisions.interruption
@@ -192,7 +192,7 @@ class Exit:
         engine.verifier.end()
         finishing = [s for s in engine.board if type(s).finish is not Service.finish]
         engine.spent.begin_boundary()
-        engine.board.run(finishing, engine.announcer.view(Moment.EXIT_LOOP), finish=True)
+        engine.board.run(finishing, engine.board.view(Moment.EXIT_LOOP), finish=True)
         if (current.step, current.epoch) != (engine.recovered.step, engine.recovered.epoch):
             engine.watched.check(engine.recording.last_values.keys(), at_end=True)
         if self._at_end and current.stop is not None and not current.stop.failed:

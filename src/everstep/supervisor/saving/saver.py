@@ -180,7 +180,7 @@ class Saver:
         engine = self._engine
         # at most boundaries the guards have run before, and nothing was collected since
         guards = [s for s in engine.board if s.guards_saves and engine.board.reader(s).names()]
-        engine.decisions.apply(engine.board.run(guards, engine.announcer.view(Moment.AFTER_STEP)))
+        engine.decisions.apply(engine.board.run(guards, engine.board.view(Moment.AFTER_STEP)))
         self.announce_commits(wait=True)
         return not engine.user.tainted
 
@@ -327,7 +327,7 @@ class Saver:
             name = str(committed.name)
             engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
-            engine.announcer.fire(Moment.AFTER_CHECKPOINT, name)
+            engine.board.fire(Moment.AFTER_CHECKPOINT, name)
 
     def _forget_lost_best(self) -> None:
         """Name no best weights that a failed save has not kept; no later save has them."""
