@@ -218,29 +218,6 @@ everstep.recovering(main)
 # ------------------------------------------------------------------------------------ what is kept on disk
 
 
-UNKEPT = """
-class Memory:
-    def state_dict(self):
-        # of this step a copy is kept, for an interruption in the tail; no save is asked for
-        if rank == refusing and keep and keep[0].step == 7:
-            raise everstep.errors.NotResumableError("not here")
-        return {"here": 1}
-    def load_state_dict(self, state):
-        pass
-for refusing in (1, 0):
-    keep, own = [], {"memory": everstep.PerRank(Memory())}
-    saves = everstep.Checkpoints(everstep.Every(epochs=1), copy=False)
-    loop = trained(f"refused-{refusing}", keep=keep, services=[saves], own=own)
-    say(refusing, loop.ending.finished, loop.ending.failed_saves, loop.ending.warnings)
-"""
-
-
-def test_a_state_that_one_rank_cannot_keep_is_kept_on_none() -> None:
-    for rank, said in enumerate(outputs(HEAD + UNKEPT, 2)):
-        told = [line for line in said.splitlines() if "True" in line]
-        assert told == [f"{rank}: {refusing} True 0 ()" for refusing in (1, 0)]
-
-
 FULL = """
 def run(name, spec=None):
     everstep.hazard.arm(spec)
