@@ -163,6 +163,7 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path) -> None:
 STOP = Outcome(actions=(Stop("now"),))
 ANYTHING: Any = {"loss": 1.0}
 UNNAMED: Any = Stop("now")
+UNKNOWN = Outcome(actions=(ANYTHING,))
 REFUSED: list[tuple[Callable[[], Service], str]] = [
     (lambda: at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
     (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
@@ -183,6 +184,7 @@ REFUSED: list[tuple[Callable[[], Service], str]] = [
     ),
     (lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
     (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
+    (lambda: Acts("odd", lambda b: UNKNOWN, Stage.DECIDE), r"\} cannot be applied here; give Stop, Int"),
 ]
 
 
@@ -385,6 +387,20 @@ def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path
 def test_two_clocks_that_must_both_be_due_bring_no_boundary_before_the_later_one() -> None:
     assert (Every(seconds=10) & Every(seconds=600)).next_time() == 600
     assert (Every(seconds=10) | Every(seconds=600)).next_time() == 10
+    assert (Every(seconds=10) & Every(steps=3)).next_time() is None
+
+
+def test_of_two_schedules_either_or_both_are_due(tmp_path: Path) -> None:
+    both, clock = Every(steps=2) & Every(steps=3), Every(epochs=1) & Every(seconds=1e-9)
+    due: dict[str, list[int]] = {"both": [], "clock": [], "either": []}
+    schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both}
+    services = [
+        Told(name, lambda b, name=name: due[name].append(b.step), Stage.DECIDE, each)
+        for name, each in schedules.items()
+    ]
+    Tiny(tmp_path, max_epoch=2, services=services).train()
+    assert due == {"both": [6], "clock": [4, 8], "either": [5, 6]}
+    assert {both, Every(steps=2) & Every(steps=3)} == {both}
 
 
 Ask = Callable[[Any], object]
