@@ -32,6 +32,9 @@ class Instant(NamedTuple):
 class Schedule:
     """Base of all schedules; combine two with `|` (either is due) or `&` (both are due)."""
 
+    at_ends: bool | None = None
+    """True: due at ends of epochs alone; False: after steps alone."""
+
     def due(self, when: Instant) -> bool:
         """Whether the schedule is due at a boundary."""
         raise NotImplementedError(type(self).__name__)
@@ -62,10 +65,10 @@ class Schedule:
         return hash(repr(self))
 
     def __or__(self, other: Schedule) -> Schedule:
-        return _Either(self, other)
+        return _Pair(self, "|", other)
 
     def __and__(self, other: Schedule) -> Schedule:
-        return _Both(self, other)
+        return _Pair(self, "&", other)
 
 
 @checked_init
@@ -93,6 +96,7 @@ class Every(Schedule):
             )
         if self.seconds is None:
             setattr(self, given[0], integer(given[0], getattr(self, given[0])))
+            self.at_ends = self.steps is None
         else:
             self.seconds = number("seconds", self.seconds)
 
@@ -124,6 +128,8 @@ class Every(Schedule):
 
 class At(Schedule):
     """Due after the given steps (positive numbers, in any order), and at no other."""
+
+    at_ends = False
 
     @checked_keywords
     def __init__(self, *steps: int) -> None:
@@ -157,54 +163,51 @@ class Unscheduled(Never):
 
 
 class _Pair(Schedule):
-    word = "?"
+    """Two schedules of which either is to be due ("|"), or both ("&")."""
 
-    def __init__(self, left: Schedule, right: Schedule) -> None:
+    def __init__(self, left: Schedule, word: str, right: Schedule) -> None:
         for side in (left, right):
             if not isinstance(side, Schedule):
                 raise ConfigError(f"{side!r} is not a schedule; combine values such as Every(steps=100)")
-        self.left, self.right = left, right
+        self.sides, self.both = (left, right), word == "&"
+        self._repr = f"({left!r} {word} {right!r})"
+        ends = {side.at_ends for side in self.sides}
+        if self.both and ends == {True, False}:
+            raise ConfigError(
+                f"{self!r} is never due, as the end of an epoch is a boundary after that of its last step; "
+                "give one of the two"
+            )
+        known = [end for end in ends if end is not None]
+        self.at_ends = known[0] if known and (self.both or len(ends) == 1) else None
+
+    def due(self, when: Instant) -> bool:
+        return (all if self.both else any)(side.due(when) for side in self.sides)
 
     def next_step(self, step: int) -> int:
-        return min(self.left.next_step(step), self.right.next_step(step))
+        return min(side.next_step(step) for side in self.sides)
 
     def next_time(self) -> float | None:
-        return earliest((self.left.next_time(), self.right.next_time()))
+        times = [side.next_time() for side in self.sides]
+        if not self.both:
+            return earliest(times)
+        if not all(side.wall for side in self.sides):
+            return None  # a side in steps or epochs brings the loop to a boundary by itself
+        return max((t for t in times if t is not None), default=None)
 
     def start(self, now: float) -> None:
-        self.left.start(now)
-        self.right.start(now)
+        for side in self.sides:
+            side.start(now)
 
     def fired(self, when: Instant) -> None:
-        self.left.fired(when)
-        self.right.fired(when)
+        for side in self.sides:
+            side.fired(when)
 
     @property
     def wall(self) -> bool:
-        return self.left.wall or self.right.wall
+        return any(side.wall for side in self.sides)
 
     def __repr__(self) -> str:
-        return f"({self.left!r} {self.word} {self.right!r})"
-
-
-class _Either(_Pair):
-    word = "|"
-
-    def due(self, when: Instant) -> bool:
-        return self.left.due(when) or self.right.due(when)
-
-
-class _Both(_Pair):
-    word = "&"
-
-    def next_time(self) -> float | None:
-        if not (self.left.wall and self.right.wall):
-            return None  # a side in steps or epochs brings the loop to a boundary by itself
-        times = (self.left.next_time(), self.right.next_time())
-        return max((t for t in times if t is not None), default=None)
-
-    def due(self, when: Instant) -> bool:
-        return self.left.due(when) and self.right.due(when)
+        return self._repr
 
 
 def earliest(times: Iterable[float | None]) -> float | None:

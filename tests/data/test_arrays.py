@@ -182,11 +182,13 @@ def test_the_number_of_a_batch_is_that_of_the_pass_also_after_a_resume(prefetche
         list(stream.open("train", 2, position, seed=1))
 
 
-def test_what_is_left_out_is_left_out_at_a_resume_too() -> None:
+@pytest.mark.parametrize("wrap", [lambda stream: stream, everstep.data.prefetch])
+def test_what_is_left_out_is_left_out_at_a_resume_too(wrap: Callable[[Stream], Stream]) -> None:
     batches = [[], [1], [], [2, 3], [], [4], [5]]
-    check_stream(
-        lambda: everstep.data.checked(batches, fixed_batch_size=1, wrong_size="ignore", empty_batch="ignore")
-    )
+    how: Any = {"fixed_batch_size": 1, "wrong_size": "ignore", "empty_batch": "ignore"}
+    check_stream(lambda: wrap(everstep.data.checked(batches, **how)))
+    cursor = wrap(everstep.data.checked(batches, **how)).open("train", 0, seed=1)
+    assert list(cursor) == [[1], [2, 3], [4], [5]] and cursor.passed_over() == [0, 2, 4]
 
 
 class Uncounted(Stream):
@@ -262,8 +264,8 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: loader(SAMPLES, 2, prefetch_factor=3), ValueError, "prefetch_factor"),
     (lambda: prefetch([1], 0), ConfigError, "buffer=0: give an integer, 1 or more"),
     (lambda: prefetch([1], 1.5), ConfigError, "buffer=1.5: give an integer, 1 or more"),  # type: ignore[arg-type]
-    (lambda: prefetch(loader(SAMPLES, 2)), ConfigError, "give the loader num_workers=1"),
-    (lambda: prefetch(DataLoader(SAMPLES)), ConfigError, "give the DataLoader num_workers=1"),
+    (lambda: prefetch(loader(SAMPLES, 2)), ConfigError, "give the loader itself, with num_workers=1"),
+    (lambda: prefetch(DataLoader(SAMPLES)), ConfigError, "give the DataLoader itself, with num_workers=1"),
     (lambda: checked([], empty_batch="warning"), ConfigError, "did you mean 'warn'"),  # type: ignore[arg-type]
     (lambda: checked([], empty_batches="warn"), ConfigError, "did you mean 'empty_batch'"),  # type: ignore[call-arg]
     (lambda: checked([], sources="image"), ConfigError, "sources='image': give a list of keys"),

@@ -99,8 +99,12 @@ def test_other_bad_arguments() -> None:
     put(memory, 1)
     with pytest.raises(DataError, match="different numbers of items"):
         memory.extend(x=np.zeros((2, 2)), n=[1])
-    with pytest.raises(DataError, match="300 does not fit"):
-        RingBuffer(2, {"a": "uint8"}).append(a=300)
+    for kind, item in (("uint8", 300), ("int8", 300), ("int8", np.uint8(200)), ("int64", 1 << 63)):
+        with pytest.raises(DataError, match=f"{item}.* does not fit"):
+            RingBuffer(2, {"a": kind}).append(a=item)
+    small = RingBuffer(2, {"a": "int8"})
+    small.append(a=np.int64(-3))
+    assert small[0]["a"] == -3
     with pytest.raises(IndexError, match="no item 1"):
         memory[1]
     for fields in ({}, {"x": object}, {"x": "nothing"}, {"a b": "uint8"}, {"x": ("uint8", ("a",))}):

@@ -163,6 +163,7 @@ def test_a_failing_service_of_any_other_stage_raises(tmp_path: Path) -> None:
 STOP = Outcome(actions=(Stop("now"),))
 ANYTHING: Any = {"loss": 1.0}
 UNNAMED: Any = Stop("now")
+UNKNOWN = Outcome(actions=(ANYTHING,))
 REFUSED: list[tuple[Callable[[], Service], str]] = [
     (lambda: at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
     (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
@@ -183,6 +184,7 @@ REFUSED: list[tuple[Callable[[], Service], str]] = [
     ),
     (lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
     (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
+    (lambda: Acts("odd", lambda b: UNKNOWN, Stage.DECIDE), r"\} cannot be applied here; give Stop, Int"),
 ]
 
 
@@ -382,6 +384,19 @@ def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path
         assert Finishing.said == []
         start()
         assert Finishing.said == [(stage.name, 8) for stage in stages]
+
+
+def test_of_two_schedules_either_or_both_are_due(tmp_path: Path) -> None:
+    both, clock = Every(steps=2) & Every(steps=3), Every(epochs=1) & Every(seconds=1e-9)
+    due: dict[str, list[int]] = {"both": [], "clock": [], "either": []}
+    schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both}
+    services = [
+        Told(name, lambda b, name=name: due[name].append(b.step), Stage.DECIDE, each)
+        for name, each in schedules.items()
+    ]
+    Tiny(tmp_path, max_epoch=2, services=services).train()
+    assert due == {"both": [6], "clock": [4, 8], "either": [5, 6]}
+    assert {both, Every(steps=2) & Every(steps=3)} == {both}
 
 
 Ask = Callable[[Any], object]

@@ -209,6 +209,21 @@ def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
     assert tiny.loop.ending.finished and until(lambda: server.got) and len(server.got) == 1
 
 
+def test_a_command_that_fails_is_one_warning_with_the_reason(tmp_path: Path) -> None:
+    boom = [sys.executable, "-c", "import sys; sys.exit('first\\nboom: no mail')"]
+    failing = {
+        "No such file or directory": ["no-such-program"],
+        "exit status 1": ["false"],
+        "exit status 1: boom: no mail": boom,
+    }
+    for why, command in failing.items():
+        run = tmp_path / why
+        assert trained(run, Notify(command=command, timeout=PATIENCE)).loop.ending.finished
+        lines = (run / "logs" / "run.log").read_text().splitlines()
+        (said,) = [line for line in lines if f"{command[0]} was not told that" in line]
+        assert said.endswith(f": {why}")
+
+
 @pytest.mark.campaign("timed")
 def test_a_step_does_not_wait_for_a_slow_receiver(tmp_path: Path) -> None:
     """It takes 3 seconds to be told that the run is stuck; the run moves on meanwhile."""

@@ -332,10 +332,10 @@ def test_a_function_gets_the_value_of_a_slot_and_copies(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, Any] = {
-    "a dict for a list": lambda states, rank, size: {"a": 1},
+    "a dict -> a list": lambda states, rank, size: {"a": 1},
     "KeyError: 'x'": lambda states, rank, size: {}["x"],
     "cannot be saved": lambda states, rank, size: [object()],
-    "a NoneType for a list": lambda states, rank, size: states.clear(),
+    "a NoneType -> a list": lambda states, rank, size: states.clear(),
 }
 
 

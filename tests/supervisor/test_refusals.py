@@ -89,6 +89,7 @@ UNSAVED = r"(?s)state entry 'thing'.*"
 FORMS = r"data_ranks=.*give a mesh.*a pair.*or 1"
 NUMBER = r"seconds=.*: give a number, 0 or more"
 POLICY = r'on_missing=\'ignore\'.*"error", "warn" or "skip"'
+TWO_BEST = "two Best services have restore_at_end=True"
 TWO_SAVES = r"Checkpoints\(Every\(epochs=1\) \| Every\(steps=500\)"
 SCHEDULE = "is not a schedule"
 
@@ -111,6 +112,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (door({"thing": 7}), StateError, UNSAVED + r"Slot\(value\)"),
     (door({"n": everstep.PerRank(5)}), StateError, r"'n' is a bare int \(5\).*Slot"),
     (lambda path: everstep.PerRank(everstep.PerRank([])), ConfigError, "declares the object twice"),
+    (lambda path: everstep.PerRank([], merge=3), ConfigError, "merge=3: give a function"),  # type: ignore[arg-type]
     (opened({"bag": {"m": everstep.PerRank([1])}}), StateError, r"PerRank\(\[1\]\) is inside another object"),
     (opened({"all": {"layers": [1, {"act": object()}]}}), StateError, r"all.*layers.*1.*act"),
     # arguments of the doors
@@ -119,6 +121,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     *((door(**{name: value}), ConfigError, f"{name}={value!r}: give True or False")
       for name in ("lock", "show_eta") for value in (0, None, "yes")),
     *((door(groups=value), ConfigError, "give a list of prefixes") for value in ("encoder", 3, [1], None)),
+    *((door(resume=value), ConfigError, f"resume={value!r}: give True") for value in (1.5, None)),
+    (door(on_divergence="ignore"), ConfigError, "on_divergence='ignore'.*or leave it out"),
     (door(formatter="%.3f"), ConfigError, r"formatter='%\.3f': give an everstep"),
     *((door(max_time=value), ConfigError, "positive") for value in (0, -1, NAN, True, "60")),
     *((door(services=value), ConfigError, LISTED) for value in (everstep.Checkpoints(), 3, print)),
@@ -130,6 +134,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (door(config={"note": 1}, config_free=["not"]), ConfigError, "has no 'not'; did you mean 'note'"),
     (door(services=[HangWatch(), HangWatch(5)]), ConfigError, "two HangWatch"),
     (door(services=[everstep.Checkpoints(), everstep.Checkpoints(keep_last=None)]), ConfigError, TWO_SAVES),
+    (door(services=[everstep.Best(m, restore_at_end=True) for m in ("loss", "acc")]), ConfigError, TWO_BEST),
+    (door(services=[Other("metrics")]), ConfigError, "'metrics' is taken by the metric windows"),
     *((door(watch=value), ConfigError, "give a name, or a pair") for value in (("a", "min", 2), 5, ())),
     (door(watch="val_los"), ConfigError, r'give watch=\("val_los", "min"\) or "max"'),
     (door(watch=("f1", "min"), services=[everstep.Best("f1", "max")]), ConfigError, "give one of the two"),
@@ -149,6 +155,12 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     *((lambda path, make=make, value=value: make(value), ConfigError, WHOLE)
       for value in (0, 2.5, True, "3", NAN)
       for make in (lambda n: Every(steps=n), everstep.At, lambda n: everstep.services.StopAfter(epochs=n))),
+    (lambda path: Every(), ConfigError, "exactly one of steps, epochs, seconds; got none"),
+    (lambda path: Every(steps=1, epochs=2), ConfigError, r"got \['steps', 'epochs'\]"),
+    (lambda path: everstep.At(), ConfigError, "at least one step number"),
+    (lambda path: Every(steps=1) | 3, ConfigError, f"3 {SCHEDULE}"),  # type: ignore[operator]
+    *((lambda path, one=one: one & Every(epochs=1), ConfigError, r"& Every.* is never due.*give one of")
+      for one in (Every(steps=3), everstep.At(3), Every(steps=3) & Every(seconds=1))),
     *((lambda path, n=n: everstep.Checkpoints(keep_last=n), ConfigError, f"keep_last={n}")
       for n in (0, 2.5, True)),
     (lambda path: everstep.services.StopAfter(), ConfigError, "give steps=, epochs= or seconds="),
@@ -175,6 +187,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     # optimizers around optimizers
     (lambda path: Clipped(torch.optim.SGD), ConfigError, "give an optimizer, as in SGD"),  # type: ignore[arg-type]
     (lambda path: Clipped(sgd(), 1.0), ConfigError, r"clip=1\.0: give Clip"),  # type: ignore[arg-type]
+    (lambda path: Clipped(torch.optim.LBFGS([torch.zeros(1)])), ConfigError, "and use LBFGS itself"),
     (lambda path: Minibatches(sgd(), 0), ConfigError, "num_minibatches=0: give an integer"),
     (lambda path: Minibatches(sgd(), num_minibatch=2), ConfigError, "did you mean 'num_minibatches'"),  # type: ignore[call-arg]
     # calls inside a loop

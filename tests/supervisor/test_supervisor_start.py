@@ -265,6 +265,11 @@ def test_a_checkpoint_of_another_state_is_refused_with_the_three_lists(tmp_path:
     assert raised.value.unexpected == ("momentum",)
     assert raised.value.reshaped == ("w/float64 (3,) -> float64 (4,)",)
     assert w.tolist() == [1] * 4 and checkpoints(tmp_path) == before
+    others = {"w": np.zeros(3), "momentum": np.zeros(3), "bag": [1]}
+    Tiny(tmp_path / "other", max_epoch=1, also={"bag": {"n": 1}}).train()
+    with pytest.raises(RestoreError, match="make the program as it was") as raised:
+        Tiny(tmp_path / "other", max_epoch=2, state=others).train()
+    assert raised.value.reshaped == ("bag/a dict -> a list",) and others["bag"] == [1]
     assert stepwise(tmp_path).train().seen[0][1] == 6
 
 
@@ -310,6 +315,16 @@ def test_a_last_save_that_fails_is_an_error_and_the_run_goes_on_from_before(tmp_
     again = Tiny(tmp_path / "run", max_epoch=3).train()
     assert 0 < len(again.seen) < 12
     assert again.result() == straight.result()
+
+
+def test_an_end_that_cannot_be_recorded_is_an_error_and_no_step_is_lost(tmp_path: Path) -> None:
+    with (
+        armed("EIO:journal.fsync:3-99"),
+        pytest.raises(CheckpointError, match=r"could not be recorded.*no step"),
+    ):
+        Tiny(tmp_path, max_epoch=1).train()
+    again = Tiny(tmp_path, max_epoch=1).train()
+    assert again.seen == [] and again.loop.ending.finished
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
@@ -474,6 +489,13 @@ def test_passes_end_the_loop_cleanly(tmp_path: Path) -> None:
     assert walk.seen[:5] != walk.seen[5:]
     again = Walk(tmp_path / "run", passes=2).run()
     assert again.seen == [] and again.sv.ending.finished
+    with quiet(tmp_path / "next") as sv:
+        batches = sv.stream([1, 2], passes=1)
+        while True:  # the StopIteration leaves the block, as clean an end as that of should_stop()
+            sv.should_stop()
+            next(batches)
+            sv.advance()
+    assert (sv.ending.finished, sv.ending.reason) == (True, "stream 'train' ended after 1 pass")
 
 
 def test_more_passes_continue_a_run_that_used_its_up(tmp_path: Path) -> None:

@@ -89,9 +89,6 @@ class PassCursor(Cursor):
         if closer is not None:
             closer()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.what}, batches={self._count})"
-
 
 class SampledCursor(PassCursor):
     """Cursor over the batches of a plan, from batch `start` on."""
@@ -124,8 +121,11 @@ class SampledStream(Stream):
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
-        # a generator of the dataset's own stands behind the batch
-        self.draws_again = not self.generators
+
+    @property
+    def draws_again(self) -> bool:  # type: ignore[override]
+        """Unless the dataset has a generator of its own, which stands behind the batch."""
+        return not self.generators
 
     @abstractmethod
     def _open(self, plan: Plan, first: int) -> SampledCursor:
@@ -187,10 +187,7 @@ def _forwarded(kind: type, attribute: str, name: str) -> property:
         found = getattr(getattr(self, attribute), name, _MISSING)
         return getattr(super(kind, self), name) if found is _MISSING else found
 
-    def put(self: Any, value: Any) -> None:
-        setattr(getattr(self, attribute), name, value)
-
-    return property(get, put)
+    return property(get)
 
 
 @forwarding_to("stream")

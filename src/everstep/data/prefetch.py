@@ -13,7 +13,7 @@ from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor, StreamWrapper
-from everstep.errors import ConfigError, NotResumableError
+from everstep.errors import ConfigError
 
 
 @checked_keywords
@@ -49,13 +49,10 @@ class Prefetched(StreamWrapper):
     def describe(self, seed: int) -> dict[str, Any]:
         return describe(self.stream, seed)
 
-    def __repr__(self) -> str:
-        return f"prefetch({self.stream!r}, buffer={self._buffer})"
-
 
 class _Made(NamedTuple):
     batch: Any
-    position: Any  # the position after the batch, or the NotResumableError that asking for it raised
+    position: Any  # the position after the batch
     weight: float = 1.0
     done: int | None = None  # `Cursor.done` after the batch
     passed_over: Sequence[int] = ()
@@ -75,22 +72,15 @@ class _Buffer(queue.Queue[_Made]):
                 self.get_nowait()
 
 
-def _position(cursor: Cursor) -> Any:
-    try:
-        return cursor.position()
-    except NotResumableError as error:
-        return error
-
-
 def _produce(cursor: Cursor, buffer: _Buffer) -> None:
     try:
         for batch in cursor:
             # The position goes with its batch: the cursor runs ahead of the batches handed out.
-            place = _position(cursor), cursor.weight, cursor.done, cursor.passed_over()
+            place = cursor.position(), cursor.weight, cursor.done, cursor.passed_over()
             buffer.put(_Made(batch, *place))
             if buffer.stopped:
                 return
-        place = _position(cursor), 1.0, cursor.done, cursor.passed_over()
+        place = cursor.position(), 1.0, cursor.done, cursor.passed_over()
         buffer.put(_Made(None, *place, error=StopIteration()))
     except BaseException as error:  # any error belongs to the thread that asks for the batch
         buffer.put(_Made(None, None, error=error))
@@ -101,7 +91,7 @@ class PrefetchCursor(PassCursor):
 
     def __init__(self, what: str, cursor: Cursor, buffer: int) -> None:
         self._cursor, self._buffer = cursor, _Buffer(buffer)
-        self._position = _position(cursor)  # before the thread starts, which moves the cursor
+        self._position = cursor.position()  # before the thread starts, which moves the cursor
         self._passed_over: list[int] = []
         done, left = cursor.done or 0, cursor.remaining()
         total = None if left is None else done + left
@@ -140,8 +130,6 @@ class PrefetchCursor(PassCursor):
         return found
 
     def position(self) -> Any:
-        if isinstance(self._position, NotResumableError):
-            raise self._position
         return self._position
 
     def _stop(self) -> None:

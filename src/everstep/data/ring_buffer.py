@@ -245,7 +245,9 @@ class _Field:
             raise DataError(
                 f"the field {self._name!r} takes the shape {(*expected, *self.shape)}, got {array.shape}"
             )
-        if array.size == 0 or array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind"):
+        # floating-point numbers are rounded, as NumPy does; an integer out of range would be another one
+        casting: Any = "same_kind" if dtype.kind in "fc" else "safe"
+        if array.size == 0 or np.can_cast(array.dtype, dtype, casting):
             return array.astype(dtype, copy=False)
         cast = array.astype(dtype) if array.dtype.kind in "biu" else None
         if cast is None or not np.array_equal(cast, array):

@@ -104,10 +104,7 @@ def _kind(tree: Any) -> str:
     """Name the kind of an entry's tree: "optimizer" (it has groups), "weights" (it has arrays) or "state"."""
     if isinstance(tree, Mapping) and tree.keys() >= {"state", "param_groups"}:
         return "optimizer"
-    try:
-        return "weights" if encode(tree).arrays else "state"
-    except StateError:
-        return "state"
+    return "weights" if encode(tree).arrays else "state"
 
 
 class DrillLimit(BuiltIn):

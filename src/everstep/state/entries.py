@@ -223,7 +223,10 @@ class ContainerEntry(_AsSavedEntry):
         return tree
 
     def check(self, tree: Any) -> Mismatch:
-        return self.expects()(tree)
+        mismatch = self.expects()(tree)
+        if type(tree) is not type(self.container):
+            mismatch.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
+        return mismatch
 
     def expects(self) -> Callable[[Any], Mismatch]:
         kind = type(self.container)
@@ -243,10 +246,7 @@ class ContainerEntry(_AsSavedEntry):
         return check
 
     def load(self, tree: Any) -> None:
-        mismatch = self.check(tree)
-        if type(tree) is not type(self.container):
-            mismatch.reshaped.append(f"a {type(tree).__name__} -> a {type(self.container).__name__}")
-        mismatch.require_none()
+        self.check(tree).require_none()
         live = dict(_pairs(self.container))
         restored = [(key, _restored(live.get(key), value)) for key, value in _pairs(tree)]
         self.container.clear()
@@ -331,10 +331,8 @@ def _restored(live: Any, saved: Any) -> Any:
             return live
     try:
         entry = _entry(live)
-    except StateError:
-        if not is_array:
-            raise
-        return saved  # read-only, or an array type of its own
+    except StateError:  # of what no checkpoint holds, such as a read-only array
+        return saved
     if entry is None or (is_array and any(entry.check(saved))):
         return saved
     if isinstance(entry, ContainerEntry) and type(live) is not type(saved):

@@ -321,5 +321,5 @@ class Endless:
         return self.passes is not None and self._run_stream.pass_index >= self.passes
 
     def _stop(self) -> None:
-        name = self._run_stream.name
-        self._engine.decisions.stop(f"stream {name!r} ended after {self.passes} passes", "stream", name)
+        name, passes = self._run_stream.name, "1 pass" if self.passes == 1 else f"{self.passes} passes"
+        self._engine.decisions.stop(f"stream {name!r} ended after {passes}", "stream", name)

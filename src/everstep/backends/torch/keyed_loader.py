@@ -7,7 +7,7 @@ not depend on the number of workers, on prefetching, or on where a resume starts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -87,14 +87,18 @@ def loader(
 class Loader(SampledStream):
     """Stream that `loader` makes; immutable."""
 
-    no_thread = "change the global random state in a thread; give the loader num_workers=1 or more instead"
+    no_thread = "change the global random state in a thread; give the loader itself, with num_workers=1"
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
         self._dataset, self._collate, self._options = dataset, collate, options
-        self.generators = data_rng.held_by([dataset, collate])
         super().__init__(sampling)
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
         DataLoader(dataset, **options)
+
+    @property
+    def generators(self) -> Sequence[Any]:  # type: ignore[override]
+        """Those that are there now: the program may put another one in place before each epoch."""
+        return data_rng.held_by([self._dataset, self._collate])
 
     def _open(self, plan: Plan, first: int) -> SampledCursor:
         purpose, pass_index = plan.purpose, plan.pass_index

@@ -77,6 +77,11 @@ class Around(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"{type(self).__name__}({optimizer!r:.60}): give an optimizer, as in SGD(...)")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError(
+                f"{type(self).__name__}(LBFGS): it makes gradients several times in a step, by its closure; "
+                "limit or add them up in the closure, and use LBFGS itself"
+            )
         # No super().__init__(): groups, state and hooks are those of the wrapped optimizer.
         self.optimizer = optimizer
         self._metrics: dict[str, Any] = {}

@@ -46,7 +46,7 @@ from everstep.data.other_libraries import (
     shuffle_buffers,
 )
 from everstep.data.pass_order import KeptBySamplers, PassOrder, can_be_saved, is_known, plain_index, unpacked
-from everstep.errors import DataError, NotResumableError
+from everstep.errors import DataError
 
 _SETTINGS = (
     *("batch_size", "drop_last", "replacement", "num_samples", "shuffle", "seed"),
@@ -77,7 +77,9 @@ class DataLoaderStream(Stream):
     A loader with persistent workers, or with `in_order=False`, can be evaluated on, but not read by a run.
     """
 
-    no_thread = "draw from the global random state in a thread; give the DataLoader num_workers=1 or more"
+    no_thread = (
+        "draw from the global random state in a thread; give the DataLoader itself, with num_workers=1"
+    )
     rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
@@ -91,7 +93,6 @@ class DataLoaderStream(Stream):
         # one process reads what several ranks read together where the sampler says that it hands out all
         if share is not None or ranks_said(sampler) == (0, 1):
             self._split(sampler)
-        self.generators = _generators(self.loader)
         self._own_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
         self.kept = KeptBySamplers(self._own_samplers | weighted, [loader.dataset, *self.generators])
@@ -139,6 +140,11 @@ class DataLoaderStream(Stream):
             kind: Any = type(loader.batch_sampler)
             place, chosen = "batch_sampler", kind(chosen, loader.batch_size, loader.drop_last)
         self.loader = _copied(loader, place, chosen)
+
+    @property
+    def generators(self) -> Sequence[Any]:  # type: ignore[override]
+        """Those that are there now: the program may put another one in place before each epoch."""
+        return _generators(self.loader)
 
     @property
     def keeps_place(self) -> Any:
@@ -365,8 +371,6 @@ class DataLoaderCursor(PassCursor):
         return self._stream.weight(self._count - 1) if self._count else 1.0
 
     def position(self) -> dict[str, Any]:
-        if refusal := self._stream.unsaveable:
-            raise NotResumableError(f"{self.what} cannot be saved: {refusal}")
         if isinstance(self._last, tuple):
             index, random, generators = self._last
             last = {"index": index, "random": data_rng.tree_of(random), "generators": generators}

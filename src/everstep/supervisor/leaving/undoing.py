@@ -77,7 +77,7 @@ class Rollbacks:
             # before the choice: the next start must not find what this start has not continued from
             self._store.apply_choice()
         except (OSError, CheckpointError) as error:
-            return f"the checkpoints that this start left could not be set aside ({error})"
+            return f"the checkpoints that this start left could not be set aside ({error}); {remedy(error)}"
         checkpoints = [facts.name for facts in self._store.facts() if facts.name.step < blamed[-1].step]
         if not checkpoints:
             return "no checkpoint from before that step is left; keep more with Checkpoints(keep_last=...)"

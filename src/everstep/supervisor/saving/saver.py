@@ -40,7 +40,6 @@ from everstep.errors import (
     CheckpointError,
     DivergedRanksError,
     NonFiniteError,
-    NotResumableError,
     RunDirError,
 )
 from everstep.record import Position
@@ -160,11 +159,8 @@ class Saver:
         if not self._is_good():
             return
         self._forget_lost_best()
-        try:
-            taken: Snapshot | NotResumableError | None = self._try_snapshot(name, phase)
-        except NotResumableError as error:
-            taken = error  # raised only where a save is really asked for
-        self._snapshot, self._kept_only = None if taken is None else self._lasting(taken), True
+        snapshot = self._try_snapshot(name, phase)
+        self._snapshot, self._kept_only = None if snapshot is None else self._lasting(snapshot), True
 
     def commit_kept(self, *, interim: bool = False) -> None:
         """Commit the newest copy, if it is not; `interim`: it is only used until the epoch's end is saved."""
@@ -213,24 +209,18 @@ class Saver:
             self._failed(error, str(name), best)
             return None
 
-    def _lasting(self, snapshot: Snapshot | NotResumableError) -> Snapshot | None:
+    def _lasting(self, snapshot: Snapshot) -> Snapshot | None:
         """Return a snapshot that lasts while training continues; None, on all ranks, where one has none."""
         if self._buffers.copy:
-            return snapshot if isinstance(snapshot, Snapshot) else None
-        kept: Snapshot | Exception = snapshot
-        if isinstance(snapshot, Snapshot):
-            outcome: list[Encoded | OSError | MemoryError] = []
-            tree = snapshot.commit.common
-            self._writer.submit(lambda: self._spill.keep(tree), outcome.append, outcome.append)
-            self._writer.wait()
-            if isinstance(on_disk := outcome[0], Encoded):
-                kept = replace(snapshot, commit=replace(snapshot.commit, common=on_disk))
-            else:
-                kept = on_disk
-        group = self._engine.ranks.group
-        error = first_error(group, kept if isinstance(kept, Exception) else None, "the copy on disk")
-        if error is None and isinstance(kept, Snapshot):
-            return kept
+            return snapshot
+        outcome: list[Encoded | OSError | MemoryError] = []
+        tree, group = snapshot.commit.common, self._engine.ranks.group
+        self._writer.submit(lambda: self._spill.keep(tree), outcome.append, outcome.append)
+        self._writer.wait()
+        on_disk = outcome[0]
+        error = first_error(group, None if isinstance(on_disk, Encoded) else on_disk, "the copy on disk")
+        if error is None and isinstance(on_disk, Encoded):
+            return replace(snapshot, commit=replace(snapshot.commit, common=on_disk))
         self._spill.close()
         if isinstance(error, OSError | MemoryError):
             self._failed(error)

@@ -259,11 +259,7 @@ class RunStream:
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
-            try:
-                self._left = self._position()
-            except NotResumableError as error:
-                # an error only where a save needs the place: `tree` raises it
-                self._left = error
+            self._left = self._position()
         self.ledger.end_pass(self.cursor)
         self.close()
         self._saved = None
@@ -284,8 +280,6 @@ class RunStream:
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
-        if isinstance(self._left, NotResumableError):
-            raise self._left
         self.ledger.take(self.cursor)
         unhashed = self._saved_words if self.stream is None else self.stream.unhashed_keys
         position, words = _split(self._position(), unhashed)
