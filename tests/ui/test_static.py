@@ -7,6 +7,7 @@ import json
 import re
 
 from everstep.ui import STATIC
+from everstep.ui.report import MODULES, bundle
 
 VENDOR = STATIC / "vendor"
 OWN = sorted(path for path in STATIC.rglob("*") if path.is_file() and VENDOR not in path.parents)
@@ -51,3 +52,9 @@ def test_the_page_fulfils_its_own_content_security_policy() -> None:
     assert not re.search(r"<script(?![^>]*\ssrc=)", page)
     for address in re.findall(r'(?:src|href)="([^"]*)"', page):
         assert (STATIC / address.removeprefix("/static/")).is_file(), address
+
+
+def test_the_report_can_hold_all_of_it_in_one_file() -> None:
+    assert not re.search(r"^(?:import|export)\b", bundle(MODULES), re.MULTILINE)
+    for path in STATIC.rglob("*.*s"):
+        assert not re.search("</script|</style|<!--", path.read_text(), re.IGNORECASE), path.name

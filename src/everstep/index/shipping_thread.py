@@ -19,10 +19,7 @@ SECONDS = 30.0
 """Seconds between two shippings of a run that has nothing new: the heartbeat that shows that it is alive."""
 
 PAUSE = 1.0
-"""Least seconds between two shippings to a server, which gets new rows at once: other machines look there."""
-
-_LOOK = 0.2
-"""Seconds between two looks at the size of the journal."""
+"""Seconds between two looks at the size of the journal, for an index in a server."""
 
 PATIENCE = 2.0
 """Seconds that the end of a run waits for the index; an earlier shipping does not wait."""
@@ -59,14 +56,13 @@ class IndexWriter:
             self._say = lambda line: None
 
     def _work(self) -> None:
-        look = idle = min(_LOOK if isinstance(self._place, str) else SECONDS, SECONDS)
+        wait = pause = min(PAUSE if isinstance(self._place, str) else SECONDS, SECONDS)
         shipped, beat = None, 0.0
-        while not self._ending.wait(look):
-            look, now = idle, time.monotonic()
+        while not self._ending.wait(wait):
+            wait, now = pause, time.monotonic()
             if self._has_stepped() and ((end := self._end()) != shipped or now >= beat):
-                went = self._ship(0.0)
+                wait = pause if self._ship(0.0) else SECONDS
                 shipped, beat = end, now + SECONDS
-                look = min(max(look, PAUSE), SECONDS) if went else SECONDS
         self._ship(PATIENCE)
         self._database = None
 
