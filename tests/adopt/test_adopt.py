@@ -79,12 +79,27 @@ LOOP = """for epoch in range(3):
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("print(1)\n", 1, "no loop here calls backward()"),
+        ("", 1, "no loop here calls backward()"),
         ("import everstep\n" + LOOP, 1, "by hand"),
         (BEGIN + "import os, accelerate\n" + LOOP, 6, "as in docs/recipes/huggingface.md#accelerate"),
         ("import lightning as L\nL.Trainer().fit(net)\n", 1, "as in docs/recipes/lightning.md"),
         ("print(1)\nfrom transformers import Trainer\n", 2, "as in docs/coming-from/lightning-hf.md"),
-        (BEGIN + LOOP + LOOP, 11, "a second loop that trains"),
+        (BEGIN + LOOP + LOOP, 11, "a second loop that trains: put each"),
+        (BEGIN + LOOP + LOOP.partition("\n")[2], 11, "a second loop that trains in an epoch"),
+        (BEGIN + "torch.multiprocessing.spawn(f)\n" + LOOP, 6, "this starts several processes"),
+        (BEGIN + "def f():\n    n = 0\n    def g():\n        nonlocal n\n" + LOOP, 9, "use a dictionary"),
+        (BEGIN + "class C:\n    def f(self):\n        global n\n" + LOOP, 8, "a method assigns a global"),
+        ("x = [1]\n" + LOOP.replace("        optimizer.step()\n", ""), 2, "no model or optimizer"),
+        (
+            "from lib import k\n" + BEGIN + LOOP.replace("range(3)", "range(k, 9)"),
+            7,
+            "`k` is an argument or import",
+        ),
+        (
+            BEGIN + "f = lambda x: 1\n" + LOOP.replace("sum()", "sum() * f(1)") + "        f = lambda x: x\n",
+            6,
+            "`f` is a function, and a checkpoint has none",
+        ),
         (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
         (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "without steps: `in range(n)`"),
         (BEGIN + LOOP + "    else:\n        pass\n", 7, "has an `else`: move these lines"),
@@ -163,6 +178,15 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             "in kept.e:",
         ),
         (around("w = torch.zeros(20)\n", step=STEP + "w[0] = 1\n"), "kept.w[0]"),
+        (around("k = 2\n").replace("range(3)", "range(k, 9)"), "max_epoch=len(range(kept.k, 9))"),
+        (around("k = 2\n").replace("range(3)", "range(1, k + 1)"), "max_epoch=k)"),
+        (around().replace("row in x", "row, y in x"), "for _, (row, y) in"),
+        (
+            around("n = 0\n", step=STEP + "try: n = 1\n" + STEP + "except ValueError: print(n)\n"),
+            "kept.n = 1",
+        ),
+        (around("n = [0]\ndef f(k):\n    n.append(k) or f(k)\n", step=STEP + "f(2)\n"), "kept.n.append"),
+        (around("a = b = 0\n", step=STEP + "a = b\n" + STEP + "b = a\n"), "kept.b = a"),
         (
             around("o = list(range(9))\n", head=HEAD + "torch.shuffle(o)\n", step=STEP + "print(o)\n"),
             "shuffle(kept.o)",
@@ -217,9 +241,20 @@ def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
 
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    done = warm.run([*COMMAND, "train.py", "-o", "new.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and not (tmp_path / "new.py").exists()
-    assert "line 1: no loop here calls backward()" in done.stderr and "train.py is not patched" in done.stderr
+    (tmp_path / "odd.py").write_text("x = (\n")
+    (tmp_path / "bytes.py").write_bytes(b"\xff")
+    for line, status, said in (
+        ("train.py -o new.py", 1, "line 1: no loop here calls backward()"),
+        ("train.py", 1, "train.py is not patched"),
+        ("train.py --drill", 2, "give it a place: -o FILE"),
+        ("train.py -o train.py", 2, "-o train.py: give a file that does not exist, in a folder"),
+        ("train.py -o none/new.py", 2, "in a folder that exists"),
+        ("odd.py", 2, "odd.py is not Python: line 1: '(' was never closed"),
+        ("bytes.py", 2, "bytes.py is not Python: 'utf-8' codec"),
+    ):
+        done = warm.run([*COMMAND, *line.split()], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == status and said in done.stderr, done.stderr
+    assert not (tmp_path / "new.py").exists()
 
 
 def compared(folder: Path, now: str) -> str | None:

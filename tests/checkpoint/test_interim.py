@@ -58,7 +58,7 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
             loop._engine.saver._writer.wait_idle()
             listed = [one["name"] for one in asked("checkpoints", tmp_path)]
             shown = [one["name"] for one in asked("show", tmp_path)["checkpoints"]]
-            watched = CheckpointFollower(tmp_path, "each", 0, 0.0, print)._committed()
+            watched = CheckpointFollower(tmp_path, "each", 0, 0.0)._committed()
             CliRunner().invoke(
                 commands, ["export", str(tmp_path), "--entry", "w", "--out", str(tmp_path / "out")]
             )

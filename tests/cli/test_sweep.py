@@ -167,6 +167,7 @@ def test_a_signal_stops_the_trainings_and_saves_them(
         (["seed"], [], "is not an override"),
         (["seed=[1"], [], "correct the YAML"),
         (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
+        (["seed=[1]"], ["seed=[2]"], "seed varies twice"),
         (["optimizer.lrr=[1]"], [], "did you mean 'lr'"),
         ([], ["seed={low: 1}"], "give a range"),
         ([], ["seed={low: 3, high: 2}"], "low < high"),
@@ -270,7 +271,7 @@ def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[s
         ("small --entry modle", 2, "did you mean 'model'"),
         ("small --checkpoint 77", 2, "77"),
         ("small --max-shard-size x", 2, "'x' is not a size"),
-        ("runs/none", 1, "has no checkpoint yet"),
+        ("runs/none", 1, "there is no checkpoint yet in "),
     ],
 )
 def test_wrong_input_is_told_and_writes_nothing(trained: Path, command: str, status: int, said: str) -> None:

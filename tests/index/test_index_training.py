@@ -97,7 +97,7 @@ def test_a_server_has_new_rows_before_the_next_heartbeat_over_one_connection(
 ) -> None:
     """Each step waits until another machine sees the one before the last; a heartbeat comes in a day."""
     monkeypatch.setattr(shipping_thread, "SECONDS", 86_400.0)
-    monkeypatch.setattr(shipping_thread, "PAUSE", 0.0)
+    monkeypatch.setattr(shipping_thread, "PAUSE", 0.01)
     monkeypatch.setenv("EVERSTEP_INDEX", url := server.database())
     seen, clients = list[int](), set[int]()
     with psycopg.connect(url, autocommit=True) as connection:

@@ -477,6 +477,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("save_params__save_valid_frq", 1, "save_params.save_valid_frq: unknown key .* mean 'save_valid_freq'"),
     ("save_params__exp_id", 7, "save_params.exp_id: 7 is an integer; give a string"),
     ("save_params__exp_id", None, "save_params.exp_id is missing"),
+    ("save_params__exp_id", "", "exp_id: '': String should have at least 1 character; correct it"),
     ("save_params__cache_max_num", 0, "save_params.cache_max_num: 0 is an integer; give "),
     ("save_params__dbname", "a/b", "'a/b' names a folder"),
     ("save_params__port", 27017, "port=27017 with host=None; give a PostgreSQL's host"),
@@ -498,7 +499,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("learning_rate_params__func", accuracy, "is called with global_step="),
     ("optimizer_params__momentun", 1, r"sgd\(\) has no argument 'momentun'; did you mean 'momentum'"),
     (f"{VALID}__targets", accuracy, "valid0.targets: <function .* is a function; give a mapping"),
+    (f"{VALID}__data_params", {"func": dict}, "batch_size is missing; give the number of samples"),
     ("validation_params", [1], "validation_params: 1 is an integer; give a mapping"),
+    ("train_params__data_params__func", lambda batch_size, **_: {}, "returned an empty dictionary"),
+    ("train_params__data_params__func", lambda batch_size, **_: [(1, 2)], "a batch is a tuple; let "),
+    ("train_params__data_params__func", lambda batch_size, **_: iter([]), "would take it from the training"),
+    ("model_params__func", lambda inputs, train, seed, **_: None, "returned None; return a torch.nn.Module"),
+    ("loss_params", None, "loss_params is missing; give it: a torch model needs it"),
     ("load_params", {"to_restor": 1}, "load_params.to_restor: unknown key .*did you mean 'to_restore'"),
 ]
 

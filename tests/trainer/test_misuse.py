@@ -254,6 +254,11 @@ TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
         r"stepped while stream 'valid' was evaluated",
         lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
     ),
+    (
+        UsageError,
+        r"Wrong\.next_eval_inputs returned a int; return \(inputs, logs\)",
+        lambda: but(Fit, next_eval_inputs=3),
+    ),
     (ConfigError, r"return a torch\.nn\.Module from build_model", lambda: but(everstep.torch.Task)),
     (ConfigError, "Bare has no forward; give it one", Bare),
     (ConfigError, "optimizer of Wrong is None: return one", lambda: optimizers(lambda one: None)),
@@ -365,8 +370,19 @@ USES: list[tuple[type[EverstepError], str, Callable[..., object]]] = [
     (ConfigError, "an epoch are a .*; give a list", lambda door, data, loop: door.epoch(data)),
     (ConfigError, "stream name 'valid/more': give a", lambda door, *_: door.epoch({}, {"valid/more": [1]})),
     (UsageError, "call it before", lambda door, *_: door.smoke_test()),
+    (UsageError, "call it in another process", lambda door, *_: door.watch()),
+    (UsageError, "leave its with block before", lambda door, *_: door.open().__enter__()),
+    (
+        MetricError,
+        "of an evaluation and of the",
+        lambda door, _, loop: [own(loop), door.epoch("train", "valid")],
+    ),
     (UsageError, "observer", lambda door, _, loop: [loop.on(Moment.AFTER_EVAL_STEP, stop), door.epoch()]),
 ]
+
+
+def own(loop: Any) -> None:
+    loop.collect_metrics({"valid/loss": 1.0})
 
 
 def stop(boundary: Any) -> everstep.Outcome:

@@ -12,6 +12,7 @@ import pytest
 from page_server import Answer, Page, running_page
 
 from everstep.ui import STATIC
+from everstep.ui.report import MODULES, bundle
 from everstep.ui.server import application
 from waiting import PATIENCE
 
@@ -180,3 +181,9 @@ def test_the_page_fulfils_its_own_content_security_policy() -> None:
     assert not re.search(r"<script(?![^>]*\ssrc=)", page)
     for address in re.findall(r'(?:src|href)="([^"]*)"', page):
         assert (STATIC / address.removeprefix("/static/")).is_file(), address
+
+
+def test_the_report_can_hold_all_of_the_page_in_one_file() -> None:
+    assert not re.search(r"^(?:import|export)\b", bundle(MODULES), re.MULTILINE)
+    for path in STATIC.rglob("*.*s"):
+        assert not re.search("</script|</style|<!--", path.read_text(), re.IGNORECASE), path.name

@@ -183,7 +183,7 @@ class Script:
         return found
 
     def kind(self, variable: Variable) -> str:
-        """Return what a variable holds: "state", "plain", "reporter"; "" where that is not known."""
+        """Return what a variable holds: "state", "plain", "reporter", "function"; "" if unknown."""
         if variable in self.open:
             return "plain"
         self.open.append(variable)
@@ -199,7 +199,7 @@ class Script:
             return self.kind(self.variable(value))
         is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
         if is_librarys or isinstance(value, ast.Lambda):
-            return "reporter"
+            return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
         if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
             return "reporter"

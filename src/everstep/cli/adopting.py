@@ -57,11 +57,15 @@ def adopt_command(
 
     if drill and output is None:
         raise click.UsageError("--drill executes the patched script; give it a place: -o FILE")
-    before = script.read_text(encoding="utf-8")
+    if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
+        raise click.UsageError(f"-o {output}: give a file that does not exist, in a folder that exists")
     try:
+        before = script.read_text(encoding="utf-8")
         patch = Patch(before, script.stem, seed)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{script} is not Python: {error}") from error
     for line, problem in sorted(patch.refused):
         cli.say(f"line {line}: {problem}", err=True)
     if patch.refused:
@@ -202,7 +206,8 @@ class Patch:
 
     def _find_loops(self) -> None:
         """Find the loop over epochs, that over steps (perhaps the same), and the call between them."""
-        script, first = self._script, self._script.tree.body[0]
+        script = self._script
+        first = next(iter(script.tree.body), ast.Pass(lineno=1))
         loops = [node for node in script.nodes if isinstance(node, LOOPS)]
         self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
         below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
@@ -308,7 +313,8 @@ class Patch:
         kind, first = script.kind(variable), script.first(variable)
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
-        if not isinstance(scope, ast.FunctionDef | None) or kind == "reporter":
+        is_left_out = kind == "reporter" or (kind == "function" and not assigned)
+        if not isinstance(scope, ast.FunctionDef | None) or is_left_out:
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
         if kind == "state" and assigned:
@@ -319,6 +325,8 @@ class Patch:
             problem = f"counts rounds and is read after the loop: in it, write `last = {name}`; read `last`"
         elif name in {*arguments, *(each.name for each in self._carried)} or not isinstance(first, ast.Name):
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
+        elif kind == "function":
+            problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
         elif kind != "plain" and changed:
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:

@@ -112,11 +112,15 @@ class _Commands(click.Group):
     cls=_Commands,
     epilog="Exit status: 0 done, 1 something is wrong or failed, 2 wrong usage.",
     context_settings={"show_default": True},
+    invoke_without_command=True,
 )
 @click.version_option(package_name="everstep", prog_name="everstep")
-def commands(**_: Any) -> None:
+@click.pass_context
+def commands(context: click.Context, /, **_: Any) -> None:
     """Train from config files, look at runs of everstep, and prove that they resume exactly.
 
     A RUN is a run directory, or the name of a run in the index (the beginning of the name is enough).  The
     index is ./everstep.db or ./runs/everstep.db unless --index or EVERSTEP_INDEX names another.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())

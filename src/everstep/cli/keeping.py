@@ -175,8 +175,6 @@ def export_command(
         if best not in (kept := store.best()):
             raise ConfigError(f"the run has kept no best weights by {best!r}; {nearest(best, kept)}")
         source = kept[best]
-    elif not store.names():
-        raise NoCheckpointError(f"the run in {run_dir} has no checkpoint yet; train it first")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         done = export(source, out, entry=entry, format=format, max_shard_size=max_shard_size)

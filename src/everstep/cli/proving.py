@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import runpy
 import shlex
@@ -229,6 +230,13 @@ def check_command(
     """
     obj = _named(spec)
     if isinstance(obj, type) or type(obj).__name__ == "function":
+        try:
+            inspect.signature(obj).bind()
+        except TypeError as error:
+            why = f"{spec} cannot be called without arguments ({error})"
+            raise ConfigError(f"{why}; give a function that makes the object") from None
+        except ValueError:  # a class in C has no signature
+            pass
         obj = obj()
     from everstep.testing import check
 

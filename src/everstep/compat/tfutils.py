@@ -395,7 +395,16 @@ class Example(UserDict[str, Any]):
                 f"{type(self._source).__name__} would take it from the training; give sizes as arguments"
             )
         with closing(stream.open("example", 0, seed=0)) as batches:
-            return dict(next(batches))
+            return by_name(next(batches))
+
+
+def by_name(batch: Any) -> dict[str, Any]:
+    """Copy a batch, which has its parts by name."""
+    if not isinstance(batch, Mapping):
+        raise ConfigError(
+            f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
+        )
+    return dict(batch)
 
 
 class ParamsTask(Task):
@@ -445,11 +454,8 @@ class ParamsTask(Task):
     def _inputs(self, name: str, batch: Any) -> dict[str, Any]:
         if (names := self._data[name].names) is not None:
             batch = dict(zip(names, batch, strict=True))
-        if not isinstance(batch, Mapping):
-            raise ConfigError(
-                f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
-            )
-        return dict(batch) if self._torch is None else self._torch.inputs(batch, self.model)
+        inputs = by_name(batch)
+        return inputs if self._torch is None else self._torch.inputs(inputs, self.model)
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         assert self._train is not None

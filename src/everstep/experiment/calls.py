@@ -45,8 +45,6 @@ class Call:
     @classmethod
     def of(cls, value: Any) -> Self:
         """Make a call from a config's value: an import path, or a mapping with one under `call`."""
-        if isinstance(value, cls):
-            return value
         if isinstance(value, str):
             value = {CALL: value}
         path = value.get(CALL) if isinstance(value, Mapping) else None

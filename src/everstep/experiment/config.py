@@ -38,8 +38,6 @@ class ServiceCall(Call):
     @classmethod
     def of(cls, value: Any) -> Self:
         """Make the call from a config's value: a name, or a mapping of a name to arguments."""
-        if isinstance(value, cls):
-            return value
         if isinstance(value, str):
             value = {value: {}}
         if not isinstance(value, Mapping) or len(value) != 1:

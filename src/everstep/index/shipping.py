@@ -281,7 +281,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
                 connection.execute(update(segments).where(same).values(**new))
     if len(problems) > _MOST_PROBLEMS:
         more = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} lists them"]
+        problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} --json lists them"]
     shipped.problems += [f"{run.id}: {problem}" for problem in problems]
     return shipped
 

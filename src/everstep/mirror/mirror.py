@@ -120,8 +120,6 @@ def parse(data: bytes, where: str) -> Contents | None:
             raise ValueError(f"it is not a list of format {FORMAT}")
         files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
         contents = Contents(**body | {"files": files, "holder": Holder(**body["holder"])})
-        for note in contents.notes.values():
-            note.encode("latin-1")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MirrorError(
             f"the mirror {where} has a list of contents that this everstep cannot read ({error!r:.200}): "

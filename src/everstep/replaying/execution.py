@@ -54,8 +54,6 @@ def program_of(
         trust: start what the record names, also if the run is not marked as this user's.
     """
     starts = list(RunJournal(run_dir).events("segment"))
-    if not starts:
-        raise ReplayError(f"the journal of {run_dir} has no start; give a run that everstep has trained")
     before = [each for each in starts if not resumed_from(each) or step_of(resumed_from(each)) < step]
     start = [*starts[:1], *before][-1]
     facts = start.data.get("facts") or {}

@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
     why: str
 
 
-def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bool = True) -> None:
+def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> None:
     """Check a stream against the laws that concern data.
 
     1. A pass that is left after any batch and opened again at its position, by a fresh stream and in any
@@ -89,32 +89,31 @@ def check_stream(make_stream: Callable[[], Stream], *, seed: int = 0, shares: bo
 
     Args:
         make_stream: makes the stream as a new process would make it; called many times.
-        seed: the run's seed, and the seed of the global generators.
         shares: whether law 5 is checked; False where each rank draws values of a batch for its part.
     """
     require_function(make_stream, "check_stream")
     most = [sys.maxsize] * _PASSES
-    seed_all(seed)
-    whole, places = _read(make_stream(), most, seed, ask=range(sys.maxsize))
+    seed_all(0)
+    whole, places = _read(make_stream(), most, ask=range(sys.maxsize))
     assert all(whole), f"pass {whole.index([]) if [] in whole else 0} gave no batch"
-    seed_all(seed)
-    _require_equal(whole, _read(make_stream(), most, seed)[0], "asking for positions changed what followed: ")
+    seed_all(0)
+    _require_equal(whole, _read(make_stream(), most)[0], "asking for positions changed what followed: ")
     for at in places:
-        seed_all(seed + 1)  # a new process may start in any random state
-        rest, _ = _read(make_stream(), most, seed, at)
+        seed_all(1)  # a new process may start in any random state
+        rest, _ = _read(make_stream(), most, at)
         expected = [whole[at.pass_index][at.batches :], *whole[at.pass_index + 1 :]]
         _require_equal(expected, rest, f"resumed at {at}: ", at.pass_index)
         if at.ended and at.pass_index + 1 < _PASSES and not make_stream().carries_over:
             # a resume at the end of a pass opens only the next one
             restore(at.random_state)
-            following, _ = _read(make_stream(), most, seed, begin=at.pass_index + 1)
+            following, _ = _read(make_stream(), most, begin=at.pass_index + 1)
             law = (
                 "opened by a new process (a stream that goes on from pass to pass has carries_over = True): "
             )
             _require_equal(whole[at.pass_index + 1 :], following, law, at.pass_index + 1)
     for size in (2, 3) if shares else ():
-        _check_shares(make_stream, size, seed)
-    with closing(make_stream().open("train", 0, seed=seed)) as cursor:
+        _check_shares(make_stream, size)
+    with closing(make_stream().open("train", 0, seed=0)) as cursor:
         if cursor.remaining() is None:
             print("the cursor has no remaining(): a run killed in an epoch's tail may resume without a step")
 
@@ -130,23 +129,23 @@ def try_stream(stream: Stream) -> Verdict:
     except Exception as error:
         return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
     try:
-        (drawn,), _ = _read(first, [_BEFORE + _AFTER], 0, strict=False)
+        (drawn,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
         if len(drawn) < 2:
             return Verdict(None, "it gave one batch only" if drawn else "it gave no batch")
         if all(batch is None for batch, _ in drawn):
             return Verdict(None, "its batches hold nothing that can be compared")
         last = max(1, len(drawn) - _AFTER)
         most = [last + _AFTER, _AFTER]
-        whole, places = _read(second, most, 0, ask=range(last, last + _AFTER + 1), strict=False)
+        whole, places = _read(second, most, ask=range(last, last + _AFTER + 1), strict=False)
         in_first = [place for place in places if place.pass_index == 0]
         at, left = in_first[0], in_first[-1]
-        again, _ = _read(third, most, 0, at, strict=False)
+        again, _ = _read(third, most, at, strict=False)
         _require_equal([whole[0][last:], whole[1]], again, f"opened at {at}: ")
         # a resume at the end of a pass opens the next one in a new process
         if fourth.carries_over:
             fourth.open("train", 0, left.position, seed=0).close()
         restore(left.random_state)
-        fresh, _ = _read(fourth, most, 0, begin=1, strict=False)
+        fresh, _ = _read(fourth, most, begin=1, strict=False)
         _require_equal([whole[1]], fresh, "the pass after a resume: ", 1)
     except (AssertionError, NotResumableError) as error:
         return Verdict(False, str(error))
@@ -200,7 +199,6 @@ class _Place(NamedTuple):
 def _read(
     stream: Stream,
     most: Sequence[int],
-    seed: int,
     at: _Place | None = None,
     *,
     ask: Collection[int] = (),
@@ -216,7 +214,7 @@ def _read(
     for pass_index in range(begin if at is None else at.pass_index, len(most)):
         start = at if at is not None and at.pass_index == pass_index else None
         here = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
-        cursor = stream.open("train", pass_index, None if start is None else start.position, seed=seed)
+        cursor = stream.open("train", pass_index, None if start is None else start.position, seed=0)
         remaining, batches, ended = cursor.remaining(), list[Any](), False
         count = 0 if start is None else start.batches
         if start is not None:
@@ -277,17 +275,17 @@ class _Part(NamedTuple):
     """The position without what is each rank's own."""
 
 
-def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> None:
+def _check_shares(make_stream: Callable[[], Stream], size: int) -> None:
     shares = [Share(rank, size, "pad") for rank in range(size)]
     try:
         for share in shares:
             as_stream(make_stream()).split(share)
     except DataError:
         return
-    whole = _parts(make_stream, None, seed)
+    whole = _parts(make_stream, None)
     for start in sorted({0, len(whole) // 2}):
         position = whole[start - 1].position if start else None
-        ranks = [_parts(make_stream, share, seed, position) for share in shares]
+        ranks = [_parts(make_stream, share, position) for share in shares]
         where, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
         expected = len(whole) - start
         assert set(counts) == {expected}, f"{where}: {counts} batches came instead of {expected} each"
@@ -304,12 +302,12 @@ def _check_shares(make_stream: Callable[[], Stream], size: int, seed: int) -> No
                     )
 
 
-def _parts(make_stream: Any, share: Share | None, seed: int, position: Any = None) -> list[_Part]:
-    seed_all(seed)
+def _parts(make_stream: Any, share: Share | None, position: Any = None) -> list[_Part]:
+    seed_all(0)
     stream = as_stream(make_stream())
     stream = stream if share is None else stream.split(share)
     parts = []
-    with closing(stream.open("train", 0, position, seed=seed)) as cursor:
+    with closing(stream.open("train", 0, position, seed=0)) as cursor:
         for batch in cursor:
             position = shared = cursor.position()
             if stream.rank_keys:
@@ -710,27 +708,18 @@ class _Program:
         assert not decides, f"the controller {service.name!r} returned no action, {reached}"
 
     def _count(self, service: Service, failing: bool) -> None:
-        inside = False
-
         def counted(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                nonlocal inside
-                if inside:
-                    return original(*args)
-                inside = True
-                try:
-                    self.calls[method] += 1
-                    if failing and method in ("run", "finish"):
-                        raise _PlantedError("planted by check_service")
-                    outcome = original(*args)
-                    state = fingerprint(service.state_dict())
-                    if state not in self.states:
-                        self.states.append(state)
-                    if method in ("run", "finish") and outcome:
-                        self.calls["action"] += len(outcome.actions)
-                    return outcome
-                finally:
-                    inside = False
+                self.calls[method] += 1
+                if failing and method in ("run", "finish"):
+                    raise _PlantedError("planted by check_service")
+                outcome = original(*args)
+                state = fingerprint(service.state_dict())
+                if state not in self.states:
+                    self.states.append(state)
+                if method in ("run", "finish") and outcome:
+                    self.calls["action"] += len(outcome.actions)
+                return outcome
 
             return call
 

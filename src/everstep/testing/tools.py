@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from everstep import hazard
-from everstep.errors import ConfigError
 from everstep.supervisor.threads.signals import SIGNALS
 
 
@@ -29,8 +28,6 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Let some seconds pass."""
-        if seconds < 0:
-            raise ConfigError(f"advance({seconds!r}): a monotonic clock does not go back; set .now for that")
         self.now += seconds
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -31,14 +31,12 @@ class CheckpointFollower:
         which: Which,
         throttle: float,
         timeout: float | None,
-        say: Callable[[str], None],
     ) -> None:
         if which not in get_args(Which):
             raise ConfigError(f"every={which!r}: give one of two; {nearest(str(which), get_args(Which))}")
         throttle = number("throttle", throttle, of="seconds", zero=True)
         timeout = number("timeout", timeout, of="seconds", zero=True, none="for no limit")
-        self.run_dir, self._say = run_dir, say
-        self._which, self._throttle, self._timeout = which, throttle, timeout
+        self.run_dir, self._which, self._throttle, self._timeout = run_dir, which, throttle, timeout
         self._store = Store(run_dir)
         self._known: dict[object, Committed | None] = {}
         """Mark of each folder that was looked at -> its checkpoint, None for an interim one."""
@@ -107,5 +105,5 @@ class CheckpointFollower:
         if self._timeout is None or time.monotonic() - self._alive_at < self._timeout:
             return False
         there = "nobody trains it" if self.run_dir.exists() else "it is not there"
-        self._say(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: the watch ends here")
+        print(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: the watch ends here")
         return True

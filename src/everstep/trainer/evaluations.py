@@ -73,8 +73,6 @@ class Evaluations:
 
     def names(self) -> list[str]:
         """List the streams to evaluate: those of services, else "valid"."""
-        if not self.by_stream:
-            self._streams.get("valid")
         return list(self.by_stream) or ["valid"]
 
     def load(self, asked: str | Path | None = None) -> None:

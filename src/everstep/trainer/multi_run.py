@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everstep.contracts.data import Cursor, Share, Stream
+from everstep.contracts.data import Cursor, Stream
 from everstep.contracts.services import Interrupt
 from everstep.data.adapt import describe
 from everstep.data.cursor import StreamWrapper
@@ -79,12 +79,10 @@ class MultiRun:
                     continue
                 except StopIteration as ended:
                     endings[run] = ended.value
-                except KeyboardInterrupt:
-                    raise
                 except Interrupted as error:
                     errors.append(error)
                     going = [each for each in going if each is run or each.interrupt(error)]
-                except BaseException as error:
+                except Exception as error:
                     error.add_note(f"in {run.run_dir}")
                     print(f"{run.run_dir} failed: {type(error).__name__}: {error}", flush=True)
                     errors.append(error)
@@ -158,9 +156,6 @@ class SharedStream(StreamWrapper):
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return _SharedCursor(self, (purpose, pass_index, position), seed)
-
-    def split(self, share: Share) -> Stream:
-        return self  # a MultiRun refuses several ranks
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the stream inside, which the run would read itself if it were alone."""

@@ -428,7 +428,7 @@ class Trainer:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
         refuse_several("watch()", "start a single process beside them, which evaluates their checkpoints")
         max_step = integer("max_step", max_step, none="for no limit")
-        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout, print)
+        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout)
         if streams is None:
             streams = self._evaluations.names()
         names = [streams] if isinstance(streams, str) else list(streams)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 import orjson
 import uvicorn
-from sqlalchemy import false, func, select, update
+from sqlalchemy import func, select
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.datastructures import Headers, MutableHeaders
@@ -53,7 +53,6 @@ _PAUSE, _SHARE = 0.5, 4
 _MANY = 1000
 """Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
 
-_OLD = "the page may lack the newest rows"
 _MOST_PROBLEMS = 20
 """Most descriptions of faults that are kept."""
 
@@ -86,12 +85,6 @@ class FollowedIndex:
             self._read()
         if self._is_own or len(self.table.rows) < _MANY:
             self._look()
-        else:  # a look comes later, but whether it may write is told at once
-            try:
-                with suppress(IndexBusyError), Database(self.database.place, 0).write() as connection:
-                    connection.execute(update(segments).values(run=segments.c.run).where(false()))
-            except UnwritableIndexError as error:
-                self._trouble = [f"{_OLD}: {error}"]
 
     @property
     def problems(self) -> list[str]:
@@ -142,7 +135,7 @@ class FollowedIndex:
         try:
             self._ship()
         except (IndexBusyError, UnwritableIndexError) as error:
-            trouble = [f"{_OLD}: {error}"]
+            trouble = [f"the page may lack the newest rows: {error}"]
         self._read()
         self._trouble = trouble
 
@@ -154,11 +147,11 @@ class FollowedIndex:
             self.version, self._state = self.version + 1, state
 
 
-LONGEST_FILTER, _LONGEST_PROBLEM = 10_000, 1000
-"""Most characters of a filter, and of a fault: names of a hostile run may be long."""
+_LONGEST_PROBLEM = 1000
+"""Most characters of a fault: names of a hostile run may be long."""
 
-MOST_LISTED, MOST_COMPARED = 10_000, 1000
-"""Most runs in a list; in a chart or a comparison."""
+MOST_LISTED = 10_000
+"""Most runs in a list."""
 
 _MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
 
@@ -344,19 +337,6 @@ def _parameters(request: Request, *names: str) -> dict[str, Any]:
     return values
 
 
-def _filter(text: str) -> str:
-    if len(text) > LONGEST_FILTER:
-        raise ValueError(f"a filter of at most {LONGEST_FILTER} characters")
-    return text
-
-
-def _ids(text: str) -> list[str]:
-    ids = list(dict.fromkeys(part for part in text.split(",") if part))
-    if len(ids) > MOST_COMPARED:
-        raise ValueError(f"a list of at most {MOST_COMPARED} runs")
-    return ids
-
-
 def _number(text: str) -> float:
     with suppress(ValueError):
         if math.isfinite(value := float(text)):
@@ -383,8 +363,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "where": _filter,
-    "runs": _ids,
+    "runs": lambda text: list(dict.fromkeys(part for part in text.split(",") if part)),
     **dict.fromkeys(("desc", "superseded"), _one_of("0", "1")),
     "x": _one_of("step", "time"),
     **dict.fromkeys(("from", "to"), _number),
