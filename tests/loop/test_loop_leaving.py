@@ -372,6 +372,33 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
     assert stopper.waited == 2
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_limit_that_the_program_sets_in_the_run_is_in_its_checkpoints(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    def train(name: str, fails_at: int = 0, given: int = before) -> Tiny:
+        tiny = Tiny(tmp_path / name, max_epoch=given)
+
+        def tail(loop: Any, epoch: int) -> None:
+            if epoch == 1:
+                loop.max_epoch = after
+            if epoch == fails_at:
+                raise Boom
+
+        tiny.train(tail=tail)
+        return tiny
+
+    straight = train("straight")
+    assert straight.loop.ending.epoch == after
+    with pytest.raises(Boom):
+        train("run", fails_at=2)
+    tiny = train("run")
+    assert any(f"max_epoch is {after}, as the program had set it" in line for line in tiny.lines)
+    assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
+    assert train("run").seen == [], "it is finished"
+    assert train("run", given=4).loop.ending.epoch == 4, "another limit given at a start counts"
+
+
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=3).train()
     for limits in ({"max_epoch": 1}, {"max_epoch": 3, "max_step": 2}):

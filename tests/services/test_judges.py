@@ -34,6 +34,7 @@ from everstep.services import (
 )
 from everstep.services.judges import Judge
 from everstep.supervisor.opening.configuration import changed_controllers
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, collecting, events, quiet, resumed, rows, serviced, supervised
 
 NAN, INF = float("nan"), float("inf")
@@ -583,3 +584,14 @@ def test_a_scheduler_that_undoes_it_is_named_once(tmp_path: Path, make: Any, tol
     else:
         (warning,) = ending.warnings
         assert f"service 'sets' sets optimizer.lr, and {told} computes it from" in warning
+
+
+def test_a_value_that_the_clock_sets_is_named_once(tmp_path: Path) -> None:
+    sets, clock = Sets(SetValue("settings.rate", times=0.5)), ManualClock()
+    sets.schedule = Every(seconds=1.0) | Every(steps=2)
+    state = {"settings": {"rate": 8.0}}
+    sv = everstep.Supervisor(tmp_path / "run", state, services=[sets], max_step=3, clock=clock)
+    supervised(sv, lambda sv: clock.advance(2.0))
+    assert state["settings"]["rate"] == 1.0
+    (warning,) = sv.ending.warnings
+    assert "service 'sets' sets settings.rate by the clock (a schedule in seconds)" in warning

@@ -279,6 +279,21 @@ def test_a_step_is_run_again_only_where_it_is_an_epochs_last(tmp_path: Path) -> 
     assert interrupted(7) == [4, 1]  # the state of one step before was saved: see docs/design.md
 
 
+def test_an_epoch_cut_short_whose_evaluation_was_left_goes_on_under_a_raised_limit(tmp_path: Path) -> None:
+    def train(name: str, max_step: int, at: int = 0) -> CtrlC:
+        task = CtrlC(at)
+        services = [everstep.Evaluate("test", everstep.Every(epochs=1))]
+        trainer(tmp_path / name, task, services=services, max_step=max_step).run_training()
+        return task
+
+    train("straight", 6)  # half of the second epoch
+    with pytest.raises(SystemExit):
+        train("run", 6, at=3)
+    assert train("run", 6).seen == []
+    assert train("run", 9).seen == train("straight", 9).seen
+    assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+
+
 def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
     clock = ManualClock()
 

@@ -106,6 +106,7 @@ class Epochs(LoopDriver):
             self._enter_epoch()
             return True
         if not engine.begun:
+            self._pass_unfinished = engine.recovered.partial  # its boundary may be open, and save again
             engine.begin()
         engine.decisions.check_limits(True)
         if current.stop is not None:

@@ -107,6 +107,11 @@ class Decisions:
             )
         if action.target not in self._targets:
             self._targets.add(action.target)
+            if service.schedule.wall:
+                engine.voice.warn(
+                    f"service {service.name!r} sets {action.target} by the clock (a schedule in seconds): no "
+                    "two runs set it at the same steps, killed or not; give the schedule in steps or epochs"
+                )
             for scheduler in engine.user.recomputing(action.target):
                 engine.voice.warn(
                     f"service {service.name!r} sets {action.target}, and {scheduler} computes it from the "

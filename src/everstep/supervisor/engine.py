@@ -28,6 +28,7 @@ from everstep.supervisor.data_ranks import begin_random, divide
 from everstep.supervisor.leaving.exit import BestRecord, Ending
 from everstep.supervisor.leaving.failures import FailureReporter, HangThread, tell_torchrun
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
+from everstep.supervisor.opening.configuration import set_in_the_run
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.saving.saver import Saver, take_snapshot
@@ -57,6 +58,8 @@ class Engine:
         self.status: Literal["new", "open", "closed"] = "new"
         self.begun = False
         """Whether the program has reached the place at which the run begins or resumes."""
+        self.limits_set: dict[str, list[int | None]] = {}
+        """Limits that the program has set since then, each as given before and as it is now."""
         self.segment = 0
         self.progress = Progress(seed=settings.seed or 0)
         self.recovered = ResumePoint(self.progress)
@@ -286,9 +289,13 @@ class Engine:
             self.board.services_changed()
         self.wakeups.wake()
 
-    def set_limit(self, name: Literal["max_step", "max_epoch"], value: int | None) -> None:
+    def set_limit(self, name: str, value: int | None) -> None:
         """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached."""
-        setattr(self.limits, name, integer(name, value, none="for no limit"))
+        value = integer(name, value, none="for no limit")
+        if self.begun:  # a start that resumes may not come to this line again
+            given = self.limits_set.get(name, [self.limits.tree()[name]])[0]
+            self.limits_set[name] = [given, value]
+        setattr(self.limits, name, value)
         if self.status == "open":
             self.decisions.limits_changed()
         self.wakeups.wake()
@@ -306,12 +313,20 @@ class Engine:
                     f"the steps are counted on from {self.step}, the step of the weights that were loaded"
                 )
             return
+        self._bring_limits_back()
         self.decisions.check_limits(False)
         self.resume()
+
+    def _bring_limits_back(self) -> None:
+        """Set the limits as the program had set them; the lines before its steps may have given others."""
+        for name, now in set_in_the_run(self.limits.tree(), self.recovered.meta).items():
+            self.voice.say(f"{name} is {now or 'no limit'}, as the program had set it since its start")
+            self.set_limit(name, now)
 
     def resume(self) -> None:
         """Restore state, streams and random state; what the lines up to here have done again is undone."""
         assert self._resume_state is not None
+        self._bring_limits_back()
         self.user.load(decode(self._resume_state), self.progress.updates)
         self._resume_state = None
         self.ranks.prepare(self.user.replicated)

@@ -259,6 +259,12 @@ def _grew(was: str, now: str) -> bool:
     return same_form and all(old <= new for old, new in zip(before, after, strict=True))
 
 
+def set_in_the_run(limits: LimitsByName, meta: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the limits that the program had set since its start; not those given otherwise at this start."""
+    stored = meta.get("limits", {}).items()
+    return {name: now for name, (given, now) in stored if limits[name] == given != now}
+
+
 def reason_to_reopen(
     stop: StopRecord, limits: LimitsByName, board: ServiceBoard, stored: Mapping[str, Json]
 ) -> str | None:

@@ -80,6 +80,7 @@ class ResumePoint:
         not_compared: why steps that run again are not compared with earlier executions; "" if they are.
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
+        partial: whether a stop has cut a pass of its epoch short.
         kept: facts that the record keeps as stored: `parent`, with whose weights this run began; and those of
             a run that is finished, because no step runs with what was given.
         one_fingerprint: as in `Ending`.
@@ -97,6 +98,7 @@ class ResumePoint:
     not_compared: str = ""
     finished: bool = False
     ranks_before: int | None = None
+    partial: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=dict)
     one_fingerprint: bool = True
@@ -386,8 +388,9 @@ def _resume(
     tree, progress = _read_tree(run, checkpoint, user)
     reopened_by = None
     if progress.stop is not None:
-        controllers = saved_meta(checkpoint)["controllers"]
-        reason = configuration.reason_to_reopen(progress.stop, limits, board, controllers)
+        meta = saved_meta(checkpoint)
+        limits = {**limits, **configuration.set_in_the_run(limits, meta)}
+        reason = configuration.reason_to_reopen(progress.stop, limits, board, meta["controllers"])
         if reason is not None:
             reopened_by = progress.stop
             if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
@@ -399,7 +402,7 @@ def _resume(
                     tree, progress = _read_tree(run, checkpoint, user)
                 run.voice.say(f"{reason}: {how}")
             progress.stop = None
-    meta: Any = saved_meta(checkpoint)
+    meta = saved_meta(checkpoint)
     finished = progress.stop is not None and run.history.ended() is not None
     # before anything is changed: a state that does not fit is refused whole
     try:
@@ -464,6 +467,7 @@ def _resume(
         not_compared=run.not_compared,
         finished=finished,
         ranks_before=ranks_before,
+        partial=checkpoint.partial,
         kept=kept,
         fingerprint=here,
         one_fingerprint=one_fingerprint,
