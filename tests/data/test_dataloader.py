@@ -42,11 +42,11 @@ from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
-from everstep.errors import DataError, DivergenceError, NotResumableError
+from everstep.errors import DataError, DivergenceError, Interrupted, NotResumableError
 from everstep.state import Slot
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
-from tiny_runs import Boom, bind
+from tiny_runs import bind
 from waiting import PATIENCE, until
 
 # torchdata calls what this torch has deprecated.
@@ -427,25 +427,59 @@ class Noisy(Augmented):
         return torch.tensor(index + self.noise.random())
 
 
-@pytest.mark.parametrize("make", [DataLoader, everstep.data.loader])
-@pytest.mark.parametrize("stop", [5, 9])
+def noisy(make):
+    dataset = Noisy()
+
+    def head(epoch):
+        dataset.noise = np.random.default_rng(epoch)
+
+    return make(dataset, batch_size=2, shuffle=True), head
+
+
+class NoisePass(IterableDataset):
+    def __iter__(self):
+        self.noise = torch.Generator().manual_seed(7)
+        for _ in range(8):
+            yield torch.rand((), generator=self.noise)
+
+
+class NoiseOrder(Sampler):
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        self.noise = torch.Generator().manual_seed(7)
+        yield from torch.randperm(8, generator=self.noise).tolist()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: noisy(DataLoader),
+        lambda: noisy(everstep.data.loader),
+        lambda: (DataLoader(NoisePass(), batch_size=2), id),
+        lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=NoiseOrder()), id),
+    ],
+    ids=["head", "head, everstep's", "pass", "sampler"],
+)
+@pytest.mark.parametrize("stop", [4, 6, 8])
+@pytest.mark.filterwarnings("ignore:the sampler NoiseOrder changes its attribute")
 def test_a_generator_that_each_epoch_puts_in_place_is_that_of_its_epoch(tmp_path, make, stop):
     def train(run, stop=0):
-        dataset, seen = Noisy(), {}
-        data = make(dataset, batch_size=2, shuffle=True)
+        (data, head), seen = make(), {}
         with everstep.TrainLoop(tmp_path / run, default_services=False, max_epoch=3, seed=1) as loop:
             for epoch in loop.iter_epochs():
-                dataset.noise = np.random.default_rng(epoch)
+                head(epoch)
                 for step, batch in loop.iter_steps(data):
-                    if step == stop:
-                        raise Boom
                     seen[step] = batch.tolist()
+                    if step == stop:
+                        signal.raise_signal(signal.SIGTERM)
         return seen
 
-    with pytest.raises(Boom):
+    with pytest.raises(Interrupted):
         train("run", stop)
-    resumed = train("run")
-    assert min(resumed) == stop and resumed.items() <= train("straight").items()
+    resumed, straight = train("run"), train("straight")
+    assert resumed == {step: straight[step] for step in resumed} and min(resumed) in (stop, stop + 1)
 
 
 def test_a_loader_that_holds_another_number_of_generators_is_refused():

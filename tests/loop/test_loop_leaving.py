@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,33 @@ def test_a_limit_that_the_program_sets_in_the_run_is_in_its_checkpoints(
     assert tiny.w.tobytes() == straight.w.tobytes() and rows(tmp_path / "run") == rows(tmp_path / "straight")
     assert train("run").seen == [], "it is finished"
     assert train("run", given=4).loop.ending.epoch == 4, "another limit given at a start counts"
+
+
+@pytest.mark.parametrize(("between", "head", "inside"), [(None, 3, 4), (None, 5, 2), (3, 3, 4)])
+def test_a_limit_that_lines_before_a_step_set_again_is_that_of_the_checkpoint(
+    tmp_path: Path, between: int | None, head: int, inside: int
+) -> None:
+    """A resume runs the epoch's head again, and lines between two epoch loops."""
+    first = 1 if between is None else 3
+
+    def train(stop: int = 0) -> int:
+        with loop_in(tmp_path / "run", max_epoch=2) as loop:
+            if between is not None:
+                for _ in loop.iter_epochs():
+                    list(loop.iter_steps(range(2)))
+                loop.max_epoch = between
+            for epoch in loop.iter_epochs():
+                if epoch == first:
+                    loop.max_epoch = head
+                for step, _ in loop.iter_steps(range(2)):
+                    if step == stop:
+                        loop.max_epoch = inside
+                        signal.raise_signal(signal.SIGTERM)
+        return loop.step
+
+    with pytest.raises(Interrupted):
+        train(stop=2 * first - 1)
+    assert train() == 2 * inside
 
 
 def test_a_lowered_limit_runs_no_step(tmp_path: Path) -> None:

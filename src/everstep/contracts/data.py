@@ -115,7 +115,7 @@ class Cursor(ABC):
         between batches, not per batch.
 
         Raises:
-            NotResumableError: the data cannot tell its place; says how to change that.
+            NotResumableError: the data cannot tell its place: no run can train on it; says what to change.
         """
 
     def remaining(self) -> int | None:

@@ -83,6 +83,7 @@ class Epochs(LoopDriver):
         if self._in_epochs:
             raise UsageError("iter_epochs() inside another iter_epochs(); one epoch loop at a time")
         self._epoch_loops += 1
+        engine.reach_loop()
         if not engine.begun and self._epoch_loops < engine.progress.epoch_loop:
             return  # a resume continues in a later loop
         self._in_epochs = True

@@ -28,7 +28,7 @@ from everstep.supervisor.data_ranks import begin_random, divide
 from everstep.supervisor.leaving.exit import BestRecord, Ending
 from everstep.supervisor.leaving.failures import FailureReporter, HangThread, tell_torchrun
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
-from everstep.supervisor.opening.configuration import set_in_the_run
+from everstep.supervisor.opening.configuration import limits_set
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.saving.saver import Saver, take_snapshot
@@ -58,8 +58,8 @@ class Engine:
         self.status: Literal["new", "open", "closed"] = "new"
         self.begun = False
         """Whether the program has reached the place at which the run begins or resumes."""
-        self.limits_set: dict[str, list[int | None]] = {}
-        """Limits that the program has set since then, each as given before and as it is now."""
+        self.limits_given: dict[str, int | None] = {}
+        """The limits when the program first reaches a loop; it may set others from there on."""
         self.segment = 0
         self.progress = Progress(seed=settings.seed or 0)
         self.recovered = ResumePoint(self.progress)
@@ -151,7 +151,9 @@ class Engine:
         stack.callback(self.streams.close)
         self.streams.generators.keep(self.user.objects.values())
         # after recovery: the segment's first record names the checkpoint from which this start continues
-        self.journal = opening.open_journal(recovered, self.board, self.limits.tree())
+        limits = self.limits.tree()
+        limits |= limits_set(limits, recovered.meta)
+        self.journal = opening.open_journal(recovered, self.board, limits)
         stack.callback(self.journal.close)
         stack.callback(opening.mirror.close)
 
@@ -291,11 +293,7 @@ class Engine:
 
     def set_limit(self, name: str, value: int | None) -> None:
         """Set a limit; a stop that the old limit decided is taken back, if the new limit is not reached."""
-        value = integer(name, value, none="for no limit")
-        if self.begun:  # a start that resumes may not come to this line again
-            given = self.limits_set.get(name, [self.limits.tree()[name]])[0]
-            self.limits_set[name] = [given, value]
-        setattr(self.limits, name, value)
+        setattr(self.limits, name, integer(name, value, none="for no limit"))
         if self.status == "open":
             self.decisions.limits_changed()
         self.wakeups.wake()
@@ -303,6 +301,7 @@ class Engine:
     def begin(self) -> None:
         """Begin the run with the checkpoint of step 0, or resume, at this place of the program."""
         self.begun = True
+        self.reach_loop()
         if self.recovered.checkpoint is None:
             self.ranks.prepare(self.user.replicated)
             # here and not earlier: the objects were made with equal generators on all ranks
@@ -317,11 +316,16 @@ class Engine:
         self.decisions.check_limits(False)
         self.resume()
 
+    def reach_loop(self) -> None:
+        """Note the limits as they are given to this start, unless it has reached a loop before."""
+        self.limits_given = self.limits_given or self.limits.tree()
+
     def _bring_limits_back(self) -> None:
-        """Set the limits as the program had set them; the lines before its steps may have given others."""
-        for name, now in set_in_the_run(self.limits.tree(), self.recovered.meta).items():
-            self.voice.say(f"{name} is {now or 'no limit'}, as the program had set it since its start")
-            self.set_limit(name, now)
+        """Set the limits as the program had set them; lines that have run again may have set others."""
+        for name, now in limits_set(self.limits_given, self.recovered.meta).items():
+            if now != self.limits.tree()[name]:
+                self.voice.say(f"{name} is {now or 'no limit'}, as the program had set it since its start")
+                self.set_limit(name, now)
 
     def resume(self) -> None:
         """Restore state, streams and random state; what the lines up to here have done again is undone."""

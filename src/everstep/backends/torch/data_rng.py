@@ -66,9 +66,19 @@ def keyed_state_of(generator: Generator, key: int) -> Any:
     return python_tree(random.Random(key).getstate())
 
 
-def held_by(holders: Iterable[Any]) -> list[Generator]:
-    """List the generators that are attributes of some objects, each once, in a fixed order."""
-    values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]
+"""Attributes of objects, by the object's `__dict__`."""
+
+
+def places_of(holders: Iterable[Any]) -> Places:
+    """List the attributes of some objects that are generators now, in a fixed order."""
+    own = [getattr(holder, "__dict__", {}) for holder in holders]
+    return [(each, name) for each in own for name, value in each.items() if isinstance(value, Generator)]
+
+
+def held_at(places: Places) -> list[Generator]:
+    """List the generators there now, each once: a program may put others in their places at each epoch."""
+    values = [own.get(name) for own, name in places]
     return list({id(value): value for value in values if isinstance(value, Generator)}.values())
 
 

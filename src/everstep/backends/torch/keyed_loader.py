@@ -8,6 +8,7 @@ not depend on the number of workers, on prefetching, or on where a resume starts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -97,8 +98,12 @@ class Loader(SampledStream):
 
     @property
     def generators(self) -> Sequence[Any]:  # type: ignore[override]
-        """Those that are there now: the program may put another one in place before each epoch."""
-        return data_rng.held_by([self._dataset, self._collate])
+        return data_rng.held_at(self._generators)
+
+    @cached_property
+    def _generators(self) -> data_rng.Places:
+        """As they are when a run first asks, behind the head of an epoch: a pass may make others."""
+        return data_rng.places_of([self._dataset, self._collate])
 
     def _open(self, plan: Plan, first: int) -> SampledCursor:
         purpose, pass_index = plan.purpose, plan.pass_index

@@ -93,6 +93,7 @@ class DataLoaderStream(Stream):
         # one process reads what several ranks read together where the sampler says that it hands out all
         if share is not None or ranks_said(sampler) == (0, 1):
             self._split(sampler)
+        self._generators = data_rng.places_of(_holders(self.loader))
         self._own_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
         self.kept = KeptBySamplers(self._own_samplers | weighted, [loader.dataset, *self.generators])
@@ -143,8 +144,7 @@ class DataLoaderStream(Stream):
 
     @property
     def generators(self) -> Sequence[Any]:  # type: ignore[override]
-        """Those that are there now: the program may put another one in place before each epoch."""
-        return _generators(self.loader)
+        return data_rng.held_at(self._generators)
 
     @property
     def keeps_place(self) -> Any:
@@ -461,14 +461,15 @@ def _decides_at_once(sampler: Any) -> bool:
     return decides and (inner is None or _decides_at_once(inner))
 
 
-def _generators(loader: DataLoader[Any]) -> list[data_rng.Generator]:
+def _holders(loader: DataLoader[Any]) -> list[Any]:
+    """List the objects whose generators a pass of the loader may draw from."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     holders = [loader, loader.sampler, loader.batch_sampler, inner, loader.collate_fn]
     dataset: Any = loader.dataset
     while dataset is not None and not any(dataset is holder for holder in holders):
         holders.append(dataset)
         dataset = getattr(dataset, "dataset", None)  # a Subset's
-    return data_rng.held_by(holders)
+    return holders
 
 
 def _remedy(loader: DataLoader[Any], share: Share) -> str:

@@ -259,10 +259,10 @@ def _grew(was: str, now: str) -> bool:
     return same_form and all(old <= new for old, new in zip(before, after, strict=True))
 
 
-def set_in_the_run(limits: LimitsByName, meta: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the limits that the program had set since its start; not those given otherwise at this start."""
+def limits_set(given: LimitsByName, meta: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the limits at a checkpoint, as its program had set them; not those given otherwise now."""
     stored = meta.get("limits", {}).items()
-    return {name: now for name, (given, now) in stored if limits[name] == given != now}
+    return {name: now for name, (given_then, now) in stored if given[name] == given_then}
 
 
 def reason_to_reopen(

@@ -389,7 +389,7 @@ def _resume(
     reopened_by = None
     if progress.stop is not None:
         meta = saved_meta(checkpoint)
-        limits = {**limits, **configuration.set_in_the_run(limits, meta)}
+        limits = {**limits, **configuration.limits_set(limits, meta)}
         reason = configuration.reason_to_reopen(progress.stop, limits, board, meta["controllers"])
         if reason is not None:
             reopened_by = progress.stop

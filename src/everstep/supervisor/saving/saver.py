@@ -415,7 +415,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
         "metric_steps": dict(engine.recording.last_steps),
         "kept": {metric: list(names) for s in board for metric, names in s.best_to_keep().items()},
         "open": engine.boundaries.unfinished,
-        "limits": dict(engine.limits_set),
+        "limits": {n: [engine.limits_given.get(n, now), now] for n, now in engine.limits.tree().items()},
         "rollbacks": [rollback.stored() for rollback in engine.rollbacks.decided],
         "fingerprint": recovered.fingerprint,
         "one_fingerprint": recovered.one_fingerprint,

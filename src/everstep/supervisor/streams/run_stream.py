@@ -245,10 +245,10 @@ class RunStream:
         drawn = list[Any]()
         if self.stream is None or not self.stream.source.draws_again:
             return []
-        place = self.name, self.pass_index, self._position()
         self.stream.source.replayed = drawn.append
         try:
             with isolated(), suppress(Exception):  # of the data's own code: then no part is named
+                place = self.name, self.pass_index, self._position()
                 for _ in range(2):
                     self.stream.open(*place, seed=self._streams.seed).close()
         finally:
