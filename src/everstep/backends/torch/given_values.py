@@ -243,16 +243,22 @@ def _nothing(value: Any) -> bool:
 
 
 def owners(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects with a class that is not torch's own: torch keeps no state in plain attributes."""
+    """Yield the objects with attributes: those of the program's classes, and the layers of torch.nn."""
     for path, owner in root.named_modules() if isinstance(root, Module) else [("", root)]:
-        if any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(owner).__mro__):
+        ours = any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(owner).__mro__)
+        if ours or _is_layer(owner):
             yield path, owner
 
 
+def _is_layer(owner: Any) -> bool:
+    return type(owner).__module__.startswith("torch.nn.modules.")
+
+
 def attributes(owner: Any, skip: Skip = _nothing) -> dict[str, Any]:
-    """Return the attributes that its own class may have added to an object."""
+    """Return the attributes that its own class may have added to an object; of torch's layers the numbers."""
     own = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
-    return {name: value for name, value in vars(owner).items() if name not in own and not skip(value)}
+    live = {name: value for name, value in vars(owner).items() if name not in own and not skip(value)}
+    return {k: v for k, v in live.items() if type(v) in (bool, int, float)} if _is_layer(owner) else live
 
 
 def enter_attributes(root: Any, skip: Skip = _nothing) -> None:
