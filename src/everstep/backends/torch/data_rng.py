@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,9 +72,20 @@ Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 
 
 def places_of(holders: Iterable[Any]) -> Places:
-    """List the attributes of some objects that are generators now, in a fixed order."""
-    own = [getattr(holder, "__dict__", {}) for holder in holders]
-    return [(each, name) for each in own for name, value in each.items() if isinstance(value, Generator)]
+    """List the attributes of some objects that are generators now, in a fixed order.
+
+    A dataset's own datasets count, as Subset, ConcatDataset and StackDataset have them.
+    """
+    waiting, own = deque(holders), dict[int, dict[str, Any]]()
+    while waiting:
+        holder = waiting.popleft()
+        if id(holder) in own or not hasattr(holder, "__dict__"):
+            continue
+        own[id(holder)] = attributes = vars(holder)
+        inner = attributes.get("datasets")
+        inner = inner.values() if isinstance(inner, dict) else inner
+        waiting += [attributes.get("dataset"), *(inner if isinstance(inner, Collection) else ())]
+    return [(each, n) for each in own.values() for n, v in each.items() if isinstance(v, Generator)]
 
 
 def held_at(places: Places) -> list[Generator]:

@@ -93,7 +93,8 @@ class DataLoaderStream(Stream):
         # one process reads what several ranks read together where the sampler says that it hands out all
         if share is not None or ranks_said(sampler) == (0, 1):
             self._split(sampler)
-        self._generators = data_rng.places_of(_holders(self.loader))
+        chosen = [*_samplers(self.loader).values(), self.loader, self.loader.collate_fn]
+        self._generators = data_rng.places_of(chosen)
         self._own_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
         self.kept = KeptBySamplers(self._own_samplers | weighted, [loader.dataset, *self.generators])
@@ -459,17 +460,6 @@ def _decides_at_once(sampler: Any) -> bool:
     reads_weights = isinstance(sampler, WeightedRandomSampler)
     decides = _is_torchs(sampler) and not (drawn_later or reads_weights)
     return decides and (inner is None or _decides_at_once(inner))
-
-
-def _holders(loader: DataLoader[Any]) -> list[Any]:
-    """List the objects whose generators a pass of the loader may draw from."""
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    holders = [loader, loader.sampler, loader.batch_sampler, inner, loader.collate_fn]
-    dataset: Any = loader.dataset
-    while dataset is not None and not any(dataset is holder for holder in holders):
-        holders.append(dataset)
-        dataset = getattr(dataset, "dataset", None)  # a Subset's
-    return holders
 
 
 def _remedy(loader: DataLoader[Any], share: Share) -> str:
