@@ -104,7 +104,7 @@ def loader(generator: Any, size: int = 4) -> Any:
 
 class Noisy(Dataset[Any]):
     def __init__(self, rng: Any) -> None:
-        self.rng = rng
+        self.rng, self.other = rng, None
 
     def __len__(self) -> int:
         return len(SAMPLES)
@@ -194,6 +194,22 @@ def reads(run: Path, tick: Tick, data: dict[str, Any], head: Any = None, tail: A
 
 def data_with_generators(run: Path, tick: Tick, make: Callable[[], Any]) -> Any:
     return reads(run, tick, {"train": make()})
+
+
+def exchanges(run: Path, tick: Tick, declared: bool = False, in_state: bool = False, **options: Any) -> Any:
+    """The head of each epoch chooses one of two generators that the dataset holds."""
+    pair, seen = [np.random.default_rng(1), np.random.default_rng(2)], list[float]()
+    dataset = Noisy(pair[0])
+    dataset.other = pair[1]
+    kept = DataLoader(dataset, 4)
+    state = {"seen": seen, **({"first": pair[0], "second": pair[1]} if in_state else {})}
+    with loop(run, state=state, streams={"train": kept} if declared else None, **options) as train:
+        for epoch in train.iter_epochs():
+            dataset.rng, dataset.other = pair[epoch % 2], pair[1 - epoch % 2]
+            for _, (batch,) in train.iter_steps(kept):
+                seen.extend(batch.flatten().tolist())
+                tick()
+    return seen
 
 
 def one_generator() -> Any:
@@ -920,6 +936,17 @@ def test_data_that_is_not_declared_is_refused_where_a_head_cannot_be_told(tmp_pa
     refused = require_exact(tmp_path, program, partial(program, declared=True))
     assert refused
     assert all("declare the data where the loop is made, streams={'train': data}" in each for each in refused)
+
+
+def test_generators_that_change_places_belong_in_the_state(tmp_path: Path) -> None:
+    program = partial(exchanges, every=Every(epochs=1))
+    start(program, tmp_path / "plain", 5)
+    with pytest.raises(NotResumableError, match="or add the generator to state"):
+        start(program, tmp_path / "plain")
+    (tmp_path / "state").mkdir()
+    assert require_exact(tmp_path / "state", partial(program, in_state=True)) == []
+    with pytest.raises(NotResumableError, match=r"change places, .*add them to state"):
+        start(partial(program, declared=True), tmp_path / "declared")
 
 
 def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -146,13 +146,21 @@ class HeadWatch:
         if before is None or len(before) != len(held):
             return
         given, touched = [], False
-        for index, (generator, (same, state)) in enumerate(zip(held, before, strict=True)):
+        known = {id(each): state for each, state in before}
+        for index, (generator, (same, _)) in enumerate(zip(held, before, strict=True)):
             entry = make_entry("generator", generator)
-            if generator is same and _equal(entry.save(), state):
+            unmoved = id(generator) in known and _equal(entry.save(), known[id(generator)])
+            if (unmoved and generator is same) or self._streams.generators.in_state(generator):
                 continue
-            if not in_pass and (generator is not same or entry.as_seeded()):
+            if self.declared and id(generator) in known and generator is not same:
+                raise NotResumableError(
+                    f"stream {self._name!r}: lines at the head of the epoch let generators of its data "
+                    "change places, and a new process cannot tell which had which state; add them to state"
+                )
+            # one that only changed its place was not set: it goes on from where it stood
+            if not in_pass and not unmoved and (id(generator) not in known or entry.as_seeded()):
                 given.append(index)
-            elif not self._streams.generators.in_state(generator):
+            else:
                 touched = True
         self._touched = touched
         if not in_pass:
