@@ -206,3 +206,59 @@ def test_a_schedule_that_the_state_lacks_is_an_error(tmp_path: Path, made_for: s
     with pytest.raises(StateError, match="a scheduler was made for the learning rate of 'optimizer'"):
         supervised(quiet(tmp_path / "without", state, max_step=1), each)
     supervised(quiet(tmp_path / "with", {**state, "schedule": schedule}, max_step=1), each)
+
+
+class Phases:
+    """Holds an optimizer, and another one in each phase; no argument is a number."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.begin(1)
+
+    def begin(self, phase: int) -> None:
+        self.phase = phase
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1 / phase)
+
+    def step(self, x: Any, y: Any) -> None:
+        step(self.model, self.optimizer, x, y)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"phase": self.phase, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin(state["phase"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def test_an_object_of_the_state_may_make_its_optimizer_anew(tmp_path: Path) -> None:
+    def start(name: str, last: int) -> Any:
+        model = net()
+        phases = Phases(model)
+
+        def each(sv: Any) -> None:
+            phases.begin(2) if sv.step == 2 else None
+            phases.step(X, Y)
+
+        sv = quiet(tmp_path / name, {"model": model, "phases": phases}, max_step=last, seed=0)
+        return supervised(sv, each)
+
+    whole = start("whole", 6)
+    start("parts", 4)
+    assert start("parts", 6).ending.digest == whole.ending.digest
+    assert whole.updates == 6
+
+
+def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path) -> None:
+    model, schedules = net(), list[Any]()
+    optimizer = sgd(model)
+
+    def each(sv: Any) -> None:
+        if sv.step == 1:
+            schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        step(model, optimizer, X, Y)
+        for schedule in schedules:
+            schedule.step()
+
+    ending = supervised(quiet(tmp_path, {"model": model, "optimizer": optimizer}, max_step=4), each).ending
+    (warning,) = ending.warnings
+    assert "a scheduler was made in the loop for the learning rate of 'optimizer'" in warning

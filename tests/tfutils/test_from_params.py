@@ -418,7 +418,7 @@ def test_a_test_of_its_own_place_keeps_intermediate_results(trained: Path) -> No
     assert validate(save, **targets) == found
     assert len(intermediate_results(place)) == 2
     metrics = {f"valid0/{name}": value for name, value in found["valid0"].items()}
-    assert [each.metrics for each in everstep.runs.evaluations(place)] == [metrics] * 2
+    assert [each.metrics for each in everstep.runs.evaluations(place)] == [metrics]
 
 
 def test_a_test_is_not_recorded_in_a_training_run(trained: Path) -> None:

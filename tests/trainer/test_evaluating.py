@@ -208,13 +208,13 @@ def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     door.evaluate("test", 1)
     door.evaluate([(np.array([1.0]),)])  # without a name: not recorded
     assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
-    first, second, part = everstep.runs.evaluations(run_dir)
-    assert first.metrics == second.metrics == found != part.metrics
+    first, part = everstep.runs.evaluations(run_dir)  # the same once, by whichever process
+    assert first.metrics == found != part.metrics
     assert (first.stream, first.checkpoint, first.step, first.epoch, first.num_steps) == (
         *("test", "epoch-0002-step-00000008"),
         *(8, 2, -1),
     )
-    assert part.num_steps == 1 and first.digest == second.digest
+    assert part.num_steps == 1 and first.digest == part.digest
     page = json.loads(min((run_dir / "evaluations").iterdir()).read_bytes())
     assert page["run"] == RunDir.open(run_dir, create=False).id and page["wall"]["test/eval_time"] > 0
     assert page["facts"]["seed"] == RunDir.open(run_dir, create=False).seed
@@ -250,7 +250,7 @@ def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     found = everstep.runs.evaluations(tmp_path / "run")
-    assert len(found) == 10 and len({str(one.metrics) for one in found}) == 1
+    assert len(found) == 1
 
 
 def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ class UpdateCounter(Protocol):
         """Describe the schedulers that compute an option of optimizer `owner` anew at each step."""
 
     def unscheduled(self) -> list[str]:
-        """List the state's optimizers whose learning rate has a schedule that the state lacks."""
+        """List the state's optimizers that have a schedule since the last call, which the state lacks."""
 
     def close(self) -> None:
         """Remove every hook."""

@@ -6,10 +6,10 @@ evaluations outside a loop.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-import secrets
 import socket
 import time
 import traceback
@@ -155,9 +155,13 @@ def evaluations(run_dir: str | Path) -> list[Evaluation]:
 def record_evaluation(
     run_dir: Path, evaluation: Evaluation, facts: Mapping[str, Any], wall: Mapping[str, float]
 ) -> None:
-    """Add an evaluation to a run's record, with its provenance and with metrics that depend on the clock."""
+    """Add an evaluation to a run's record, with its provenance and with metrics that depend on the clock.
+
+    One that finds what an earlier one has found takes its place: a program that was killed makes it again.
+    """
     run = RunDir.open(run_dir, create=False)
-    name = f"step-{evaluation.step:08}-{secrets.token_hex(6)}.json"
+    key = hashlib.sha256(repr(evaluation._replace(time=0.0)).encode()).hexdigest()
+    name = f"step-{evaluation.step:08}-{key[:12]}.json"
     more = {"run": run.id, "wall": dict(wall), "facts": dict(facts)}
     write_page(run.path, EVALUATIONS, name, without_credentials({**evaluation._asdict(), **more}))
 

@@ -18,7 +18,15 @@ from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
 from everstep.group import find_group
-from everstep.record import Evaluation, RunDir, evaluations, located, record_evaluation, to_read
+from everstep.record import (
+    Evaluation,
+    RunDir,
+    RunJournal,
+    evaluations,
+    located,
+    record_evaluation,
+    to_read,
+)
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
@@ -61,15 +69,12 @@ class Evaluations:
         looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
         self.takes = {name for each in looking for name in each.output_names}
         self._looks_at_batches = bool(looking)
-        self._found: dict[str, tuple[int, dict[str, float]]] = {}
-        """Step and metrics of each service's last evaluation, by the service's name."""
         self._printed: set[str] = set()
         """Sentences about evaluations that were printed."""
 
     def forget(self) -> None:
         """Forget what is known of the task's objects, as a loop is about to change them."""
         self.weights = None
-        self._found.clear()
 
     def names(self) -> list[str]:
         """List the streams to evaluate: those of services, else "valid"."""
@@ -122,7 +127,6 @@ class Evaluations:
         found = self.here(service.stream, self._streams.get(service.stream), service.num_steps, service)
         seconds = loop.clock() - began
         loop.evaluated(found, seconds)
-        self._found[service.name] = (loop.step, found)
         return {**found, f"{service.stream}/eval_time": seconds}
 
     def here(
@@ -265,16 +269,22 @@ class Evaluations:
         return metrics
 
     def _known(self, stream: str) -> dict[str, float]:
-        """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty."""
-        how, weights = self.by_stream.get(stream), self.weights
+        """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty.
+
+        That of the loop is read in the journal: an earlier start may have made it.
+        """
+        how, weights, run_dir = self.by_stream.get(stream), self.weights, to_read(self.run_dir)
         assert weights is not None
-        step, metrics = (-1, {}) if how is None else self._found.get(how.name, (-1, {}))
-        if step == weights.step:
-            return metrics
+        if how is not None and Path(weights.path).resolve().is_relative_to(run_dir.resolve()):
+            rows = [row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{how.name}"]
+            last = max((row.step for row in rows), default=None)
+            if last == weights.step:
+                wall = f"{stream}/eval_time"
+                return {row.name: row.value for row in rows if row.step == last and row.name != wall}
         stats = {} if how is None else how.stats
         wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
         meant = stream, self._num_steps(stream), weights.digest
-        for each in reversed(evaluations(to_read(self.run_dir))):
+        for each in reversed(evaluations(run_dir)):
             if (each.stream, each.num_steps, each.digest) == meant and wanted <= each.metrics.keys():
                 return each.metrics
         return {}

@@ -439,7 +439,7 @@ class Trainer:
     def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate each stream that has an `Evaluate`, else "valid".
 
-        Unless weights are loaded for this call, metrics that this Trainer's loop found at its last step, or
+        Unless weights are loaded for this call, metrics that the run's loop found at its last step, or
         that are recorded of the same weights, are returned again without a new evaluation.
 
         Args:

@@ -462,7 +462,7 @@ _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
 def enter_options(obj: Any) -> None:
     obj = _itself(obj)
     _options.enter(obj, _live(obj), copy.deepcopy)
-    values = _given(obj)
+    values = _copies(obj)
     _texts[obj] = _of_optimizer(values) if isinstance(obj, Optimizer) else _of_scheduler(obj, values)
 
 
@@ -517,7 +517,11 @@ def use_settings(schedule: Any, names: Collection[str]) -> None:
 def _given(obj: Any) -> dict[str, Any]:
     if not _options.of(_itself(obj)):
         enter_options(obj)
-    return {name: given.copy for name, given in _options.of(_itself(obj)).items()}
+    return _copies(_itself(obj))
+
+
+def _copies(obj: Any) -> dict[str, Any]:
+    return {name: given.copy for name, given in _options.of(obj).items()}
 
 
 def _itself(obj: Any) -> Any:

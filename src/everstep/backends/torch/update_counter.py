@@ -54,6 +54,7 @@ from everstep.contracts.state import BASE
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
+_MARK = "_wrapped_by_lr_sched"
 _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
 
@@ -81,26 +82,34 @@ class TorchUpdateCounter:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.updates = 0
         self._objects = objects
-        self._layers = {name: layers(optimizer) for name, optimizer in optimizers(objects)}
-        self._own = {name: _Watched(inner) for name, (*_, inner) in self._layers.items()}
-        self.optimizers = len(self._own)
+        self._own: dict[str, _Watched] = {}
+        self._find()
         scalers = [value for _, value in flatten(objects) if isinstance(value, GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
-        self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
-        self._smallest: list[Tensor] | None = None
-        """Parameters whose digest stands for an update; None before the first."""
+        self._scheduled: set[str] = set()
+        """Optimizers that had a scheduler when `unscheduled` was last called."""
         self._strangers: dict[str, None] = {}
         self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
         """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
         after they first stepped."""
-        self._known = [watched.optimizer for watched in self._own.values()]
-        inner = (v for each in self._known for v in vars(each).values() if isinstance(v, Optimizer))
-        self._known += list(inner)
-        _known.update(self._known)
         self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _find(self) -> None:
+        """Find the optimizers of the state; again later, as an object of the state may make another one."""
+        self._layers = {name: layers(optimizer) for name, optimizer in optimizers(self._objects)}
+        found, before = {name: inner for name, (*_, inner) in self._layers.items()}, self._own
+        kept = {name: one for name, one in before.items() if one.optimizer is found.get(name)}
+        self._own = {name: kept.get(name) or _Watched(inner) for name, inner in found.items()}
+        self.optimizers = len(self._own)
+        self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
+        self._smallest: list[Tensor] | None = None
+        """Parameters whose digest stands for an update; None before the first."""
+        inner = (v for each in found.values() for v in vars(each).values() if isinstance(v, Optimizer))
+        self._known = [*found.values(), *inner]
+        _known.update(self._known)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._by_id.get(id(optimizer))
@@ -116,6 +125,9 @@ class TorchUpdateCounter:
             if self._others[optimizer]:
                 self._strangers[f"{kind} of arrays that are not in the state"] = None
             return
+        self._find()
+        if optimizer in _known:
+            return self._stepped(optimizer, (), {})
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
         theirs = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
         self._others[optimizer] = None if theirs else False
@@ -179,14 +191,14 @@ class TorchUpdateCounter:
         return missing
 
     def unscheduled(self) -> list[str]:
+        # torch's schedulers leave this mark, and its search below is only made where there is a new one
+        marked = [n for n, found in self._layers.items() if any(hasattr(each.step, _MARK) for each in found)]
+        new, self._scheduled = set(marked) - self._scheduled, set(marked)
+        if not new:
+            return []
         held = [each for _, value in flatten(self._objects) for each in contents(value)]
         driven = {id(_own(each, "optimizer")) for each in held if not isinstance(each, Module | Optimizer)}
-        return [
-            name
-            for name, found in self._layers.items()  # torch's schedulers leave this mark
-            if any(hasattr(layer.step, "_wrapped_by_lr_sched") for layer in found)
-            and not any(id(layer) in driven for layer in found)
-        ]
+        return [name for name in marked if name in new and driven.isdisjoint(map(id, self._layers[name]))]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
         return [
@@ -224,6 +236,7 @@ class TorchUpdateCounter:
         return saved or None
 
     def load_gradients(self, tree: Any) -> None:
+        self._find()
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         summed = tree.get("summed", {})

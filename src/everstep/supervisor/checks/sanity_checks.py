@@ -69,11 +69,18 @@ class ProgramChecks:
             )
 
     def check_strangers(self) -> None:
-        """Require that each optimizer of the state's parameters is in the state."""
+        """Require that each optimizer of the state's parameters is in the state; warn of new schedulers."""
         if strangers := [text for each in self._counters for text in each.strangers()]:
             raise StateError(
                 f"{', '.join(strangers)} is not part of the state, so a resume would lose its effect; "
                 "add it and the model that it steps, as in state={'model': model, 'optimizer': optimizer}"
+            )
+        if unscheduled := [name for each in self._counters for name in each.unscheduled()]:
+            self._warn_once(
+                "a scheduler was made in the loop for the learning rate of "
+                f"{', '.join(map(repr, unscheduled))}, and the state does not save it, so a resume restarts "
+                "its schedule; make it before the loop, and add it, as in state={..., 'scheduler': "
+                "scheduler}, unless all that it does follows from `epoch` or `step`"
             )
 
     def check_updates(self) -> None:
