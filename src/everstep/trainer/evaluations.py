@@ -275,14 +275,15 @@ class Evaluations:
         """
         how, weights, run_dir = self.by_stream.get(stream), self.weights, to_read(self.run_dir)
         assert weights is not None
+        stats = {} if how is None else how.stats
+        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
         if how is not None and Path(weights.path).resolve().is_relative_to(run_dir.resolve()):
             rows = [row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{how.name}"]
             last = max((row.step for row in rows), default=None)
-            if last == weights.step:
-                wall = f"{stream}/eval_time"
-                return {row.name: row.value for row in rows if row.step == last and row.name != wall}
-        stats = {} if how is None else how.stats
-        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
+            metrics = {row.name: row.value for row in rows if row.step == last}
+            metrics.pop(f"{stream}/eval_time", None)
+            if last == weights.step and wanted <= metrics.keys():
+                return metrics
         meant = stream, self._num_steps(stream), weights.digest
         for each in reversed(evaluations(run_dir)):
             if (each.stream, each.num_steps, each.digest) == meant and wanted <= each.metrics.keys():
