@@ -56,6 +56,7 @@ from everstep.errors import RestoreError
 _SENTINELS = 4
 _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
+_open: weakref.WeakSet[TorchUpdateCounter] = weakref.WeakSet()
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -100,6 +101,7 @@ class TorchUpdateCounter:
         inner = (v for each in self._known for v in vars(each).values() if isinstance(v, Optimizer))
         self._known += list(inner)
         _known.update(self._known)
+        _open.add(self)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -256,6 +258,7 @@ class TorchUpdateCounter:
     def close(self) -> None:
         self._hook.remove()
         _known.difference_update(self._known)
+        _open.discard(self)
 
 
 _Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
@@ -441,8 +444,9 @@ class TorchUnsavedObjects:
                 yield from ((f"{name}.", layer, True) for layer in layers(value) if not _is_foreign(layer))
 
     def _search(self) -> list[Module | GradScaler]:
-        """List the outermost modules and the scalers of gradients that share nothing with the state."""
-        held = [each for each in contents(self._objects) if isinstance(each, Module)]
+        """List the outermost modules and the scalers that share nothing with the state of an open run."""
+        saved = {id(each): each for counter in _open for each in contents(counter._objects)}
+        held = [each for each in saved.values() if isinstance(each, Module)]
         ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
         alive = alive_modules(GradScaler)
@@ -451,7 +455,7 @@ class TorchUnsavedObjects:
         outermost = (each for each in others if id(each) not in inner)
         return [
             *(each for each in outermost if ours.isdisjoint(map(id, _parts(each)))),
-            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in self._held),
+            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in saved),
         ]
 
 
