@@ -114,6 +114,28 @@ def test_killed_now_and_then_it_ends_as_if_it_never_was(tmp_path: Path, program:
     assert rows(tmp_path / "run") == disturbed != []
 
 
+def test_a_start_that_leaves_out_a_finished_run_got_further_in_another(tmp_path: Path) -> None:
+    """As a sweep, or a loop over folds, does: run a alone has more steps than run b when b dies."""
+    (tmp_path / "folds.py").write_text("""
+import os, signal, numpy, everstep
+from everstep.record import RunJournal
+for name in "ab":
+    if os.path.exists(name) and RunJournal(name).ended():
+        continue
+    w, begun = numpy.zeros(1), None
+    services = [everstep.Checkpoints(everstep.Every(steps=1))]
+    with everstep.TrainLoop(name, {"w": w}, max_epoch=1, seed=1, services=services) as loop:
+        for epoch in loop.iter_epochs():
+            for step, (batch,) in loop.iter_steps(everstep.data.arrays(numpy.arange(16.0), batch_size=2)):
+                w += batch.mean()
+                begun = begun or step
+                name == "b" and step == begun + 2 < 8 and os.kill(os.getpid(), signal.SIGKILL)
+""")
+    said = run(tmp_path, sys.executable, "folds.py", options=("--back-off", "0", "--max-deaths", "2"))
+    assert said.splitlines()[-1].endswith("finished after step 8 of b")
+    assert len(said.splitlines()) > 3
+
+
 @pytest.mark.campaign("timed")
 def test_a_time_budget_is_used_again_and_again_at_once(tmp_path: Path, program: Write) -> None:
     command = program("breathe()", "limits['max_time'] = 0.3")

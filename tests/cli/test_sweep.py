@@ -20,7 +20,7 @@ from everstep.errors import ConfigError
 from everstep.experiment import as_yaml, open_run
 from everstep.experiment.config_layers import layered
 from everstep.experiment.sweep import trials
-from everstep.record import RunDir, RunJournal
+from everstep.record import RunDir, RunJournal, evaluations
 from waiting import until
 
 SMALL = ("tiny.yaml", "trainer.max_epoch=1")
@@ -62,6 +62,31 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
     assert said.splitlines()[0].split() == ["run", "optimizer.lr", "seed", "status"]
     everstep("train", *SMALL, "optimizer.lr=0.1", cwd=here)
     assert values(here / "runs" / "tiny-optimizer.lr-0.1-seed-7") == values(here / "runs" / "tiny")
+
+
+def test_a_schedule_that_evaluates_has_work_to_do_in_finished_runs(here: Path) -> None:
+    line = ("sweep", *SMALL, "--grid", "seed=[7]")
+    everstep(*line, cwd=here)
+    _, beside = everstep(*line, cwd=here)
+    assert beside == "[1/1] runs/tiny-seed-7: finished, before this sweep\n"
+    _, beside = everstep(*line, "--schedule", "evaluate", cwd=here)
+    assert beside == "[1/1] runs/tiny-seed-7: finished\n"
+    assert len(evaluations(here / "runs" / "tiny-seed-7")) == 1
+
+
+def test_a_divergence_is_reported_by_each_sweep_until_it_is_accepted(here: Path) -> None:
+    text = (here / "tiny_experiment.py").read_text()
+    assert text.count("self.scale *") == 1
+    text = text.replace("self.scale *", "(1 + os.getpid()) * self.scale *")
+    (here / "tiny_experiment.py").write_text(text)
+    line = ("sweep", "tiny.yaml", "--grid", "seed=[7]")
+    everstep(*line, cwd=here, status=1, SIGKILL_AT="5")
+    for _ in range(2):
+        said, _ = everstep(*line, cwd=here, status=1)
+        assert said.splitlines()[1].split()[-1] == "diverged"
+    everstep("accept", "runs/tiny-seed-7", "--divergence", "4", cwd=here)
+    said, _ = everstep(*line, cwd=here)
+    assert said.splitlines()[1].split()[-1] == "finished"
 
 
 @pytest.mark.campaign("long")

@@ -63,6 +63,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: When(Every(steps=1), Save), "is not an action"),  # type: ignore[arg-type]
     (lambda: When(A, Save()), "is not a condition; give a schedule"),
     (lambda: Export(Every(epochs=1), every=Every(steps=1)), "leave out every="),
+    (lambda: Export(every=Every(steps=1)), "give it as when="),
     (lambda: Export(OnBest("loss"), every=Every(seconds=9)), "a schedule of steps or epochs"),
     (lambda: Export(format="safetensor"), "did you mean 'safetensors'"),
     (lambda: Export(format="torch.export"), "give inputs="),

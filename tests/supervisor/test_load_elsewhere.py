@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from everstep.errors import ConfigError, DamagedCheckpointError, NoCheckpointErr
 from everstep.record import RunDir, RunJournal
 from everstep.state import make_entry
 from everstep.supervisor import Loaded
-from tiny_runs import flip_array, supervised
+from tiny_runs import Boom, flip_array, supervised
 
 LOSSES = [3.0, 1.0, 2.0, 0.5]
 """By epoch; the run resumes from epoch 3 below, where 0.5 was not seen yet."""
@@ -351,6 +352,26 @@ def test_the_default_error_lists_every_mismatch(tmp_path: Path, trained: Trained
     net.entered(tmp_path / "run3", InitFrom(trained[0], on_reshaped="warn", reset={"step", "optimizer"}))
     assert net.has(trained[1][4], but="weight|bias|running")
     assert any("reshaped: model/0" in line for line in net.lines)
+
+
+def test_steps_counted_on_and_a_failure_in_the_first_of_them(tmp_path: Path, trained: Trained) -> None:
+    """The resume is from the checkpoint before that step: to the bit the run that did not fail."""
+    digests, start = [], InitFrom(trained[0], reset=())
+    for name, fails in (("whole", False), ("failed", True), ("failed", False)):
+        torch.manual_seed(0)
+        net = Net()
+        data = everstep.data.arrays(torch.randn(4, 4), batch_size=2)
+        with suppress(Boom), net.loop(tmp_path / name, 6, init_from=start) as loop:
+            for _ in loop.iter_epochs():
+                for _, (x,) in loop.iter_steps(data):
+                    if fails:
+                        raise Boom
+                    net.optimizer.zero_grad()
+                    net.model(x).square().sum().backward()
+                    net.optimizer.step()
+                loop.collect_metrics({"valid/loss": 1.0})
+            digests.append(loop)
+    assert len(digests) == 2 and digests[0].ending.digest == digests[1].ending.digest
 
 
 def test_reset_parts(tmp_path: Path, trained: Trained) -> None:

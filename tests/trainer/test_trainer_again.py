@@ -497,6 +497,26 @@ def test_whatever_befalls_one_each_is_the_run_that_it_would_be_alone(
     assert [ending.step for ending in endings] == steps
 
 
+class Normed(everstep.torch.Task):
+    """Its steps change buffers."""
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+
+    def build_optimizer(self, model: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        return {"loss": self.model(batch[0]).square().mean()}
+
+
+def test_what_the_steps_of_another_run_change_is_saved_by_that_run(tmp_path: Path) -> None:
+    data = everstep.data.arrays(torch.arange(12.0)[:, None], batch_size=2, seed=0)
+    trainers = [everstep.Trainer(Normed(), {"train": data}, tmp_path / name, max_step=6) for name in NAMES]
+    for ending in everstep.trainer.MultiRun(trainers).run_training():
+        assert not any("the steps change it" in warning for warning in ending.warnings)
+
+
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     def several(data: Any, *seeds: int | None) -> list[everstep.Trainer]:
         return [

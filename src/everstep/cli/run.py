@@ -79,7 +79,7 @@ def _tell(text: str) -> None:
 def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
     from everstep.polling import wait_until
 
-    furthest = rollbacks = -1
+    furthest, known = (-1, -1), dict[Path, tuple[int, ...]]()
     ends: list[str] = []  # since a start got further than all before
     for number in itertools.count(1):
         end = starts.once()
@@ -91,10 +91,14 @@ def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
             if end.status or number > 1:
                 _tell(described + hopeless)
             return end.status
-        further = end.steps > furthest or end.rollbacks > rollbacks
+        sums = sum(step for step, _ in end.runs.values()), sum(count for _, count in end.runs.values())
+        # a start need not open runs that were finished before; a new run alone is no progress
+        pairs = [(sums, furthest), *((at, known.get(path, at)) for path, at in end.runs.items())]
+        further = any(now[0] > before[0] or now[1] > before[1] for now, before in pairs)
         if further:
             ends.clear()
-        furthest, rollbacks = max(furthest, end.steps), max(rollbacks, end.rollbacks)
+        furthest = max(furthest[0], sums[0]), max(furthest[1], sums[1])
+        known |= {path: tuple(map(max, at, known.get(path, at))) for path, at in end.runs.items()}
         if not (further and (end.status == _AGAIN or end.status - 128 in cli.ASKING)):
             ends.append(described)
         if cli.in_words(end.status).startswith("killed"):  # it could not report that itself
@@ -125,14 +129,6 @@ class _End(NamedTuple):
     runs: dict[Path, tuple[int, int]]
     receivers: list[dict[str, Any]]
     """What its `Notify` services reported of those who are to be told of which events."""
-
-    @property
-    def steps(self) -> int:
-        return sum(step for step, _ in self.runs.values())
-
-    @property
-    def rollbacks(self) -> int:
-        return sum(rollbacks for _, rollbacks in self.runs.values())
 
     def hopeless(self) -> str:
         """Say why a further start would end in the same way; empty if it may not."""

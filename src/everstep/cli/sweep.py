@@ -77,7 +77,7 @@ def sweep_command(
     for name, value in options.items():  # as `everstep train` takes them
         name = f"--{name.replace('_', '-')}"
         line += [name] * value if isinstance(value, bool) else [name, value] if value is not None else []
-    trainings = _Trainings(line, found, jobs)
+    trainings = _Trainings(line, found, jobs, skips=options["schedule"] == "train")
     cli.leave_in_order()
     try:
         trainings.run()
@@ -122,8 +122,8 @@ _Training: TypeAlias = "tuple[Trial, subprocess.Popen[bytes], IO[bytes]]"
 class _Trainings:
     """Trainings, each in a process; a signal to this process is passed on to them, and each saves."""
 
-    def __init__(self, line: Sequence[str], trials: Sequence[Trial], jobs: int) -> None:
-        self._line, self._trials, self._jobs = line, trials, jobs
+    def __init__(self, line: Sequence[str], trials: Sequence[Trial], jobs: int, skips: bool) -> None:
+        self._line, self._trials, self._jobs, self._skips = line, trials, jobs, skips
         self.codes: dict[Path, int] = {}
 
     def run(self) -> None:
@@ -134,7 +134,8 @@ class _Trainings:
             while waiting or running:
                 while waiting and len(running) < self._jobs:
                     trial = waiting.pop(0)
-                    if trial.is_finished():
+                    # schedules that evaluate have work to do in a finished run, too
+                    if self._skips and trial.is_finished():
                         self._ended(trial, 0, "finished, before this sweep")
                     else:
                         running.append(self._start(trial))

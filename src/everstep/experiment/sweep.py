@@ -39,11 +39,12 @@ class Trial:
     tree: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def is_finished(self) -> bool:
-        """Whether its run has come to its end with this very config, so that a training would add nothing."""
+        """Whether its run has ended with this very config and no divergence: a training would add nothing."""
         try:
             journal = RunJournal(located(self.run_dir))
             recorded = journal.facts().get("config")
-            return journal.ended() is not None and recorded == without_credentials(as_json(self.tree))
+            same = recorded == without_credentials(as_json(self.tree))
+            return same and journal.ended() is not None and not journal.divergences()
         except (EverstepError, OSError):
             return False
 

@@ -91,6 +91,8 @@ class Export(Conditional):
         name: str = "export",
     ) -> None:
         self._at_end = when is None
+        if when is None and every is not None:
+            raise ConfigError(f"Export(every={every!r}) has no condition: give it as when=, or leave it out")
         super().__init__(Never() if when is None else when, every, _folder_name(name))
         if format not in FORMATS:
             raise ConfigError(f"Export(format={format!r}): {nearest(format, FORMATS)}")

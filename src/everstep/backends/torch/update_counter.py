@@ -57,6 +57,7 @@ _SENTINELS = 4
 _MARK = "_wrapped_by_lr_sched"
 _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
+_open: weakref.WeakSet[TorchUpdateCounter] = weakref.WeakSet()
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -95,6 +96,7 @@ class TorchUpdateCounter:
         self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
         """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
         after they first stepped."""
+        _open.add(self)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _find(self) -> None:
@@ -269,6 +271,7 @@ class TorchUpdateCounter:
     def close(self) -> None:
         self._hook.remove()
         _known.difference_update(self._known)
+        _open.discard(self)
 
 
 _Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
@@ -454,8 +457,9 @@ class TorchUnsavedObjects:
                 yield from ((f"{name}.", layer, True) for layer in layers(value) if not _is_foreign(layer))
 
     def _search(self) -> list[Module | GradScaler]:
-        """List the outermost modules and the scalers of gradients that share nothing with the state."""
-        held = [each for each in contents(self._objects) if isinstance(each, Module)]
+        """List the outermost modules and the scalers that share nothing with the state of an open run."""
+        saved = {id(each): each for counter in _open for each in contents(counter._objects)}
+        held = [each for each in saved.values() if isinstance(each, Module)]
         ours = {id(part) for root in held for part in _parts(root)}
         ours |= {id(parameter) for *_, parameter in self._parameters()}
         alive = alive_modules(GradScaler)
@@ -464,7 +468,7 @@ class TorchUnsavedObjects:
         outermost = (each for each in others if id(each) not in inner)
         return [
             *(each for each in outermost if ours.isdisjoint(map(id, _parts(each)))),
-            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in self._held),
+            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in saved),
         ]
 
 

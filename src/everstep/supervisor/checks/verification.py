@@ -141,7 +141,7 @@ class Verifier:
         for stream, count in self.places.items():
             per_step = self._streams[stream].per_step
             first, last = per_step
-            if not self._comparison.first:
+            if step == 1:
                 per_step[0] = count
             elif count == first > last > 0:
                 self._voice.warn(
