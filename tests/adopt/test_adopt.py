@@ -196,6 +196,17 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("g = torch.Generator().manual_seed(1)\n", step=STEP + "torch.rand(1, generator=g)\n"),
             '"g": g',
         ),
+        (
+            around(
+                "T = torch.DoubleTensor if len(x) > 9 else torch.FloatTensor\n",
+                step=STEP + "z = T(3)\n",
+            ),
+            "z = T(3)",
+        ),
+        (
+            around("s = SummaryWriter() if len(x) > 9 else None\n", step=STEP + "s.add_scalar(loss)\n"),
+            " s.add_scalar(loss)",
+        ),
         (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
         (
             around("h, n = [], 0\n", step=STEP + "h.append(n)\n" + STEP + "n += 1\n"),
@@ -295,4 +306,5 @@ def test_a_script_that_seeds_nothing_cannot_be_compared(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(unseeded)
     with contextlib.chdir(tmp_path):
         problem = compare(Path("plain.py"), Path("plain.py"), [])
-    assert problem is not None and problem.startswith("two runs of plain.py differ; seed all that it draws")
+    assert problem is not None and problem.startswith("two runs of plain.py differ, so it cannot be compared")
+    assert "a generator that is not seeded, the order of a set (of strings by PYTHONHASHSEED)" in problem

@@ -197,6 +197,9 @@ class Script:
             value = getattr(value.func, "value", None)
         if isinstance(value, ast.Name):
             return self.kind(self.variable(value))
+        if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
+            kinds = {self._kind_of(value.body), self._kind_of(value.orelse)} - {"plain"}  # or None
+            return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
         is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
         if is_librarys or isinstance(value, ast.Lambda):
             return "function"

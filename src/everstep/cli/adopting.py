@@ -95,6 +95,7 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     """Run a script twice and its patched form once; return what differs in their updates, None if nothing."""
     from everstep.drill.any_command import Chain, Reference, Start
     from everstep.drill.processes import last_lines, owned_folder
+    from everstep.drill.report import UNSTABLE
 
     starts = list[Start]()
     with owned_folder("everstep-adopt-") as folder:
@@ -110,7 +111,7 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     reference = Reference(first)
     reference.look_for_seeds(again)
     if (difference := reference.first_difference(again, {0: 0})) is not None:
-        return f"two runs of {script} differ; seed all that it draws, to compare it: {difference}"
+        return f"two runs of {script} differ, so it cannot be compared: {difference}; likely: {UNSTABLE}"
     difference = reference.first_difference(now, {0: 0})
     found = [] if difference is None else [f"first in {difference}"]
     if now.updates != first.updates:
