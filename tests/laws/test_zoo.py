@@ -996,6 +996,34 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_is_told(tmp_path: Path
     assert "not yet recorded that lines at the head of an epoch" in drawing(tmp_path / "run")
 
 
+def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path: Path) -> None:
+    def program(run: Path, tick: Tick, *, at_head: bool) -> list[float]:
+        seen = list[float]()
+        sampler = WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES))
+        data = DataLoader(TensorDataset(SAMPLES), 4, sampler=sampler)
+
+        def mine() -> None:  # another tensor
+            sampler.weights = (torch.arange(12) == sum(seen) % 12).double() + 0.01
+
+        with loop(run, Every(epochs=1), state={"seen": seen}) as train:
+            for _ in train.iter_epochs():
+                if at_head:
+                    mine()
+                for _, (x,) in train.iter_steps(data):
+                    seen.extend(x.flatten().tolist())
+                    tick()
+                if not at_head:
+                    mine()
+        return seen
+
+    for at_head in (True, False):
+        run, named = tmp_path / f"struck {at_head}", partial(program, at_head=at_head)
+        whole = start(named, tmp_path / f"whole {at_head}")[1][0]
+        assert not start(named, run, 4)[0]  # the first step of the second epoch
+        assert not start(named, run, 4)[0]  # and of the third
+        assert start(named, run)[1][0] == whole
+
+
 def test_what_the_program_now_freezes_stays_frozen(tmp_path: Path) -> None:
     for frozen in (False, True):
         net = Net()

@@ -30,6 +30,8 @@ _MOST_UNKNOWN = 1 << 16
 """Samples above which the pass of a sampler without a length is not: it may have no end."""
 _MOST_BYTES = 1 << 26
 """Size of an attribute above which only another object counts as a change."""
+_read = set[int]()
+"""Identities of samplers that a run of this process has read."""
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchdata", "numpy"}
 
 
@@ -177,6 +179,13 @@ def _attributes(sampler: Any) -> dict[str, Any]:
     return {**getattr(sampler, "__dict__", {}), **of_class}
 
 
+def _digests(sampler: Any, marks: Mapping[str, str | None]) -> dict[str, str]:
+    """Digest the attributes that a checkpoint can hold, but for large ones, which are marked by identity."""
+    own = getattr(sampler, "__dict__", {})
+    known = [name for name, mark in marks.items() if name in own and mark and not mark.startswith("at ")]
+    return {name: digest(encode(own[name])) for name in known if can_be_saved(own[name])}
+
+
 class KeptBySamplers:
     """What a user's own samplers keep from pass to pass.
 
@@ -198,6 +207,8 @@ class KeptBySamplers:
         """Places and attributes that were warned about."""
         self._last: dict[str, dict[str, str | None]] = {}
         """Marks when the last pass was drawn, or a checkpoint loaded."""
+        self._first: dict[str, dict[str, str]] = {}
+        """Digests of what could be saved when the run's first pass was drawn."""
 
     def __bool__(self) -> bool:
         return bool(self._samplers)
@@ -206,6 +217,7 @@ class KeptBySamplers:
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
         self._note_changes()
+        _read.update(map(id, self._samplers.values()))
         yield
         self._note_changes(drawn=True)
 
@@ -219,7 +231,10 @@ class KeptBySamplers:
         self._last = now
 
     def _all_marks(self) -> dict[str, dict[str, str | None]]:
-        return {place: self._marks(sampler) for place, sampler in self._samplers.items()}
+        now = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
+        for place, marks in now.items():
+            self._first.setdefault(place, _digests(self._samplers[place], marks))
+        return now
 
     def _marks(self, sampler: Any) -> dict[str, str | None]:
         return {
@@ -268,22 +283,29 @@ class KeptBySamplers:
             {
                 place: {
                     "attributes": {name: vars(sampler)[name] for name in sorted(self._changing[place])},
+                    "first": dict(self._first[place]),
                     "state": sampler.state_dict() if place in self._declared else None,
                 }
                 for place, sampler in self._samplers.items()
             }
         )
 
-    def load(self, saved: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any], *, in_pass: bool) -> None:
+        """Give the samplers back what they kept; between passes what the program has just set stays."""
+        self._all_marks()
         for place, tree in copy.deepcopy(dict(saved)).items():
             sampler = self._samplers[place]
+            self._first[place] |= tree.get("first", {})
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
             for name, value in tree["attributes"].items():
                 live = vars(sampler).get(name)
+                now = digest(encode(live)) if can_be_saved(live) else None
+                # neither the program's start nor a run of this process has left it so
+                is_set = now != self._first[place].get(name, now) and id(sampler) not in _read
                 # what is equal stays: the state, which is restored first, may hold the same object
-                if not can_be_saved(live) or digest(encode(live)) != digest(encode(value)):
+                if now != digest(encode(value)) and (in_pass or not is_set):
                     vars(sampler)[name] = value
             self._changing[place].update(tree["attributes"])
         self._last = self._all_marks()

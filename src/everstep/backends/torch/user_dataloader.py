@@ -213,6 +213,9 @@ class DataLoaderStream(Stream):
             return data_rng.keyed_state(own)
         return [data_rng.keyed_state_of(each, key_at(own, i)) for i, each in enumerate(self.generators)]
 
+    def left_now(self, left: Any) -> Any:
+        return {**left, "samplers": self.kept.save()}
+
     def weight(self, batch: int) -> float:
         return 1.0 if self._sampling is None else self._sampling.weight(batch)
 
@@ -329,7 +332,7 @@ class DataLoaderCursor(PassCursor):
         self._last = last
         # last, because the advance draws: the generators stand where other passes have left them, too
         data_rng.set_states_of(self._generators, saved["now"])
-        stream.kept.load(saved.get("samplers", {}))
+        stream.kept.load(saved.get("samplers", {}), in_pass=not saved["ended"])
         return iter(()) if saved["ended"] else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
