@@ -100,8 +100,8 @@ class Store:
         except FileNotFoundError:
             return []
         except OSError as error:
-            told = f"{self.folder} cannot be read ({error.strerror}); move it away or restore it"
-            raise CheckpointError(told) from error
+            message = f"{self.folder} cannot be read ({error.strerror}); move it away or restore it"
+            raise CheckpointError(message) from error
         return sorted(CheckpointName.parse(entry) for entry in entries if CheckpointName.matches(entry))
 
     def find(

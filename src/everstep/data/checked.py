@@ -159,16 +159,16 @@ class CheckedStream(StreamWrapper):
     def _problems(self, batch: Any) -> Iterator[tuple[str, str]]:
         parts = _parts(batch)
         sizes = {name: len(part) for name, part in _leaves(parts)}
-        told = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
+        shown = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
         if not parts or (sizes and not any(sizes.values())):
-            yield "empty_batch", f"a batch is empty (sizes {told or 'none'}); leave it out of the data"
+            yield "empty_batch", f"a batch is empty (sizes {shown or 'none'}); leave it out of the data"
             return  # an empty batch is reported once, not again for its keys and its size
         if self._sources is not None:
             yield from _keys(self._sources, parts)
         if len(set(sizes.values())) > 1:
-            yield "unequal_lengths", f"the parts are not equally long (sizes {told}); make them so"
+            yield "unequal_lengths", f"the parts are not equally long (sizes {shown}); make them so"
         elif self._size is not None and any(size != self._size for size in sizes.values()):
-            yield "wrong_size", f"the sizes are {told}, not {self._size}; make batches of that size"
+            yield "wrong_size", f"the sizes are {shown}, not {self._size}; make batches of that size"
 
 
 class CheckedCursor(CursorWrapper):

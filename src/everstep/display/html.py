@@ -125,8 +125,11 @@ def drawn(chart: Chart) -> str:
     for line, points, mark in zip(chart.shown(), finite, marks, strict=False):
         left_out = len(line.y) - len(points)
         if len(chart.lines) > 1 or left_out:
+            name = line.name
+            if len(name) > _LETTERS:
+                name = f"{name[: _LETTERS // 2]}…{name[1 - _LETTERS // 2 :]}"
             note = f" ({left_out} not finite)" if left_out else ""
-            body += [f'<path d="M{_LEFT} {y}h24" {mark}/>', _text(_LEFT + 30, y + 4, _cut(line.name) + note)]
+            body += [f'<path d="M{_LEFT} {y}h24" {mark}/>', _text(_LEFT + 30, y + 4, name + note)]
             y += _ROW
     for text in chart.rest():
         body.append(_text(_LEFT + 30, y + 4, text))
@@ -144,10 +147,6 @@ Points = list[tuple[float, float]]
 def _finite(line: Line) -> Points:
     pairs = zip(line.x, line.y, strict=True)
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LETTERS else f"{text[: _LETTERS // 2]}…{text[1 - _LETTERS // 2 :]}"
 
 
 def _plot(lines: Sequence[Points], marks: Sequence[str]) -> Iterator[str]:

@@ -30,8 +30,8 @@ from everstep.supervisor.opening.configuration import (
     ChangedSetting,
     Configuration,
     changed_config,
+    format_differences,
     refusal,
-    told,
 )
 from everstep.supervisor.saving.state_tree import reading, saved_tree
 from everstep.supervisor.saving.user_state import UserState
@@ -360,4 +360,4 @@ def _digest(tree: dict[str, Any]) -> str:
 
 
 def _message(what: str, changes: list[ChangedSetting]) -> str:
-    return what + ":" + told(changes).rstrip(". \n")
+    return what + ":" + format_differences(changes).rstrip(". \n")

@@ -305,8 +305,10 @@ class Collector:
                 reader.add_steps(timed)
             for column in columns:
                 self._step_rows(column.name, column.steps, column.values)
-        if self.open_rows:
-            self._close_rows(self.open_step)
+        for name, (step, total, count) in list(self.open_rows.items()):
+            if step != self.open_step:
+                del self.open_rows[name]
+                self._emit("step", name, is_wall(name), [step], [total / count], [count])
 
     def _taken(self) -> list[Column]:
         """Take the pending values out, as columns by name; on a device they are read here."""
@@ -350,12 +352,6 @@ class Collector:
         self.open_rows[name] = last
         if done:
             self._emit("step", name, is_wall(name), done, means, counts)
-
-    def _close_rows(self, open_step: int) -> None:
-        for name, (step, total, count) in list(self.open_rows.items()):
-            if step != open_step:
-                del self.open_rows[name]
-                self._emit("step", name, is_wall(name), [step], [total / count], [count])
 
     def _emit(
         self,

@@ -33,9 +33,6 @@ SAVED_FORMATS = ("safetensors", DISTRIBUTED)
 ABOUT = "export.json"
 """Name of the file with an export's run, step and metrics; JSON."""
 
-Write = Callable[[Path], object]
-"""Writes the weights' files into a folder."""
-
 
 def _folder_name(name: str) -> str:
     if name.startswith("."):
@@ -160,18 +157,16 @@ class Export(Conditional):
             entry=self.entry,
             format=self.format,
         )
-        target = self.folder / str(name)
-        if _about(target) != about:
-            _place(target, self._contents(obj, arrays), about, top=self._run.run_dir)
+        target, top = self.folder / str(name), self._run.run_dir
+        if _about(target) == about:
+            pass
+        elif self.format == "safetensors":
+            _place(target, lambda folder: write_shards(folder, arrays, None), about, top=top)
+        else:
+            data = torch_files().program(obj, self._inputs, self._dynamic_shapes)
+            _place(target, lambda folder: files.write_new(folder / "model.pt2", data), about, top=top)
         # what an earlier start exported of a later step goes once another export has taken its place
-        _retire(self.folder, self._run.run_dir, 1 if self._at_end else self.keep, boundary.step)
-
-    def _contents(self, obj: Any, arrays: Mapping[str, HostArray]) -> Write:
-        if self.format == "safetensors":
-            return lambda folder: write_shards(folder, arrays, None)
-        exporting = torch_files()
-        data = exporting.program(obj, self._inputs, self._dynamic_shapes)
-        return lambda folder: files.write_new(folder / "model.pt2", data)
+        _retire(self.folder, top, 1 if self._at_end else self.keep, boundary.step)
 
     def state_dict(self) -> Any:
         # when a schedule in seconds is due is no part of the state, and so is what it exports
@@ -190,7 +185,7 @@ def _description(
     return {**facts, "metrics": shown, "digest": digest(weights)}
 
 
-def _place(target: Path, contents: Write, about: dict[str, Any], *, top: Path) -> None:
+def _place(target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path) -> None:
     def write(folder: Path) -> int:
         contents(folder)
         files.write_new(folder / ABOUT, json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")

@@ -157,7 +157,7 @@ class Sink(Service, ABC):
         """Write what stands after the last row until the next start makes the file anew, if anything."""
 
     def reshapes(self, items: Iterable[Item]) -> bool:
-        """Whether the file has to be made anew to take these items; also called before it is made."""
+        """Note what the heading needs for these items; return whether the file has to be made anew for it."""
         return False
 
     def begin(self, parts: Parts) -> None:

@@ -226,12 +226,9 @@ class Engine:
 
     def _open_verifier(self, stack: ExitStack) -> None:
         recovered = self.recovered
-        if (
-            recovered.not_compared
-        ):  # at once in the file: a later start must not compare with what is left behind
-            decision = {"what": CHOSEN, "why": recovered.not_compared, "step": recovered.step}
-            self.journal.event("decision", decision)
-            self.journal.flush()
+        if why := self.opening.not_compared:
+            self.journal.event("decision", {"what": CHOSEN, "why": why, "step": recovered.step})
+            self.journal.flush()  # a later start must not compare with what is left behind
         # by a drill or a replay, which find what differs and how far
         observed = self.board.find(Witness) is not None or self.settings.replay is not None
         on_divergence = "warn" if observed else self.settings.on_divergence

@@ -113,7 +113,7 @@ class Ranks:
         mine = {
             "signal": self._signals.received,
             # counted once: a thread may append meanwhile
-            "actions": [_told(pending.popleft()[1]) for _ in range(len(pending))],
+            "actions": [_plain(pending.popleft()[1]) for _ in range(len(pending))],
             "saving": saving,
             "now": self._clock(),
             "reason": reason,
@@ -121,19 +121,19 @@ class Ranks:
             "handed": handed,
             "times": times and dict(times),
         }
-        found = self.group.gather(mine, where)
+        everyone = self.group.gather(mine, where)
         require_same(
-            [each["asked"] for each in found],
+            [each["asked"] for each in everyone],
             f"at {where}, what the programs have asked for (stop, save, set limits and add services on all "
             "ranks alike; loop.call_soon(everstep.Stop(...)) may be called on one)",
         )
-        require_alike(self.group.data, [each["handed"] for each in found], f"the batches up to {where}")
-        self._now, self.writers_reason = found[0]["now"], found[0]["reason"]
-        self.times = [each["times"] for each in found if each["times"]]
-        self.saves_are_done = not any(each["saving"] for each in found)
-        self._signal = next((each["signal"] for each in found if each["signal"] is not None), None)
+        require_alike(self.group.data, [each["handed"] for each in everyone], f"the batches up to {where}")
+        self._now, self.writers_reason = everyone[0]["now"], everyone[0]["reason"]
+        self.times = [each["times"] for each in everyone if each["times"]]
+        self.saves_are_done = not any(each["saving"] for each in everyone)
+        self._signal = next((each["signal"] for each in everyone if each["signal"] is not None), None)
         self._actions += [
-            (None, _ACTIONS[kind](**values)) for each in found for kind, values in each["actions"]
+            (None, _ACTIONS[kind](**values)) for each in everyone for kind, values in each["actions"]
         ]
 
     def now(self) -> float:
@@ -158,20 +158,20 @@ class Ranks:
         """Return the actions of the services of all ranks; one rank's stop counts for all."""
         if not self.several:
             return actions
-        mine = [[None if service is None else service.name, *_told(action)] for service, action in actions]
+        mine = [[None if service is None else service.name, *_plain(action)] for service, action in actions]
         everyone = self.group.gather(mine, "the actions of the services")
-        values = [[told for told in theirs if told[1] not in _ACTIONS] for theirs in everyone]
+        values = [[plain for plain in theirs if plain[1] not in _ACTIONS] for theirs in everyone]
         require_same(values, "what services set (decide by metrics, which are reduced over the ranks)")
-        own = {json.dumps(told): pending for told, pending in zip(mine, actions, strict=True)}
+        own = {json.dumps(plain): pending for plain, pending in zip(mine, actions, strict=True)}
         by_name = {service.name: service for service in services}
         united = list(everyone[0])
         for theirs in everyone[1:]:  # in the order of ranks: the first reason of a stop counts
-            united += [told for told in theirs if told[1] in _ACTIONS and told not in united]
+            united += [plain for plain in theirs if plain[1] in _ACTIONS and plain not in united]
         return [
             own.get(json.dumps([name, kind, values])) or (by_name.get(name), _ACTIONS[kind](**values))
             for name, kind, values in united
         ]
 
 
-def _told(action: Action) -> tuple[str, dict[str, Any]]:
+def _plain(action: Action) -> tuple[str, dict[str, Any]]:
     return type(action).__name__, plain_tree(asdict(action))

@@ -180,10 +180,10 @@ class Evaluations:
         assert weights is not None
         with closing(find_group()) as group:
             divide(group, self._data_ranks)
-            told = group.gather(asdict(weights), what := "the step of the weights to evaluate")
+            gathered = group.gather(asdict(weights), what := "the step of the weights to evaluate")
             # not the digests: a rank that was in the loop knows that of its own part
-            require_same([each["step"] for each in told], what)
-            self.weights = Loaded(**told[0])
+            require_same([each["step"] for each in gathered], what)
+            self.weights = Loaded(**gathered[0])
             yield group
 
     def _by(

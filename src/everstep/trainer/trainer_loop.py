@@ -56,8 +56,12 @@ class TrainerLoop(TrainLoop):
 
     def collect_found(self, found: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
-        if not self._epochs.before_resume_point:
-            self._require_new(found)
+        # best values and early stops would mix both
+        clash = found.keys() & (self._engine.collector.given() - self._found)
+        if clash and not self._epochs.before_resume_point:
+            raise MetricError(
+                f"{min(clash)!r} is a metric of an evaluation and of the program; give one another name"
+            )
         self._engine.watched.evaluated(found.keys() - self._found)
         self._found |= found.keys()
         self.collect_metrics(found)
@@ -67,13 +71,6 @@ class TrainerLoop(TrainLoop):
         self._engine.watched.evaluated(found.keys())
         self._engine.note_evaluation(seconds)
         self._engine.board.fire(Moment.AFTER_EVALUATION, found)
-
-    def _require_new(self, found: Mapping[str, float]) -> None:
-        """Refuse a second use of an evaluation's metric name: best values and early stops would mix both."""
-        if clash := found.keys() & (self._engine.collector.given() - self._found):
-            raise MetricError(
-                f"{min(clash)!r} is a metric of an evaluation and of the program; give one another name"
-            )
 
     @property
     def bests(self) -> list[Best]:

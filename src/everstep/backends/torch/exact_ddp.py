@@ -57,7 +57,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
     _require_over_all(objects, data)
     wrappers = _wrappers(objects)
     averaged = {id(parameter) for ddp in wrappers for parameter in _averaged(ddp)}
-    averaged |= virtual_shards.averaged(value for _, value in flatten(objects))
+    averaged |= virtual_shards.averaged_parameters(value for _, value in flatten(objects))
     names = {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in model_parameters(objects)}
     alone = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
@@ -91,7 +91,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
-    by_shards = virtual_shards.averaged(value for _, value in flatten(objects))
+    by_shards = virtual_shards.averaged_parameters(value for _, value in flatten(objects))
     stepped = [parameter for _, _, parameter in _stepped(objects) if parameter.requires_grad]
     return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
 

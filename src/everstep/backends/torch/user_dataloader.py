@@ -95,9 +95,9 @@ class DataLoaderStream(Stream):
             self._split(sampler)
         chosen = [*_samplers(self.loader).values(), self.loader, self.loader.collate_fn]
         self._generators = data_rng.places_of(chosen)
-        self._own_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
+        self._user_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
-        self.kept = KeptBySamplers(self._own_samplers | weighted, [loader.dataset, *self.generators])
+        self.kept = KeptBySamplers(self._user_samplers | weighted, [loader.dataset, *self.generators])
         """What the user's own samplers keep from pass to pass."""
         workers = loader.num_workers > 0
         self._draws_whole_pass = (
@@ -170,7 +170,7 @@ class DataLoaderStream(Stream):
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
         loader = self.given
-        stateful = [each for each in self._own_samplers.values() if is_stateful(each)]
+        stateful = [each for each in self._user_samplers.values() if is_stateful(each)]
         if loader.num_workers > 0 and loader.persistent_workers:
             fault, remedy = "persistent_workers=True", "persistent_workers=False"
             why = "the random state of its workers spans passes and cannot be saved"
@@ -208,10 +208,10 @@ class DataLoaderStream(Stream):
             return super().of_other_ranks(what, saved, key)
         if self._share.rank == 0 or saved[0] is None:
             return saved[0]
-        own = key_at(key, self._share.rank)
+        rank_key = key_at(key, self._share.rank)
         if what in ("start", "first"):
-            return data_rng.keyed_state(own)
-        return [data_rng.keyed_state_of(each, key_at(own, i)) for i, each in enumerate(self.generators)]
+            return data_rng.keyed_state(rank_key)
+        return [data_rng.keyed_state_of(each, key_at(rank_key, i)) for i, each in enumerate(self.generators)]
 
     def left_now(self, left: Any) -> Any:
         return {**left, "samplers": self.kept.save()}
@@ -242,8 +242,8 @@ class DataLoaderStream(Stream):
                 f"{what}: the loader, its samplers and its dataset held {then} generators at the checkpoint "
                 f"and hold {len(self.generators)} now; give generator= as it was then"
             )
-        own = position["own"] if self.resumes == "state" else None
-        return DataLoaderCursor(what, self, {**position, "own": own})
+        loader_state = position["own"] if self.resumes == "state" else None
+        return DataLoaderCursor(what, self, {**position, "own": loader_state})
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the loader; a split one as that of one process with the batches of all ranks."""
@@ -309,18 +309,19 @@ class DataLoaderCursor(PassCursor):
         return source
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
-        stream, own = self._stream, saved["own"]
+        stream, loader_state = self._stream, saved["own"]
         last: Any = saved.get("last")
         # `replayed` is set by the run, which compares the last batch
-        fetches_last = stream.draws_again and stream.replayed is not None and last is not None and own is None
+        fetches_last = loader_state is None and stream.draws_again
+        fetches_last = fetches_last and stream.replayed is not None and last is not None
         source: Any = iter(())
-        if own is not None or fetches_last or not saved["ended"]:
+        if loader_state is not None or fetches_last or not saved["ended"]:
             data_rng.set_states_of(self._generators, saved["generators"])
             data_rng.set_state(saved["start"])
-            if own is not None:
-                self._loader.load_state_dict(copy.deepcopy(own))  # type: ignore[attr-defined]
+            if loader_state is not None:
+                self._loader.load_state_dict(copy.deepcopy(loader_state))  # type: ignore[attr-defined]
             source = self._iterate(what)
-        if own is None and not saved["ended"] and saved["batches"]:
+        if loader_state is None and not saved["ended"] and saved["batches"]:
             try:
                 self._advance(what, source, saved)
             except BaseException:
@@ -389,10 +390,10 @@ class DataLoaderCursor(PassCursor):
             "order": None if self._order is None or self.ended else self._order.packed(),
             "samplers": self._stream.kept.save(),
             "last": self._last,
-            "own": self._own(),
+            "own": self._loader_state(),
         }
 
-    def _own(self) -> Any:
+    def _loader_state(self) -> Any:
         """Return a stateful loader's own state; None if that has no more than its sampler's place."""
         loader: Any = self._loader
         # a pass of Hugging Face's begins at the start, whatever its state at the end of the pass before
@@ -405,12 +406,12 @@ class DataLoaderCursor(PassCursor):
         # A loader that is asked before it has an iterator makes one, and draws random numbers for it.
         if loader.num_workers > 0 or not is_stateful(loader) or loader._iterator is None:
             return None
-        own = loader.state_dict()
-        fetcher = own["fetcher_state"] or {}
-        if own["dataset_state"] is None and fetcher.get("dataset_iter_state") is None:
+        state = loader.state_dict()
+        fetcher = state["fetcher_state"] or {}
+        if state["dataset_state"] is None and fetcher.get("dataset_iter_state") is None:
             return None
         # A state that is loaded as finished begins the next pass; a position stands at the end of this pass.
-        return {**copy.deepcopy(own), "_iterator_finished": False}
+        return {**copy.deepcopy(state), "_iterator_finished": False}
 
 
 def _chosen_at(loader: DataLoader[Any]) -> str:

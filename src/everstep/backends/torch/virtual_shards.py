@@ -166,7 +166,7 @@ class VirtualShards:
             # the mean of a number and that of its square: by both it is seen whether all shards have the same
             alike = [each for n in (counted(part) or 0, *buffers.changes()) for each in (n, n * n)]
             used = [float(gradient is not None) for gradient in gradients]
-            return _flat(parameters, gradients, buffers.averaged(), [*metrics.values(), *alike, *used])
+            return _flat(parameters, gradients, buffers.floating(), [*metrics.values(), *alike, *used])
 
         with _own_random_state():
             parts = enumerate(_divided(batch, own), self._rank * own)
@@ -176,20 +176,20 @@ class VirtualShards:
             self._across_ranks(flat)
             flat.mul_(1 / self.count)  # a power of two: exact
         facts = total.pop(_FACTS)
-        values, (mean, square, *rest) = facts[: len(names)], facts[len(names) :].tolist()
+        values, (mean, square, *remaining) = facts[: len(names)], facts[len(names) :].tolist()
         if square != mean**2:
             raise DataError(
                 f"the ranks have parts of different lengths of a batch of {mean * self.count:.0f} samples, "
                 f"which cannot be divided into {self.count} shards of equal size; {_REMEDY}"
             )
         for name in buffers.counters():
-            mean, square, *rest = rest
+            mean, square, *remaining = remaining
             if square != mean**2:
                 raise ConfigError(
                     f"the shards of a batch change the buffer {name!r} of the model in different ways, and "
                     "only buffers of floating-point numbers are averaged: make it a float64 tensor"
                 )
-        _hand_out(total, parameters, rest, buffers)
+        _hand_out(total, parameters, remaining, buffers)
         metrics = {name: values[index].clone() for index, name in enumerate(names)}
         return metrics["loss"] if single else metrics
 
@@ -251,12 +251,12 @@ class _Buffers:
             if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()) == inexact:
                 yield index, name, tensor
 
-    def averaged(self) -> list[Tensor]:
+    def floating(self) -> list[Tensor]:
         """List the buffers of which the mean over the shards is made: those of inexact numbers."""
         return [tensor for *_, tensor in self._held(inexact=True)]
 
     def put(self, means: Iterator[Tensor]) -> None:
-        """Give the means to the buffers that `averaged` lists: in place, unless the program replaces them."""
+        """Give the means to the buffers that `floating` lists: in place, unless the program replaces them."""
         for (index, _, now), mean in zip(list(self._held(inexact=True)), means, strict=True):
             holder, key, _, tensor = self._places[index]
             if now is tensor:
@@ -310,13 +310,13 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _hand_out(
-    rest: dict[str, Tensor], parameters: Sequence[Tensor], used: Sequence[float], buffers: _Buffers
+    means: dict[str, Tensor], parameters: Sequence[Tensor], used: Sequence[float], buffers: _Buffers
 ) -> None:
     """Give the means to gradients and buffers; a parameter that no shard has used gets none, as always."""
 
     def taken(like: Tensor) -> Tensor:
         kind = _kind(like)
-        first, rest[kind] = rest[kind].tensor_split([like.numel()])
+        first, means[kind] = means[kind].tensor_split([like.numel()])
         return first.view(like.shape)
 
     for parameter, anywhere in zip(parameters, used, strict=True):
@@ -330,7 +330,7 @@ def _hand_out(
         # as a backward pass does: an optimizer may step in such a hook
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(parameter)
-    buffers.put(taken(buffer) for buffer in buffers.averaged())
+    buffers.put(taken(buffer) for buffer in buffers.floating())
 
 
 def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
@@ -391,6 +391,6 @@ def require_saved(objects: Iterable[Any], parameters: Iterable[Tensor]) -> None:
             )
 
 
-def averaged(objects: Iterable[Any]) -> set[int]:
+def averaged_parameters(objects: Iterable[Any]) -> set[int]:
     """Identities of the parameters whose gradients the VirtualShards among the objects average."""
     return {id(p) for value in objects if isinstance(value, VirtualShards) for p in value.parameters()}

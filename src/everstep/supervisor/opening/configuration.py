@@ -127,7 +127,7 @@ class ChangedSetting(NamedTuple):
         return f"{self.path}: stored {self.stored}, given {self.given}"
 
 
-def told(differences: Iterable[ChangedSetting]) -> str:
+def format_differences(differences: Iterable[ChangedSetting]) -> str:
     """Write differences to follow a colon: a single one in the line, several in lines of their own."""
     lines = list(map(str, differences))
     return f" {lines[0]}. " if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
@@ -145,7 +145,7 @@ def refusal(
     paths = [path for path in paths if path.split(".")[0] in tree]
     freed = f", or config_free={paths} if that changes no step (a limit, a path)" if paths else ""
     return ChangedError(
-        f"this differs from the run in {run_dir}:{told(differences)}",
+        f"this differs from the run in {run_dir}:{format_differences(differences)}",
         f'Give what is stored, or pass on_change="override" to continue with what is given{freed}, or use '
         "another directory for another run",
     )
@@ -231,7 +231,7 @@ def changed_options(
     stored: Mapping[str, Mapping[str, str]],
     user: UserState,
     reopened_by: StopRecord | None,
-    skip: Collection[str] = (),
+    skip: Collection[str],
 ) -> dict[str, dict[str, ChangedSetting]]:
     """Compare options by entry; with a raised limit, step counts may grow; `skip`: stored by another rank."""
     changed: dict[str, dict[str, ChangedSetting]] = {}

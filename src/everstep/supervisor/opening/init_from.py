@@ -93,7 +93,8 @@ class InitFrom:
     def load(self, user: UserState, progress: Progress, say: Say) -> dict[str, Any] | None:
         """Load the chosen parts into the state of a new run; return the origin of what is a run's."""
         own = _rates(user)
-        checkpoint, where, kind = self.take(user, lambda text: say(f"init_from: {text}"))
+        source = self.load_into(user, lambda text: say(f"init_from: {text}"))
+        where = str(source.path)
         for name, rates in _rates(user).items():
             if rates != own[name] and "lr" not in self.reset:
                 say(
@@ -101,56 +102,57 @@ class InitFrom:
                     f"not with this program's, {_listed(own[name])}; "
                     f"InitFrom(..., reset={sorted({'lr', *self.reset})}) keeps this program's"
                 )
-        if checkpoint is not None and "step" not in self.reset:
-            structure: Any = checkpoint.structure
+        if isinstance(source, Foreign):
+            say(f"initialised from {where} ({source.kind})")
+            return None
+        if "step" not in self.reset:
+            structure: Any = source.structure
             if "progress" not in structure:
                 raise ConfigError(
                     f"InitFrom(reset={sorted(self.reset)}): the best weights {where} have no counters to "
                     f"go on from: add 'step', reset={sorted({'step', *self.reset})}"
                 )
-            saved = saved_tree(checkpoint, ("progress",))
+            saved = saved_tree(source, ("progress",))
             with reading(where, "progress"):
                 counters = Progress.from_tree(saved["progress"])
             progress.step, progress.epoch = counters.step, counters.epoch
             progress.epoch_start = counters.step
-        say(f"initialised from {where} ({kind})")
-        return None if checkpoint is None else checkpoint.origin
+        say(f"initialised from {where} (step {source.step})")
+        return source.origin
 
-    def take(self, user: UserState, say: Say, *, starts: bool = True) -> tuple[Checkpoint | None, str, str]:
-        """Load the chosen parts into the objects; return the checkpoint, the path, and in words what it is.
+    def load_into(self, user: UserState, say: Say, *, starts: bool = True) -> Checkpoint | Foreign:
+        """Load the chosen parts into the objects; return their source.
 
         `starts`: whether a run starts: then entries that only the source has are unexpected; and of another
-        program's weights, for which the checkpoint is None, optimizers are left out, and entries that a file
-        with names alone does not know.  False where each entry must be there.
+        program's weights optimizers are left out, and entries that a file with names alone does not know.
+        False where each entry must be there.
         """
-        required: Collection[str] = user.entries
-        as_it_is = not starts and self == InitFrom(self.path)
         path = to_read(user_path(self.path, "path"))
-        foreign, checkpoint = self._open_foreign(path, say), None
-        if foreign is not None:
-            where, kind = str(foreign.path), foreign.kind
-            saved, required = self._entries_of(foreign, user, say, starts)
-        else:
-            names = [("user", name) for name in user.entries]
-            wanted = within(names if as_it_is else [("user",), ("progress",)])
-            checkpoint = find_checkpoint(path, say, wanted=wanted)
-            if checkpoint is None:
-                raise NoCheckpointError(
-                    f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
-                    "checkpoint; check the path"
-                )
-            where, kind = str(checkpoint.path), f"step {checkpoint.step}"
-            tree = checkpoint
-            if as_it_is:  # the arrays of other entries were not read
-                _, own = split(Encoded(checkpoint.structure), names)
-                tree = replace(checkpoint, structure=own.structure or {"user": {}})
-            saved = saved_tree(tree, ("user",))["user"]
-        if foreign is not None or not as_it_is:
+        # each entry as it is: the arrays of other entries are not read
+        is_whole = not starts and self == InitFrom(self.path)
+        names = [("user", name) for name in user.entries]
+        wanted = within(names if is_whole else [("user",), ("progress",)])
+        source = self._open_foreign(path, say) or find_checkpoint(path, say, wanted=wanted)
+        if source is None:
+            raise NoCheckpointError(
+                f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
+                "checkpoint; check the path"
+            )
+        where = str(source.path)
+        if isinstance(source, Foreign):
+            saved, required = self._entries_of(source, user, say, starts)
             saved = self._merge(user, saved, where, say, starts, required)
+        elif is_whole:
+            _, own = split(Encoded(source.structure), names)
+            saved = saved_tree(replace(source, structure=own.structure or {"user": {}}), ("user",))["user"]
+        else:
+            saved = saved_tree(source, ("user",))["user"]
+            saved = self._merge(user, saved, where, say, starts, user.entries)
+        is_read_late = isinstance(source, Foreign) and source.kind == DISTRIBUTED
         with reading(where, "user"):
             user.check(saved, where)
-            user.load_or_put_back(saved, is_read_late=kind == DISTRIBUTED)
-        return checkpoint, where, kind
+            user.load_or_put_back(saved, is_read_late=is_read_late)
+        return source
 
     def _open_foreign(self, path: Path, say: Say) -> Foreign | None:
         """Open another program's weights; None if `path` is everstep's own, or nothing."""
@@ -353,16 +355,17 @@ def load(source: str | Path | InitFrom, state: Mapping[str, Any] | Sequence[tupl
     """
     chosen = source if isinstance(source, InitFrom) else InitFrom(user_path(source, "source"))
     notes: list[str] = []
-    checkpoint, where, _ = chosen.take(UserState(state), notes.append, starts=False)
+    saved = chosen.load_into(UserState(state), notes.append, starts=False)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
-    if checkpoint is None:
+    where = str(saved.path)
+    if isinstance(saved, Foreign):
         return Loaded(where, 0, 0)
-    structure: Any = checkpoint.structure
+    structure: Any = saved.structure
     # best weights have no counters
-    counters = saved_tree(checkpoint, ("progress",)) if "progress" in structure else {}
+    counters = saved_tree(saved, ("progress",)) if "progress" in structure else {}
     seed = counters["progress"]["seed"] if counters else None
-    return Loaded(where, checkpoint.step, checkpoint.epoch, checkpoint.digest, seed)
+    return Loaded(where, saved.step, saved.epoch, saved.digest, seed)
 
 
 @checked_keywords

@@ -47,9 +47,9 @@ from everstep.supervisor.opening.configuration import (
     Fingerprint,
     LimitsByName,
     changed_config,
+    format_differences,
     layout,
     refusal,
-    told,
 )
 from everstep.supervisor.saving.rank_parts import another_number, for_rank
 from everstep.supervisor.saving.state_tree import (
@@ -77,7 +77,6 @@ class ResumePoint:
         tree: its branches `streams`, `services` and `wall`; empty for a fresh start.
         random, lines: random state for the resume point, and for lines that run again before it.
         parent: the journal's end as the checkpoint knows it.
-        not_compared: why steps that run again are not compared with earlier executions; "" if they are.
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
         partial: whether a stop has cut a pass of its epoch short.
@@ -95,7 +94,6 @@ class ResumePoint:
     lines: dict[str, Any] = field(default_factory=dict)
     parent: Position | None = None
     comparison: StepComparison = field(default_factory=lambda: StepComparison(EarlierSteps(0)))
-    not_compared: str = ""
     finished: bool = False
     ranks_before: int | None = None
     partial: bool = False
@@ -121,7 +119,7 @@ class OpenRun:
         segment: number of this start, from 1.
         config: configuration that is compared at a resume: the writer's, as a rank's own may name its device.
         rollbacks: the rollbacks decided in the history that this start continues.
-        not_compared: as in `ResumePoint`.
+        not_compared: why steps that run again are not compared with earlier executions; "" if they are.
         request: checkpoint that the program asks for, as the journal records it; None for the newest.
     """
 
@@ -148,7 +146,7 @@ class OpenRun:
             self.mirror.join(self.run_dir)
             self.segment = self.run_dir.next_segment()
             unattended.tell("run", path=str(self.run_dir.path))
-        self._meet()
+        self._share_run()
         self.store = Store(
             self.run_dir.path,
             self.segment,
@@ -163,7 +161,7 @@ class OpenRun:
         saved_by = max((facts.segment for facts in self.store.facts()), default=None)
         self.history = RunJournal(self.run_dir.path, saved_by)
 
-    def _meet(self) -> None:
+    def _share_run(self) -> None:
         """Give the run of the writer to the other ranks."""
         mine, config = None, self.config
         if self.writer:
@@ -351,7 +349,10 @@ def recover(run: OpenRun, user: UserState, board: ServiceBoard, limits: LimitsBy
     # from here on each rank reads what it holds of a sharded state, and not more
     run.store.regions = user.regions()
     checkpoint = run.choose()
-    point = _initialise(run, user) if checkpoint is None else _resume(run, checkpoint, user, board, limits)
+    if checkpoint is None:
+        point = _initialise(run, user)
+    else:
+        point = _Resume(run, checkpoint, user, board, limits).point()
     _require_ready(settings.ready, "before local_init_fn")
     if settings.local_init_fn is not None:
         settings.local_init_fn()
@@ -381,215 +382,216 @@ def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
     return ResumePoint(progress, fingerprint=here, kept={"parent": origin} if origin else {})
 
 
-def _resume(
-    run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: LimitsByName
-) -> ResumePoint:
-    restore_given()
-    tree, progress = _read_tree(run, checkpoint, user)
-    reopened_by = None
-    if progress.stop is not None:
-        meta = saved_meta(checkpoint)
-        limits = {**limits, **configuration.limits_set(limits, meta)}
-        reason = configuration.reason_to_reopen(progress.stop, limits, board, meta["controllers"])
-        if reason is not None:
-            reopened_by = progress.stop
-            if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
-                # not where the program left the last step by `break`, or asked for the stop after the steps
-                inside, why = run.store.inside(checkpoint, run.group.rank)
-                how = f"epoch {checkpoint.epoch} stays cut short and the next one begins ({why})"
-                if inside is not None:
-                    checkpoint, how = inside, f"the epoch continues from {inside.name}"
-                    tree, progress = _read_tree(run, checkpoint, user)
-                run.voice.say(f"{reason}: {how}")
-            progress.stop = None
-    meta = saved_meta(checkpoint)
-    finished = progress.stop is not None and run.history.ended() is not None
-    # before anything is changed: a state that does not fit is refused whole
-    try:
+class _Resume:
+    """The resume from a checkpoint: what is given is compared with what is stored, then the state is loaded.
+
+    What refuses the start comes first, before anything of the program is changed.
+    """
+
+    def __init__(
+        self, run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: LimitsByName
+    ) -> None:
+        restore_given()
+        self.run, self.user, self.board = run, user, board
+        self._read(checkpoint)
+        self.reopened_by = self._reopen(limits)
+        self.finished = self.progress.stop is not None and run.history.ended() is not None
+        self.kept: dict[str, Any] = {}
+
+    def _read(self, checkpoint: Checkpoint) -> None:
+        """Read the tree that this rank continues from, its counters and facts."""
+        self.checkpoint = checkpoint
+        self.tree = tree = saved_tree(for_rank(checkpoint, self.run.group, self.user))
+        with reading(checkpoint.path, "progress"):
+            self.progress = Progress.from_tree(tree["progress"])
+        now, lines = random_parts(self.run.group.rank)
+        # tried here, and taken back: random state that cannot be restored is refused before anything changes
+        with reading(checkpoint.path, f"rng/{now}"), isolated():
+            self.random = tree["rng"][now]
+            restore(self.random)
+        with reading(checkpoint.path, f"rng/{lines}"), isolated():
+            self.lines = tree["rng"][lines]
+            for place in self.lines.values():
+                restore(place["global"])
+        self.meta = saved_meta(checkpoint)
+
+    def _reopen(self, limits: LimitsByName) -> StopRecord | None:
+        """Remove the stop of a run that was ending, and return it, if a change lets the run continue."""
+        stop, checkpoint, run = self.progress.stop, self.checkpoint, self.run
+        if stop is None:
+            return None
+        limits = {**limits, **configuration.limits_set(limits, self.meta)}
+        reason = configuration.reason_to_reopen(stop, limits, self.board, self.meta["controllers"])
+        if reason is None:
+            return None
+        if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
+            # not where the program left the last step by `break`, or asked for the stop after the steps
+            inside, why = run.store.inside(checkpoint, run.group.rank)
+            how = f"epoch {checkpoint.epoch} stays cut short and the next one begins ({why})"
+            if inside is not None:
+                how = f"the epoch continues from {inside.name}"
+                self._read(inside)
+            run.voice.say(f"{reason}: {how}")
+        self.progress.stop = None
+        return stop
+
+    def point(self) -> ResumePoint:
+        """Restore the state, and return where the run continues."""
+        run, checkpoint, progress = self.run, self.checkpoint, self.progress
+        options = self._compare_settings()
+        for name, entry in self.user.entries.items():
+            if names := dropped(entry, self.tree["user"][name]):
+                lacks = ", ".join(map(repr, names))
+                run.voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
         with reading(checkpoint.path, "user"):
-            user.check(tree["user"], f"checkpoint {checkpoint.path}")
-    except RestoreError as error:
-        # a changed configuration may be why the state does not fit: that error says more
-        touching = [each for each in changed_config(meta.get("config"), run.config) if not each.free]
-        if touching and run.settings.on_change == "error":
-            raise refusal(run.run_dir.path, touching, run.config) from error
-        raise
-    options, kept = _compare_settings(run, progress, board, user, meta, reopened_by)
-    for name, entry in user.entries.items():
-        if names := dropped(entry, tree["user"][name]):
-            lacks = ", ".join(map(repr, names))
-            run.voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
-    with reading(checkpoint.path, "user"):
-        user.load(tree, progress.updates)
-    # after the load, which brings the stored options back
-    user.use_options(options)
-    if is_foreign := checkpoint.path != run.store.path(checkpoint.name):
-        run.voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
-        meta = {**meta, "journal": None, "rollbacks": []}
-        run.rollbacks = []
-    _remember_rollbacks(run, meta.get("rollbacks", []))
-    # later checkpoints move at the first save: what refuses this start until then changes nothing
-    run.store.continue_from(checkpoint)
-    parent = None if meta["journal"] is None else Position(*meta["journal"])
-    if parent is not None and (lost := run.history.lacks(parent)):
-        run.voice.say(f"journal: {lost}")
-    if parent is not None and parent.segment >= run.segment:  # its file is gone, and may be brought back
-        run.segment = run.store.segment = parent.segment + 1
-    here = configuration.fingerprint(user.objects, run.group.data)
-    differing = configuration.changes(meta.get("fingerprint"), here)
-    again = [] if parent is None else run.history.facts_since(parent.segment)
-    # the start that wrote the checkpoint knows it; a copy that nothing followed was made by the newest start
-    writer = next(iter(again or run.history.facts_since(1)[-1:]), run.run_dir.facts)
-    kept["parent"] = checkpoint.origin if is_foreign else writer.get("parent")
-    same_before = not any(configuration.changes(facts.get("fingerprint"), here) for facts in again)
-    one_fingerprint, ranks_before = meta.get("one_fingerprint", True), None
-    if not finished:
-        if differing:
-            run.voice.warn(
-                "the checkpoint was computed on another machine, or under other settings of it:"
-                f"{told(differing).rstrip()}\nstate, samples and random state are restored bit for bit; "
-                "results that are computed from here on may differ from those of an uninterrupted run"
+            self.user.load(self.tree, progress.updates)
+        # after the load, which brings the stored options back
+        self.user.use_options(options)
+        if is_foreign := checkpoint.path != run.store.path(checkpoint.name):
+            run.voice.say(f"{checkpoint.path} belongs to another run; this run continues from a copy")
+            self.meta |= {"journal": None, "rollbacks": []}
+            run.rollbacks = []
+        self._add_rollbacks()
+        # later checkpoints move at the first save: what refuses this start until then changes nothing
+        run.store.continue_from(checkpoint)
+        parent = None if self.meta["journal"] is None else Position(*self.meta["journal"])
+        if parent is not None and (lost := run.history.lacks(parent)):
+            run.voice.say(f"journal: {lost}")
+        if parent is not None and parent.segment >= run.segment:  # its file is gone, and may be brought back
+            run.segment = run.store.segment = parent.segment + 1
+        here = configuration.fingerprint(self.user.objects, run.group.data)
+        differing = configuration.changes(self.meta.get("fingerprint"), here)
+        again = [] if parent is None else run.history.facts_since(parent.segment)
+        # known to the start that wrote the checkpoint; a copy that nothing followed is of the newest start
+        writer = next(iter(again or run.history.facts_since(1)[-1:]), run.run_dir.facts)
+        self.kept["parent"] = checkpoint.origin if is_foreign else writer.get("parent")
+        same_before = not any(configuration.changes(facts.get("fingerprint"), here) for facts in again)
+        one_fingerprint = self.meta.get("one_fingerprint", True)
+        if not self.finished:
+            if differing:
+                run.voice.warn(
+                    "the checkpoint was computed on another machine, or under other settings of it:"
+                    f"{format_differences(differing).rstrip()}\nstate, samples and random state are restored "
+                    "bit for bit; results that are computed from here on may differ from those of an "
+                    "uninterrupted run"
+                )
+            one_fingerprint &= not differing and self._compare_ranks(parent, layout(here))
+        self._say_resumed()
+        return ResumePoint(
+            progress=progress,
+            checkpoint=str(checkpoint.name),
+            digest=checkpoint.digest,
+            tree={name: self.tree[name] for name in ("streams", "services", "wall")},
+            meta=self.meta,
+            random=self.random,
+            lines=self.lines,
+            parent=parent,
+            comparison=self._comparison(parent, same_before and not differing),
+            finished=self.finished,
+            ranks_before=None if self.finished or checkpoint.ranks == run.group.size else checkpoint.ranks,
+            partial=checkpoint.partial,
+            kept=self.kept,
+            fingerprint=here,
+            one_fingerprint=one_fingerprint,
+        )
+
+    def _compare_settings(self) -> Mapping[str, Collection[str]]:
+        """Compare what is given with what is stored, wherever it changes training, and say each difference.
+
+        Returns the options to use as given, by entry of the state.
+        """
+        run, user, meta, progress = self.run, self.user, self.meta, self.progress
+        config, on_change = changed_config(meta.get("config"), run.config), run.settings.on_change
+        # before anything is changed: a state that does not fit is refused whole
+        try:
+            with reading(self.checkpoint.path, "user"):
+                user.check(self.tree["user"], f"checkpoint {self.checkpoint.path}")
+        except RestoreError as error:
+            # a changed configuration may be why the state does not fit: that error says more
+            if (touching := [each for each in config if not each.free]) and on_change == "error":
+                raise refusal(run.run_dir.path, touching, run.config) from error
+            raise
+        stored, given = redacted(meta["controllers"]), self.board.controllers()
+        controllers = configuration.changed_controllers(stored, given, self.reopened_by)
+        skip = user.per_rank if run.group.rank else frozenset[str]()
+        options = configuration.changed_options(redacted(meta["options"]), user, self.reopened_by, skip)
+        if (seed := run.settings.seed) is not None and seed != progress.seed:
+            config.append(ChangedSetting("seed", progress.seed, seed))
+        others = [*controllers, *(each for names in options.values() for each in names.values())]
+        touching = [each for each in (*config, *others) if not each.free]
+        if touching and on_change == "error":
+            raise refusal(run.run_dir.path, touching, run.config)
+        if touching and progress.stop is not None:
+            listed = format_differences(touching).rstrip(". ")
+            run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")
+            facts = {name: meta.get(name) for name in ("config", "controllers")}
+            self.kept |= {name: fact for name, fact in facts.items() if fact is not None}
+            return {}
+        if touching or others:
+            run.not_compared = run.not_compared or OTHER_CONFIGURATION
+        if config or others:
+            listed = format_differences(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
+            run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
+        progress.seed = progress.seed if seed is None else seed
+        return options
+
+    def _add_rollbacks(self) -> None:
+        """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
+        known = {each.number: each for each in self.run.rollbacks}
+        for each in Rollback.among(tuple(each) for each in self.meta.get("rollbacks", [])):
+            if each.number not in known:
+                self.run.voice.say(
+                    f"journal: rollback {each.number} is missing; it is taken from the checkpoint"
+                )
+                known[each.number] = each
+        self.run.rollbacks = [known[number] for number in sorted(known)]
+
+    def _compare_ranks(self, parent: Position | None, here: str) -> bool:
+        """Say that the number of ranks, or the layout of the state, has changed; `here`: this start's layout.
+
+        Returns whether steps have the same bits as before.
+        """
+        run, size, before = self.run, self.run.group.size, self.checkpoint.ranks
+        was, exact = layout(self.meta.get("fingerprint")), self.user.exact_on_any_ranks()
+        others: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+            OTHER_RANKS: lambda facts: facts.get("ranks", before) != size,
+            OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != here,
+        }
+        for why, differ in others.items():
+            if run.history.meets(differ, parent, self.checkpoint.step):
+                run.not_compared = run.not_compared or why
+        if before != size:
+            run.voice.say(another_number(saved_data(self.checkpoint), run.group.data, exact=exact))
+            return exact and was == here
+        if was != here:
+            whole = "whole on each rank"
+            run.voice.say(
+                f"the state was laid out as {was or whole}, and is {here or whole} in this start: samples, "
+                "values and counters continue; from here on results are not bit-identical to those before"
             )
-        ranks_before, laid_alike = _compare_ranks(run, checkpoint, parent, user, layout(here))
-        one_fingerprint &= not differing and laid_alike
-    _say_resumed(run, checkpoint, progress, finished)
-    now, lines = random_parts(run.group.rank)
-    return ResumePoint(
-        progress=progress,
-        checkpoint=str(checkpoint.name),
-        digest=checkpoint.digest,
-        tree={name: tree[name] for name in ("streams", "services", "wall")},
-        meta=meta,
-        random=tree["rng"][now],
-        lines=tree["rng"][lines],
-        parent=parent,
-        comparison=_comparison(run, parent, progress, same_before and not differing),
-        not_compared=run.not_compared,
-        finished=finished,
-        ranks_before=ranks_before,
-        partial=checkpoint.partial,
-        kept=kept,
-        fingerprint=here,
-        one_fingerprint=one_fingerprint,
-    )
+        return was == here
 
+    def _comparison(self, parent: Position | None, same_numbers: bool) -> StepComparison:
+        """Make the comparison with what earlier executions found after the checkpoint."""
+        run, step = self.run, self.progress.step
+        if parent is None:
+            return StepComparison(EarlierSteps(step))
+        tail, rank = self.progress.phase == "step", run.group.rank
+        earlier = read_earlier_steps(run.history, parent, step, tail=tail, rank=rank)
+        if run.not_compared:
+            last = max(earlier.last, earlier.set_aside)
+            earlier = EarlierSteps(step, set_aside=last, why=[f"this start has {run.not_compared}"])
+        return StepComparison(earlier, partial(incomparable, same_numbers))
 
-def _read_tree(run: OpenRun, checkpoint: Checkpoint, user: UserState) -> tuple[dict[str, Any], Progress]:
-    """Read the tree that this rank continues from, and its counters."""
-    checkpoint = for_rank(checkpoint, run.group, user)
-    tree = saved_tree(checkpoint)
-    with reading(checkpoint.path, "progress"):
-        progress = Progress.from_tree(tree["progress"])
-    now, lines = random_parts(run.group.rank)
-    # tried here, and taken back: random state that cannot be restored is refused before anything changes
-    with reading(checkpoint.path, f"rng/{now}"), isolated():
-        restore(tree["rng"][now])
-    with reading(checkpoint.path, f"rng/{lines}"), isolated():
-        for place in tree["rng"][lines].values():
-            restore(place["global"])
-    return tree, progress
-
-
-def _compare_settings(
-    run: OpenRun,
-    progress: Progress,
-    board: ServiceBoard,
-    user: UserState,
-    meta: Mapping[str, Any],
-    reopened_by: StopRecord | None,
-) -> tuple[Mapping[str, Collection[str]], dict[str, Any]]:
-    """Compare what is given with what is stored, wherever it changes training, and say each difference.
-
-    Returns the options to use as given, by entry of the state; and the facts that stay as stored.
-    """
-    settings = run.settings
-    config = changed_config(meta.get("config"), run.config)
-    stored = redacted(meta["controllers"])
-    controllers = configuration.changed_controllers(stored, board.controllers(), reopened_by)
-    skip = user.per_rank if run.group.rank else frozenset[str]()
-    options = configuration.changed_options(redacted(meta["options"]), user, reopened_by, skip)
-    if settings.seed is not None and settings.seed != progress.seed:
-        config.append(ChangedSetting("seed", progress.seed, settings.seed))
-    others = [*controllers, *(each for names in options.values() for each in names.values())]
-    touching = [each for each in (*config, *others) if not each.free]
-    if touching and settings.on_change == "error":
-        raise refusal(run.run_dir.path, touching, run.config)
-    if touching and progress.stop is not None:
-        listed = told(touching).rstrip(". ")
-        run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")
-        facts = {name: meta.get(name) for name in ("config", "controllers")}
-        return {}, {name: fact for name, fact in facts.items() if fact is not None}
-    if touching or others:
-        run.not_compared = run.not_compared or OTHER_CONFIGURATION
-    if config or others:
-        listed = told(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
-        run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
-    if settings.seed is not None:
-        progress.seed = settings.seed
-    return options, {}
-
-
-def _remember_rollbacks(run: OpenRun, stored: Sequence[Any]) -> None:
-    """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
-    known = {each.number: each for each in run.rollbacks}
-    for each in Rollback.among(tuple(each) for each in stored):
-        if each.number not in known:
-            run.voice.say(f"journal: rollback {each.number} is missing; it is taken from the checkpoint")
-            known[each.number] = each
-    run.rollbacks = [known[number] for number in sorted(known)]
-
-
-def _compare_ranks(
-    run: OpenRun, checkpoint: Checkpoint, parent: Position | None, user: UserState, here: str
-) -> tuple[int | None, bool]:
-    """Say that the number of ranks, or the layout of the state, has changed; `here`: this start's layout.
-
-    Returns the number of ranks before, if this start has another; and whether steps have the same bits.
-    """
-    size, before = run.group.size, checkpoint.ranks
-    meta: Any = checkpoint.meta
-    was, exact = layout(meta.get("fingerprint")), user.exact_on_any_ranks()
-    others: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-        OTHER_RANKS: lambda facts: facts.get("ranks", before) != size,
-        OTHER_LAYOUT: lambda facts: layout(facts.get("fingerprint")) != here,
-    }
-    for why, differ in others.items():
-        if run.history.meets(differ, parent, checkpoint.step):
-            run.not_compared = run.not_compared or why
-    if before != size:
-        run.voice.say(another_number(saved_data(checkpoint), run.group.data, exact=exact))
-        return before, exact and was == here
-    if was != here:
-        whole = "whole on each rank"
-        run.voice.say(
-            f"the state was laid out as {was or whole}, and is {here or whole} in this start: samples, "
-            "values and counters continue; from here on results are not bit-identical to those before"
-        )
-    return None, was == here
-
-
-def _comparison(
-    run: OpenRun, parent: Position | None, progress: Progress, same_numbers: bool
-) -> StepComparison:
-    """Make the comparison with what earlier executions found after the checkpoint."""
-    if parent is None:
-        return StepComparison(EarlierSteps(progress.step))
-    tail, rank = progress.phase == "step", run.group.rank
-    earlier = read_earlier_steps(run.history, parent, progress.step, tail=tail, rank=rank)
-    if run.not_compared:
-        last = max(earlier.last, earlier.set_aside)
-        earlier = EarlierSteps(progress.step, set_aside=last, why=[f"this start has {run.not_compared}"])
-    return StepComparison(earlier, partial(incomparable, same_numbers))
-
-
-def _say_resumed(run: OpenRun, checkpoint: Checkpoint, progress: Progress, finished: bool) -> None:
-    where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
-    if finished and (stop := progress.stop) is not None:
-        remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
-        run.voice.say(
-            f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
-        )
-    else:
-        run.voice.say(f"resuming {where}, from {checkpoint.path}")
-    if (start := run.settings.init_from) is not None:
-        run.voice.say(f"init_from={str(start.path)!r} is not used: the run has its own checkpoint")
+    def _say_resumed(self) -> None:
+        run, progress = self.run, self.progress
+        where = f"epoch {progress.epoch}, step {progress.step}" if progress.epoch else f"step {progress.step}"
+        if self.finished and (stop := progress.stop) is not None:
+            remedy = f"change or remove {stop.by!r}" if stop.kind == "service" else "raise a limit"
+            run.voice.say(
+                f"this run is finished at {where} ({stop.reason}); no step is run; to continue, {remedy}"
+            )
+        else:
+            run.voice.say(f"resuming {where}, from {self.checkpoint.path}")
+        if (start := run.settings.init_from) is not None:
+            run.voice.say(f"init_from={str(start.path)!r} is not used: the run has its own checkpoint")

@@ -141,9 +141,9 @@ def saved_meta(checkpoint: Checkpoint) -> dict[str, Any]:
 def saved_data(checkpoint: Checkpoint) -> DataRanks:
     """Return which part of each batch the ranks read that wrote a checkpoint."""
     meta = checkpoint.meta if isinstance(checkpoint.meta, dict) else {}
-    said = meta.get("data_ranks")
+    stored = meta.get("data_ranks")
     with reading(checkpoint.path, "meta/data_ranks"):
-        found = DataRanks(range(checkpoint.ranks) if said is None else said)
-        if len(found.of) != checkpoint.ranks:
-            raise ValueError(f"it is {said!r:.100}")
-    return found
+        data = DataRanks(range(checkpoint.ranks) if stored is None else stored)
+        if len(data.of) != checkpoint.ranks:
+            raise ValueError(f"it is {stored!r:.100}")
+    return data

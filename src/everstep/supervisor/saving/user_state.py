@@ -256,7 +256,7 @@ class UserState:
                 with _about(name):
                     entry.load(user[name])
 
-    def load_or_put_back(self, user: Mapping[str, Any], *, is_read_late: bool = False) -> None:
+    def load_or_put_back(self, user: Mapping[str, Any], *, is_read_late: bool) -> None:
         """Load as `load_user`; if an entry raises, put all back as they were.
 
         Entries that may refuse are loaded first, and only they take memory for a copy.  Models and tensors

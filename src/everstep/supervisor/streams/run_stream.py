@@ -33,48 +33,49 @@ class RunStream:
         self.pass_index = 0
         """Number of the pass that is open or comes next, from 0."""
         self.cursor: Cursor | None = None
-        self._saved: Any = None
+        self._saved_position: Any = None
         """Position in the checkpoint, until the pass is open there."""
-        self._left: Any = None
+        self._last_end: Any = None
         """End of the last pass, if the next pass depends on it; or the error in place of it."""
         self._must_return = False
         """Whether the source must still be moved to that end."""
-        self._states: list[Any] | None = None
+        self._saved_generators: list[Any] | None = None
         """States of the source's generators in the checkpoint, until the generators stand there."""
-        self._of_ranks: list[dict[str, Any]] | None = None
+        self._saved_by_rank: list[dict[str, Any]] | None = None
         """Places of the ranks of another number that wrote the checkpoint, until the data is bound."""
         self._brought_back = False
         """Whether the generators were brought back before the head ran, because the data is declared."""
-        self.what: dict[str, Any] | None = None
+        self.description: dict[str, Any] | None = None
         self._varies = False
         """Whether the description has changed in this run: the program gives other data from pass to pass."""
         self._resuming = False
         """Whether the program has yet to bind the data of the checkpoint."""
         self._where: object = ""
         """Checkpoint that the stream was loaded from, for messages."""
-        self._saved_words: Collection[str] = ()
+        self._saved_unhashed_keys: Collection[str] = ()
         """`Stream.unhashed_keys` of the checkpoint's data."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
         if refusal := stream.unsaveable:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
-        what = describe(stream, self._streams.seed)
+        description = describe(stream, self._streams.seed)
         accepted = False
-        changes = "" if self.what is None else _changes(self.what, what, inside=self._saved is not None)
+        inside = self._saved_position is not None
+        changes = "" if self.description is None else _changes(self.description, description, inside=inside)
         if changes:
             if self._resuming:
                 self._accept(changes, override)
                 accepted = override
                 # the saved states are those of other generators
-                if self._states is not None and len(self._states) != len(stream.generators):
-                    self._states = None
+                if len(self._saved_generators or ()) != len(stream.generators):
+                    self._saved_generators = None
             self._varies = True
-        if self.what is not None and what != self.what:
-            self.ledger.give_other_data(self.what)
+        if self.description is not None and description != self.description:
+            self.ledger.give_other_data(self.description)
         if stream is not self.stream:
             note_given(stream)  # before the first batch is drawn: as the program gave it
-        self.stream, self.what, self._resuming = stream, what, False
+        self.stream, self.description, self._resuming = stream, description, False
         self._take_share(stream)
         if self.cursor is not None:  # the data of the open pass, given again: the head is over
             self.head.end(stream.generators, in_pass=True)
@@ -82,7 +83,7 @@ class RunStream:
 
     def _accept(self, changes: str, override: bool) -> None:
         """Drop the positions in the checkpoint's data, or refuse the given data."""
-        inside = self._saved is not None
+        inside = self._saved_position is not None
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             remedy = (
@@ -98,22 +99,22 @@ class RunStream:
             raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
-        self._saved, self._left, self._must_return = None, None, False
+        self._saved_position, self._last_end, self._must_return = None, None, False
         if inside:
-            self._states = None
+            self._saved_generators = None
             self.ledger.begin_again()
 
     def _take_share(self, stream: Stream) -> None:
         """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
-        places, self._of_ranks = self._of_ranks, None
+        places, self._saved_by_rank = self._saved_by_rank, None
         if places is None:
             return
         key = pass_key("ranks", self._streams.seed, self.name, self.pass_index)
         try:
-            for name, place in (("position", self._saved), ("left", self._left)):
-                for what in stream.rank_keys if isinstance(place, dict) else ():
-                    saved = _distinct([each[name][what] for each in places])
-                    place[what] = stream.of_other_ranks(what, saved, key)
+            for name, place in (("position", self._saved_position), ("left", self._last_end)):
+                for part in stream.rank_keys if isinstance(place, dict) else ():
+                    saved = _distinct([each[name][part] for each in places])
+                    place[part] = stream.of_other_ranks(part, saved, key)
         except DataError as error:
             raise RestoreError(
                 f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
@@ -122,8 +123,8 @@ class RunStream:
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
-        if self._states is not None and len(_distinct([each["generators"] for each in places])) > 1:
-            self._states = [None] * len(self._states)
+        if self._saved_generators is not None and len(_distinct([each["generators"] for each in places])) > 1:
+            self._saved_generators = [None] * len(self._saved_generators)
         opened = _distinct([each["opened"] for each in places])
         self.head.opened = opened[0] if len(opened) == 1 else None
 
@@ -138,7 +139,7 @@ class RunStream:
                 self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._streams.seed)
                 self.cursor = self._streams.without_quarantined(self, cursor)
-            self._left, self._must_return = None, False
+            self._last_end, self._must_return = None, False
         return self.cursor
 
     def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
@@ -146,7 +147,7 @@ class RunStream:
 
         At the resume point what the program has done to the generators is undone; later a head has run.
         """
-        if self._states is None:
+        if self._saved_generators is None:
             return
         assert self.stream is not None
         held = self._require_held(self.stream)
@@ -155,27 +156,27 @@ class RunStream:
         else:
             given = self.head.set_by_head(held, self.pass_index, in_pass=self.in_pass)
         # opening at a position may draw from the generators, so they are put right afterwards
-        with self._streams.generators.returning(self.stream, self._states, given):
-            if self._saved is not None:
-                cursor = self._open_at(self.pass_index, self._saved)
-                self.cursor, self._saved = self._streams.without_quarantined(self, cursor), None
+        with self._streams.generators.returning(self.stream, self._saved_generators, given):
+            if self._saved_position is not None:
+                cursor = self._open_at(self.pass_index, self._saved_position)
+                self.cursor, self._saved_position = self._streams.without_quarantined(self, cursor), None
             elif self._must_return:
                 # the head of an epoch may have given data for this pass alone
                 same_data = at_resume_point or self.head.declared
                 if same_data or self.stream.carries_over:
-                    self._open_at(self.pass_index - 1, self._left, compare=same_data).close()
-        self._must_return, self._states = False, None
+                    self._open_at(self.pass_index - 1, self._last_end, compare=same_data).close()
+        self._must_return, self._saved_generators = False, None
         # inside a pass only the end of an epoch is followed by a head: the pass itself may draw
         if at_resume_point and (at_epoch_end or not self.in_pass):
             self.head.begin(held)
 
     def bring_back(self, stream: Stream) -> None:
         """Bring back the generators of declared data, which the program has yet to give."""
-        if not self._states:
+        if not self._saved_generators:
             return
         held = self._require_held(stream)
         self._take_share(stream)
-        for generator, state in zip(held, self._states, strict=True):
+        for generator, state in zip(held, self._saved_generators, strict=True):
             if state is not None:
                 make_entry("generator", generator).load(state)
         self._streams.generators.stand(held)
@@ -184,7 +185,7 @@ class RunStream:
 
     def _require_held(self, stream: Stream) -> Sequence[Any]:
         """Return the stream's generators, as many as at the checkpoint."""
-        before, now = len(self._states or ()), len(stream.generators)
+        before, now = len(self._saved_generators or ()), len(stream.generators)
         if before != now:
             raise DataError(
                 f"stream {self.name!r}: its data held {before} generators at the checkpoint and "
@@ -231,11 +232,12 @@ class RunStream:
         equal = True
         if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
             equal = drawn[-1] == last[2]
-            words = f"batch {done} {of_pass} with digest {last[2]:016x}", f"one with digest {drawn[-1]:016x}"
-            self._streams.compared(self.name, None if equal else words, is_other)
+            one = f"batch {done} {of_pass} with digest {last[2]:016x}"
+            differing = one, f"one with digest {drawn[-1]:016x}"
+            self._streams.compared(self.name, None if equal else differing, is_other)
         if is_other and equal:
-            words = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
-            self._streams.compared(self.name, words, True)
+            differing = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
+            self._streams.compared(self.name, differing, True)
 
     def changing_parts(self) -> list[str]:
         """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
@@ -259,10 +261,10 @@ class RunStream:
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
-            self._left = self._position()
+            self._last_end = self._position()
         self.ledger.end_pass(self.cursor)
         self.close()
-        self._saved = None
+        self._saved_position = None
         self.pass_index += 1
 
     def close(self) -> None:
@@ -276,34 +278,34 @@ class RunStream:
 
     @property
     def in_pass(self) -> bool:
-        return self.cursor is not None or self._saved is not None
+        return self.cursor is not None or self._saved_position is not None
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
         self.ledger.take(self.cursor)
-        unhashed = self._saved_words if self.stream is None else self.stream.unhashed_keys
-        position, words = _split(self._position(), unhashed)
-        left, left_words = _split(self._left, unhashed)
+        unhashed_keys = self._saved_unhashed_keys if self.stream is None else self.stream.unhashed_keys
+        position, unhashed = _split(self._position(), unhashed_keys)
+        last_end, unhashed_end = _split(self._last_end, unhashed_keys)
         here = {
             "pass": self.pass_index,
             "position": position,
-            "left": left,
-            "data": self.what,
+            "left": last_end,
+            "data": self.description,
             "varies": self._varies,
             "ledger": self.ledger.account,
             "last": None if self.ledger.last is None else list(self.ledger.last),
             "per_step": list(self.per_step),
             **self.head.tree(),
-            **({} if self._of_ranks is None else {"of_ranks": self._of_ranks}),
+            **({} if self._saved_by_rank is None else {"of_ranks": self._saved_by_rank}),
         }
-        if self._states is not None or self.stream is None:
+        if self._saved_generators is not None or self.stream is None:
             # the generators do not stand there yet: what the checkpoint had of them is saved again
-            here["generators"] = self._states or []
+            here["generators"] = self._saved_generators or []
         else:
             if head_may_follow and (not self.in_pass or self.head.began):
                 self.end_epoch()  # what services did since the epoch's end is saved here
             here["generators"] = states_of(self.stream.generators)
-        return here, {"position": words, "left": left_words}
+        return here, {"position": unhashed, "left": unhashed_end}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`."""
@@ -316,33 +318,33 @@ class RunStream:
 
     def end_epoch(self) -> None:
         """Begin to watch for a head, between two passes or two epochs."""
-        if self.stream is not None and self._states is None:
+        if self.stream is not None and self._saved_generators is None:
             self.head.begin(self.stream.generators)
             if self._left is not None and self.stream.source is self.stream:
                 self._left = self.stream.left_now(self._left)
 
-    def load(self, tree: dict[str, Any], words: dict[str, Any], where: object) -> None:
+    def load(self, tree: dict[str, Any], unhashed: dict[str, Any], where: object) -> None:
         if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
             raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
         self._where = where
         self.pass_index = tree["pass"]
-        self._saved, self._left = (
-            {**tree[place], **words[place]} if words.get(place) else tree[place]
+        self._saved_position, self._last_end = (
+            {**tree[place], **unhashed[place]} if unhashed.get(place) else tree[place]
             for place in ("position", "left")
         )
-        self._saved_words = {key for each in words.values() for key in each}
-        self._states = tree["generators"]
-        self._must_return = self._left is not None
-        self.what = None if tree["data"] is None else dict(tree["data"])
+        self._saved_unhashed_keys = {key for each in unhashed.values() for key in each}
+        self._saved_generators = tree["generators"]
+        self._must_return = self._last_end is not None
+        self.description = None if tree["data"] is None else dict(tree["data"])
         self._varies, self._resuming = tree["varies"], True
-        self._of_ranks = tree.get("of_ranks")
+        self._saved_by_rank = tree.get("of_ranks")
         self.head.load(tree)
         self.ledger.load(tree["ledger"], self.pass_index)
         self.per_step[:] = tree.get("per_step", [0, 0])
         self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def _position(self) -> Any:
-        return self._saved if self.cursor is None else self.cursor.position()
+        return self._saved_position if self.cursor is None else self.cursor.position()
 
 
 def _differing(one: Any, other: Any, place: str) -> Iterator[str]:
@@ -362,10 +364,10 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values if len({digest(encode(value)) for value in values}) > 1 else values[:1]
 
 
-def _split(position: Any, words: Collection[str]) -> tuple[Any, dict[str, Any]]:
-    if position is None or not words:
+def _split(position: Any, unhashed_keys: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    if position is None or not unhashed_keys:
         return position, {}
-    held = {key: position[key] for key in words if position[key] is not None}
+    held = {key: position[key] for key in unhashed_keys if position[key] is not None}
     return {**position, **dict.fromkeys(held)}, held
 
 

@@ -189,12 +189,13 @@ class Streams:
         """Return the `streams/` branch, and values beside it that decide no batch."""
         trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self.by_name.items()}
         return {name: tree for name, (tree, _) in trees.items()}, {
-            name: words for name, (_, words) in trees.items() if any(words.values())
+            name: unhashed for name, (_, unhashed) in trees.items() if any(unhashed.values())
         }
 
     def account(self) -> list[dict[str, Any]]:
         """Return what the ledgers have to tell the journal; all batches so far are in complete steps."""
-        news = {name: each.ledger.news(each.cursor, each.what or {}) for name, each in self.by_name.items()}
+        streams = self.by_name.items()
+        news = {name: each.ledger.news(each.cursor, each.description or {}) for name, each in streams}
         count = max(map(len, news.values()), default=0)
         return [{name: events[n] for name, events in news.items() if n < len(events)} for n in range(count)]
 
@@ -203,12 +204,12 @@ class Streams:
         return [("streams", name, *path) for name, each in self.by_name.items() for path in each.rank_paths()]
 
     def load(
-        self, tree: dict[str, Any], words: dict[str, Any], heads: Mapping[str, Any], where: object
+        self, tree: dict[str, Any], unhashed: dict[str, Any], heads: Mapping[str, Any], where: object
     ) -> None:
         """Load what `tree` returned; `heads`: by stream, what the next head did when it ran before."""
         for name, saved in tree.items():
             run_stream = self._named(name)
-            run_stream.load(saved, words.get(name, {}), where)
+            run_stream.load(saved, unhashed.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
     def open_bound(self, *, at_epoch_end: bool) -> None:
