@@ -997,7 +997,7 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_is_told(tmp_path: Path
 
 
 def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path: Path) -> None:
-    def program(run: Path, tick: Tick, *, at_head: bool) -> list[float]:
+    def program(run: Path, tick: Tick, *, heads: set[int], tails: bool) -> list[float]:
         seen = list[float]()
         sampler = WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES))
         data = DataLoader(TensorDataset(SAMPLES), 4, sampler=sampler)
@@ -1006,21 +1006,21 @@ def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path:
             sampler.weights = (torch.arange(12) == sum(seen) % 12).double() + 0.01
 
         with loop(run, Every(epochs=1), state={"seen": seen}) as train:
-            for _ in train.iter_epochs():
-                if at_head:
+            for epoch in train.iter_epochs():
+                if epoch in heads:
                     mine()
                 for _, (x,) in train.iter_steps(data):
                     seen.extend(x.flatten().tolist())
                     tick()
-                if not at_head:
+                if tails:
                     mine()
         return seen
 
-    for at_head in (True, False):
-        run, named = tmp_path / f"struck {at_head}", partial(program, at_head=at_head)
-        whole = start(named, tmp_path / f"whole {at_head}")[1][0]
-        assert not start(named, run, 4)[0]  # the first step of the second epoch
-        assert not start(named, run, 4)[0]  # and of the third
+    # struck at the first step of the second epoch, and of the third
+    for heads, tails, ticks in (({1, 2, 3}, False, (4, 4)), (set(), True, (4, 4)), ({1}, True, (7,))):
+        run, named = tmp_path / f"struck {heads}", partial(program, heads=heads, tails=tails)
+        whole = start(named, tmp_path / f"whole {heads}")[1][0]
+        assert not any(start(named, run, at)[0] for at in ticks)
         assert start(named, run)[1][0] == whole
 
 

@@ -13,6 +13,7 @@ import operator
 import pickle
 import types
 import warnings
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,8 +31,8 @@ _MOST_UNKNOWN = 1 << 16
 """Samples above which the pass of a sampler without a length is not: it may have no end."""
 _MOST_BYTES = 1 << 26
 """Size of an attribute above which only another object counts as a change."""
-_read = set[int]()
-"""Identities of samplers that a run of this process has read."""
+_read = dict[int, weakref.ref[Any]]()
+"""Samplers that a run of this process has read, by identity."""
 _LIBRARIES = {"builtins", "abc", "typing", "torch", "torchdata", "numpy"}
 
 
@@ -209,6 +210,9 @@ class KeptBySamplers:
         """Marks when the last pass was drawn, or a checkpoint loaded."""
         self._first: dict[str, dict[str, str]] = {}
         """Digests of what could be saved when the run's first pass was drawn."""
+        self._head_began = False
+        self._set: dict[str, list[str]] | None = None
+        """Attributes that the lines before the last pass set; None if nobody watched them."""
 
     def __bool__(self) -> bool:
         return bool(self._samplers)
@@ -216,8 +220,15 @@ class KeptBySamplers:
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
+        before = self._last
         self._note_changes()
-        _read.update(map(id, self._samplers.values()))
+        if self._head_began:
+            self._set = {
+                place: [name for name, mark in marks.items() if mark != before[place].get(name)]
+                for place, marks in self._last.items()
+            }
+        self._head_began = False
+        _read.update({id(each): weakref.ref(each) for each in self._samplers.values()})
         yield
         self._note_changes(drawn=True)
 
@@ -276,6 +287,12 @@ class KeptBySamplers:
                 stacklevel=2,
             )
 
+    def begin_head(self) -> dict[str, Any]:
+        """Return what `save` does; from here on the lines before the next pass are watched."""
+        saved = self.save()
+        self._head_began = True
+        return saved
+
     def save(self) -> dict[str, Any]:
         """Return what the samplers keep now, by their places, in a copy."""
         self._note_changes()
@@ -284,6 +301,7 @@ class KeptBySamplers:
                 place: {
                     "attributes": {name: vars(sampler)[name] for name in sorted(self._changing[place])},
                     "first": dict(self._first[place]),
+                    "set": None if self._set is None else self._set[place],
                     "state": sampler.state_dict() if place in self._declared else None,
                 }
                 for place, sampler in self._samplers.items()
@@ -294,18 +312,23 @@ class KeptBySamplers:
         """Give the samplers back what they kept; between passes what the program has just set stays."""
         self._all_marks()
         for place, tree in copy.deepcopy(dict(saved)).items():
-            sampler = self._samplers[place]
+            sampler, known = self._samplers[place], tree.get("set")
             self._first[place] |= tree.get("first", {})
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
+            read = (reference := _read.get(id(sampler))) is not None and reference() is sampler
             for name, value in tree["attributes"].items():
                 live = vars(sampler).get(name)
                 now = digest(encode(live)) if can_be_saved(live) else None
-                # neither the program's start nor a run of this process has left it so
-                is_set = now != self._first[place].get(name, now) and id(sampler) not in _read
+                # not watched before the first pass: then it is not as the start, or this process, has left it
+                is_set = (
+                    not read and now != self._first[place].get(name, now) if known is None else name in known
+                )
                 # what is equal stays: the state, which is restored first, may hold the same object
                 if now != digest(encode(value)) and (in_pass or not is_set):
                     vars(sampler)[name] = value
+            if known is not None:
+                self._set = {**(self._set or {}), place: known}
             self._changing[place].update(tree["attributes"])
         self._last = self._all_marks()

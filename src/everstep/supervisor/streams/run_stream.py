@@ -320,8 +320,8 @@ class RunStream:
         """Begin to watch for a head, between two passes or two epochs."""
         if self.stream is not None and self._saved_generators is None:
             self.head.begin(self.stream.generators)
-            if self._left is not None and self.stream.source is self.stream:
-                self._left = self.stream.left_now(self._left)
+            if self._last_end is not None and self.stream.source is self.stream:
+                self._last_end = self.stream.left_now(self._last_end)
 
     def load(self, tree: dict[str, Any], unhashed: dict[str, Any], where: object) -> None:
         if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
