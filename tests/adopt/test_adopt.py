@@ -84,7 +84,7 @@ LOOP = """for epoch in range(3):
         (BEGIN + "import os, accelerate\n" + LOOP, 6, "as in docs/recipes/huggingface.md#accelerate"),
         ("import lightning as L\nL.Trainer().fit(net)\n", 1, "as in docs/recipes/lightning.md"),
         ("print(1)\nfrom transformers import Trainer\n", 2, "as in docs/coming-from/lightning-hf.md"),
-        (BEGIN + LOOP + LOOP, 11, "a second loop that trains: put each"),
+        (BEGIN + LOOP + LOOP, 11, "a second loop that trains: make them one"),
         (BEGIN + LOOP + LOOP.partition("\n")[2], 11, "a second loop that trains in an epoch"),
         (BEGIN + "torch.multiprocessing.spawn(f)\n" + LOOP, 6, "this starts several processes"),
         (BEGIN + "def f():\n    n = 0\n    def g():\n        nonlocal n\n" + LOOP, 9, "use a dictionary"),

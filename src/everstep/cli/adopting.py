@@ -222,7 +222,7 @@ class Patch:
         if not outer:
             self._give_up(first, "no loop here calls backward(): write a TrainLoop or Trainer by hand")
         if len(outer) > 1:
-            self._give_up(outer[1], "a second loop that trains: put each into a script of its own")
+            self._give_up(outer[1], "a second loop that trains: make them one Supervisor loop by hand")
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
         if not ways or not is_range:

@@ -323,8 +323,8 @@ def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
 _ADVICE = (
     "the same steps gave other numbers: they read a value that is not in state= (an environment, a "
     "counter, a learning rate or an average in a variable, a generator of your own, a batch drawn "
-    "ahead), the clock (name a metric that does ..._time) or the order of a set, or a kernel is not "
-    "deterministic. `everstep drill SCRIPT` names the component"
+    "ahead), the clock (a metric whose name ends in time is not compared) or the order of a set, or "
+    "a kernel is not deterministic. `everstep drill SCRIPT` names the component"
 )
 _CAUSES = {
     True: "the data gives other batches than before the stop: its order or its contents depend on something "
