@@ -228,7 +228,9 @@ class KeptBySamplers:
                 for place, marks in self._last.items()
             }
         self._head_began = False
-        _read.update({id(each): weakref.ref(each) for each in self._samplers.values()})
+        # others, as the keys of a dictionary, have no attributes that a program could set
+        having = [each for each in self._samplers.values() if hasattr(each, "__dict__")]
+        _read.update({id(each): weakref.ref(each) for each in having})
         yield
         self._note_changes(drawn=True)
 
