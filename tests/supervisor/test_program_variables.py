@@ -390,6 +390,46 @@ def test_generators_of_steps_and_of_wrapped_data_are_compared_at_an_epochs_end(
     assert any("noise: this generator" in line for line in again), again
 
 
+def test_an_iterator_of_a_loader_that_the_steps_draw_from_is_named(tmp_path: Path) -> None:
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        more = iter(torch.utils.data.DataLoader(torch.arange(100.0)))  # type: ignore[arg-type]
+        with opened(tmp_path, {}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps(BATCHES):
+                    loop.collect_metrics(more=next(more))
+                    pause(loop, step == stop_at)
+
+    _, again = cut(train, 6)
+    assert "more (another value)" in lost_of(again)
+
+
+@pytest.mark.parametrize("together", [lambda *loaders: loaders, lambda first, _: first])
+def test_generators_of_loaders_that_data_of_ones_own_holds_are_named(tmp_path: Path, together: Any) -> None:
+    class Both:
+        def __init__(self) -> None:
+            generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+            samples: Any = torch.arange(4)
+            made = [torch.utils.data.DataLoader(samples, shuffle=True, generator=g) for g in generators]
+            self.loaders = together(*made)
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            return zip(*self.loaders, strict=True) if isinstance(self.loaders, tuple) else iter(self.loaders)
+
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        data = Both()
+        with opened(tmp_path, {}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps(data):
+                    pass
+                pause(loop, loop.step == stop_at)
+
+    _, again = cut(train, 8)
+    assert "data.loaders (another value)" in lost_of(again)
+
+
 def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
     """A sampler of one's own, and the generator of a loader that is read after the resume point."""
 

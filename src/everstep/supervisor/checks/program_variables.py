@@ -200,6 +200,8 @@ class ProgramVariables:
             return f"~{batch_digest(make_entry('generator', value).save(), 0)}"
         if isinstance(value, str):
             content = [len(value), value[:_TEXT], value[-_TEXT:]]
+        elif hasattr(type(value), "_next_data"):  # an iterator of a DataLoader, drawn from by hand
+            content = value._num_yielded
         elif isinstance(value, deque):
             content = [len(value), *islice(value, _ENDS), *islice(reversed(value), _ENDS)]
         elif isinstance(value, set) or (isinstance(value, dict) and len(value) > _MOST_KEYS):
@@ -221,8 +223,8 @@ def _data_of(value: Any) -> Any:
 def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs.
 
-    Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state; a
-    generator that it holds is there as its state: nobody brings it back.
+    Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state;
+    generators that it holds, also in loaders, are there as their states: nobody brings them back.
     """
     if id(value) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
@@ -235,19 +237,25 @@ def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tu
         anew = own if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
         skip = skip | _brought_back(own)
         for name, each in [*own.items()]:
-            if is_data and _is_generator(each):
-                each = [make_entry("generator", each).save()]
+            held = [each, *_held_by_data(each if isinstance(each, list | tuple) else [each])]
+            if is_data and (generators := [part for part in held if _is_generator(part)]):
+                each = [make_entry("generator", part).save() for part in generators]
             if name not in anew:
                 yield from _parts(f"{path}.{name}", each, skip, depth - 1)
 
 
 def _brought_back(values: Mapping[str, Any]) -> set[int]:
     """Return the identities of generators and samplers that a library's data among the values holds."""
-    data = [each for each in values.values() if hasattr(type(each), "__iter__") and _own(each) is None]
-    held = [part for each in data if getattr(type(each), "__dictoffset__", 0) for part in vars(each).values()]
+    held = _held_by_data(values.values())
     return {
         id(each) for each in held if _is_generator(each) or hasattr(_own(each) and type(each), "__iter__")
     }
+
+
+def _held_by_data(values: Iterable[Any]) -> list[Any]:
+    """List the attributes of a library's data among the values."""
+    data = [each for each in values if hasattr(type(each), "__iter__") and _own(each) is None]
+    return [part for each in data if getattr(type(each), "__dictoffset__", 0) for part in vars(each).values()]
 
 
 def _is_generator(value: Any) -> bool:
