@@ -98,10 +98,10 @@ def shared_out(states, rank, size):
     drawn = states[rank % len(states)]["drawn"]
     return {"samples": counted // size + (rank < counted % size), "drawn": drawn}
 
-def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, window=1, slow=0.0, pace=None):
+def train(run, make, dies=None, dropout=0.0, max_epoch=4, merge=shared_out, window=1, slow=0, pace=None, **m):
     """`dies`: the step in which the last rank kills itself, once this checkpoint (or None) is there."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(m.get("threads", 1))
     layers = [torch.nn.Linear(5, 24), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(24, 1)]
     if dropout:  # with what only an exact resume brings back
         layers.insert(1, torch.nn.BatchNorm1d(24))
@@ -253,6 +253,14 @@ def test_the_change_is_recorded_said_and_shown(tmp_path: Path, monkeypatch: pyte
     assert listed["ranks"] == 3
     finished = trained(run, 2, max_epoch=2)[0]
     assert "this run is finished" in finished and "of 3 ranks, and" not in finished
+
+
+def test_another_number_of_ranks_is_said_on_another_machine_too(tmp_path: Path) -> None:
+    trained(tmp_path, 2, dies=(7, AT_AN_END))
+    said = trained(tmp_path, 1, max_epoch=2, threads=2)[0]
+    assert "torch.threads: stored 1, given 2" in said and "of 2 ranks, and this start has 1 rank" in said
+    decided = [e.data for e in RunJournal(tmp_path).events("decision") if e.data["what"] == "chosen"]
+    assert [each["why"] for each in decided] == ["another number of ranks"]
 
 
 REFUSED = {

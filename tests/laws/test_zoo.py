@@ -1024,6 +1024,40 @@ def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path:
         assert start(named, run)[1][0] == whole
 
 
+class WithoutWeakReferences:
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+@pytest.mark.parametrize("kind", ["weighted", "slots", "set by a service"])
+def test_a_resume_at_the_first_epochs_end_ends_with_the_digest_of_the_whole_run(
+    kind: str, tmp_path: Path
+) -> None:
+    def program(run: Path, tick: Tick) -> tuple[list[float], int | str | None]:
+        seen, sampler = list[float](), WeightedRandomSampler([1.0] * 12, 12)
+
+        class Sets(everstep.Service):
+            default_schedule = Every(epochs=1)
+
+            def run(self, boundary: everstep.Boundary) -> None:
+                sampler.weights = (torch.arange(12) == sum(seen) % 12).double() + 0.01
+
+        services = [Sets()] if kind == "set by a service" else []
+        chosen: Any = WithoutWeakReferences() if kind == "slots" else sampler
+        data = DataLoader(TensorDataset(SAMPLES), 4, sampler=chosen)
+        with loop(run, Every(epochs=1), services, state={"seen": seen}, max_epoch=2) as train:
+            for _ in train.iter_epochs():
+                for _, (x,) in train.iter_steps(data):
+                    seen.extend(x.flatten().tolist())
+                    tick()
+        return seen, "" if kind == "set by a service" else train.ending.digest
+
+    assert not start(program, tmp_path / "struck", 4)[0]
+    assert start(program, tmp_path / "struck")[1][0] == start(program, tmp_path / "whole")[1][0]
+
+
 def test_what_the_program_now_freezes_stays_frozen(tmp_path: Path) -> None:
     for frozen in (False, True):
         net = Net()

@@ -211,8 +211,8 @@ class KeptBySamplers:
         self._first: dict[str, dict[str, str]] = {}
         """Digests of what could be saved when the run's first pass was drawn."""
         self._head_began = False
-        self._set: dict[str, list[str]] | None = None
-        """Attributes that the lines before the last pass set; None if nobody watched them."""
+        self.set_by_head: dict[str, list[str]] | None = None
+        """Attributes that the lines before the last pass set; None if this start did not watch them."""
 
     def __bool__(self) -> bool:
         return bool(self._samplers)
@@ -223,14 +223,12 @@ class KeptBySamplers:
         before = self._last
         self._note_changes()
         if self._head_began:
-            self._set = {
+            self.set_by_head = {
                 place: [name for name, mark in marks.items() if mark != before[place].get(name)]
                 for place, marks in self._last.items()
             }
         self._head_began = False
-        # others, as the keys of a dictionary, have no attributes that a program could set
-        having = [each for each in self._samplers.values() if hasattr(each, "__dict__")]
-        _read.update({id(each): weakref.ref(each) for each in having})
+        _read.update({id(s): weakref.ref(s) for s in self._samplers.values() if type(s).__weakrefoffset__})
         yield
         self._note_changes(drawn=True)
 
@@ -303,18 +301,17 @@ class KeptBySamplers:
                 place: {
                     "attributes": {name: vars(sampler)[name] for name in sorted(self._changing[place])},
                     "first": dict(self._first[place]),
-                    "set": None if self._set is None else self._set[place],
                     "state": sampler.state_dict() if place in self._declared else None,
                 }
                 for place, sampler in self._samplers.items()
             }
         )
 
-    def load(self, saved: Mapping[str, Any], *, in_pass: bool) -> None:
+    def load(self, saved: Mapping[str, Any], by_head: dict[str, list[str]] | None, *, in_pass: bool) -> None:
         """Give the samplers back what they kept; between passes what the program has just set stays."""
         self._all_marks()
         for place, tree in copy.deepcopy(dict(saved)).items():
-            sampler, known = self._samplers[place], tree.get("set")
+            sampler, known = self._samplers[place], (by_head or {}).get(place)
             self._first[place] |= tree.get("first", {})
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
@@ -330,7 +327,5 @@ class KeptBySamplers:
                 # what is equal stays: the state, which is restored first, may hold the same object
                 if now != digest(encode(value)) and (in_pass or not is_set):
                     vars(sampler)[name] = value
-            if known is not None:
-                self._set = {**(self._set or {}), place: known}
             self._changing[place].update(tree["attributes"])
-        self._last = self._all_marks()
+        self._last, self.set_by_head = self._all_marks(), by_head

@@ -108,7 +108,7 @@ class DataLoaderStream(Stream):
         self.samples_of = () if workers else (loader.dataset, loader.collate_fn)  # workers have copies
         self.draws_again = not workers and not isinstance(loader.dataset, IterableDataset)
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
-        self.unhashed_keys = ("own",) if is_hugging_face(loader.dataset) else ()
+        self.unhashed_keys = ("own", "set") if is_hugging_face(loader.dataset) else ("set",)
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
@@ -333,7 +333,7 @@ class DataLoaderCursor(PassCursor):
         self._last = last
         # last, because the advance draws: the generators stand where other passes have left them, too
         data_rng.set_states_of(self._generators, saved["now"])
-        stream.kept.load(saved.get("samplers", {}), in_pass=not saved["ended"])
+        stream.kept.load(saved.get("samplers", {}), saved.get("set"), in_pass=not saved["ended"])
         return iter(()) if saved["ended"] else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
@@ -389,6 +389,7 @@ class DataLoaderCursor(PassCursor):
             "now": data_rng.states_of(self._generators),
             "order": None if self._order is None or self.ended else self._order.packed(),
             "samplers": self._stream.kept.save(),
+            "set": self._stream.kept.set_by_head,
             "last": self._last,
             "own": self._loader_state(),
         }

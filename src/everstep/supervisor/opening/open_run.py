@@ -475,7 +475,7 @@ class _Resume:
                     "bit for bit; results that are computed from here on may differ from those of an "
                     "uninterrupted run"
                 )
-            one_fingerprint &= not differing and self._compare_ranks(parent, layout(here))
+            one_fingerprint &= self._compare_ranks(parent, layout(here)) and not differing
         self._say_resumed()
         return ResumePoint(
             progress=progress,

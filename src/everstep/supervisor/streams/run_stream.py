@@ -283,6 +283,8 @@ class RunStream:
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
         self.ledger.take(self.cursor)
+        if head_may_follow and (not self.in_pass or self.head.began):
+            self.end_epoch()  # what services did since the epoch's end is saved here
         unhashed_keys = self._saved_unhashed_keys if self.stream is None else self.stream.unhashed_keys
         position, unhashed = _split(self._position(), unhashed_keys)
         last_end, unhashed_end = _split(self._last_end, unhashed_keys)
@@ -302,8 +304,6 @@ class RunStream:
             # the generators do not stand there yet: what the checkpoint had of them is saved again
             here["generators"] = self._saved_generators or []
         else:
-            if head_may_follow and (not self.in_pass or self.head.began):
-                self.end_epoch()  # what services did since the epoch's end is saved here
             here["generators"] = states_of(self.stream.generators)
         return here, {"position": unhashed, "left": unhashed_end}
 
@@ -367,7 +367,7 @@ def _distinct(values: list[Any]) -> list[Any]:
 def _split(position: Any, unhashed_keys: Collection[str]) -> tuple[Any, dict[str, Any]]:
     if position is None or not unhashed_keys:
         return position, {}
-    held = {key: position[key] for key in unhashed_keys if position[key] is not None}
+    held = {key: position[key] for key in unhashed_keys if position.get(key) is not None}
     return {**position, **dict.fromkeys(held)}, held
 
 
