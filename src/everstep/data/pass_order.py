@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -228,7 +228,8 @@ class KeptBySamplers:
                 for place, marks in self._last.items()
             }
         self._head_began = False
-        _read.update({id(each): weakref.ref(each) for each in self._samplers.values()})
+        with suppress(TypeError):  # of a sampler that takes no weak reference, as the keys of a dictionary
+            _read.update({id(each): weakref.ref(each) for each in self._samplers.values()})
         yield
         self._note_changes(drawn=True)
 
