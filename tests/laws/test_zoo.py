@@ -996,6 +996,54 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_is_told(tmp_path: Path
     assert "not yet recorded that lines at the head of an epoch" in drawing(tmp_path / "run")
 
 
+@pytest.mark.parametrize("kind", ["arrays", "loader", "list", "sampler", "attribute", "tail", "state"])
+def test_data_that_the_training_makes_is_told_where_a_resume_makes_it_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    labels = torch.zeros(12)
+
+    def program(run: Path, tick: Tick) -> None:
+        weight = torch.zeros(1)
+        labels.zero_()
+        kept = TensorDataset(SAMPLES, labels)
+
+        def made(epoch: int) -> Any:
+            predicted = (torch.arange(12) > 10) * weight  # the last sample alone: no batch before has it
+            if kind == "arrays":
+                return everstep.data.arrays(SAMPLES, predicted, batch_size=4)
+            if kind == "loader":
+                return DataLoader(TensorDataset(SAMPLES, predicted), 4)
+            if kind == "list":
+                return list(zip(SAMPLES.split(4), predicted.split(4), strict=True))
+            if kind == "sampler":
+                chosen = [*range(8), *([11] * 4 if weight % 3 else range(8, 12))]
+                return DataLoader(kept, batch_sampler=[chosen[:4], chosen[4:8], chosen[8:]])
+            if kind == "attribute":
+                kept.tensors = (SAMPLES, predicted)
+            if kind == "state":
+                labels.copy_(predicted)
+            return DataLoader(kept, 4)
+
+        with loop(run, state={"weight": weight, "labels": labels}) as train:
+            for epoch in train.iter_epochs():
+                data = made(epoch)
+                for _, _ in train.iter_steps(data):
+                    weight += 1
+                    tick()
+                if kind == "tail":
+                    kept.tensors = (SAMPLES, torch.full((12,), weight.item()))
+                    tick()
+
+    for at in (4, 5) if kind == "tail" else (5, 8):  # in the tail, and in a pass
+        run = tmp_path / str(at)
+        assert not start(program, run, at, terminate)[0]
+        capsys.readouterr()
+        assert start(program, run)[0]
+        printed = capsys.readouterr()
+        told = "batch of train was of data with digest" in printed.out + printed.err
+        assert told == (kind != "state"), (at, printed.out)
+
+
 def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path: Path) -> None:
     def program(run: Path, tick: Tick, *, heads: set[int], tails: bool) -> list[float]:
         seen = list[float]()

@@ -94,7 +94,7 @@ SHAPE = {
             *("per_step", "position", "touched", "varies"),
         ],
         "user": ["momentum", "w"],
-        "wall": ["seconds", "segment"],
+        "wall": ["seconds", "segment", "streams"],
     }
 }
 """What each branch has.  Where this test fails, put the new shape under FORMAT + 1, and raise it."""

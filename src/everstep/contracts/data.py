@@ -158,6 +158,7 @@ class Stream(ABC):
         replayed: called with each batch before the place that `open` draws again, in order: all batches of
             the pass, or the last alone; set by the run, which compares them.
         samples_of: objects that make what `replayed` gets, as they are now; None: the stream.
+        contents: objects that hold the data's arrays; a resume compares these with the checkpoint's.
         draws_again: whether `open` draws the batch before a place again for `replayed`, and that alone, also
             at the end of a pass.
         resumes: how the stream reaches a place inside a pass; None: by its cursor's position, with no other
@@ -178,6 +179,7 @@ class Stream(ABC):
     unsaveable: str | None = None
     replayed: Callable[[Any], object] | None = None
     samples_of: Sequence[Any] | None = None
+    contents: Sequence[Any] = ()
     draws_again: bool = False
     resumes: Resumes | None = None
     unhashed_keys: Collection[str] = ()

@@ -166,6 +166,7 @@ class SequenceStream(OwnStream):
         self.data = data
         # another class's __getitem__ may draw random numbers
         self.draws_again = type(data) in (list, tuple, range)
+        self.contents = (data,)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         data, done = self.data, 0 if position is None else position["batches"]

@@ -62,7 +62,7 @@ def _length(array: Any) -> int:
 class Arrays(SampledStream):
     def __init__(self, arrays: tuple[Any, ...], sampling: Sampling) -> None:
         super().__init__(sampling)
-        self._arrays = arrays
+        self._arrays = self.contents = arrays
 
     def _open(self, plan: Plan, first: int) -> SampledCursor:
         return SampledCursor(plan, _batches(self._arrays, plan, first), first)

@@ -1,7 +1,7 @@
 """The run's record: its directory and lock, the journal (the truth), and where the run came from."""
 
 from everstep.contracts.metrics import Block
-from everstep.record.batch_digest import array_digest, batch_digest
+from everstep.record.batch_digest import array_digest, batch_digest, data_digest
 from everstep.record.event_fields import (
     ACCEPTED,
     CHOSEN,

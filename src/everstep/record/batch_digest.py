@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any, TypeAlias
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
@@ -30,6 +32,10 @@ EDGE = 2048
 _BETWEEN = 64
 _ITEMS = 32
 _DEPTH = 16
+_ROOM = 1 << 24
+"""Bytes of the arrays of data that a digest covers as a whole; of larger ones as of a batch's."""
+_MOST_OBJECTS, _MOST_NUMBERS = 256, 1 << 14
+"""Objects that are looked at for arrays, and numbers of a list that are taken, evenly spaced."""
 
 _hash: Callable[..., int] = xxhash.xxh3_64_intdigest
 
@@ -71,6 +77,39 @@ def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None
         return small
     array = backend.host_view(value)
     return None if array is None else array_digest(array, seed)
+
+
+def data_digest(parts: Sequence[Any]) -> int | None:
+    """Return a digest of the arrays and lists of numbers that data holds; None if there are none.
+
+    They are found in attributes of the parts and of datasets, in lists, and under names in dictionaries.  A
+    list with None, or a dictionary by number, may be a cache that fills, and is left out.
+    """
+    room, digest, front, seen = _ROOM, 0, [*parts], dict[int, Any]()
+    while front and len(seen) < _MOST_OBJECTS:
+        value = front.pop()
+        kind, known, seen[id(value)] = type(value), id(value) in seen, value
+        if known or kind is np.memmap:  # to read a file may take long
+            continue
+        if (backend := backends.of(value)) is not None:
+            with suppress(Exception):  # of a kind without plain elements
+                view, whole = backend.host_view(value), value.nbytes <= room
+                if view is None and whole:
+                    view = backend.to_host(value, None).data
+                plain: Any = np.ascontiguousarray(view) if whole else view
+                digest = _hash(plain, digest) if whole else array_digest(plain, digest) or digest
+                room -= value.nbytes * whole
+        elif kind in (list, tuple):
+            items = value[:: len(value) // _MOST_OBJECTS + 1]
+            if {*map(type, items)} <= {int, float}:
+                digest = _hash(repr(value[:: len(value) // _MOST_NUMBERS + 1]).encode(), digest)
+            elif all(each is not None for each in items):
+                front += items
+        elif kind is dict:
+            front += [value[name] for name in value if isinstance(name, str)]
+        elif not callable(value) and (hasattr(kind, "__getitem__") or any(value is each for each in parts)):
+            front += getattr(value, "__dict__", {}).values()
+    return digest or None
 
 
 def array_digest(array: NDArray[Any], seed: int) -> int | None:

@@ -92,6 +92,7 @@ class Loader(SampledStream):
 
     def __init__(self, dataset: Any, sampling: Sampling, collate: Collate, options: dict[str, Any]) -> None:
         self._dataset, self._collate, self._options = dataset, collate, options
+        self.contents = (dataset,)
         super().__init__(sampling)
         # made for its checks alone: a bad combination of options is an error here, not at the first pass
         DataLoader(dataset, **options)

@@ -106,7 +106,9 @@ class DataLoaderStream(Stream):
             and not (workers and loader.persistent_workers)  # these belong to the user's loader
         )
         self.samples_of = () if workers else (loader.dataset, loader.collate_fn)  # workers have copies
-        self.draws_again = not workers and not isinstance(loader.dataset, IterableDataset)
+        iterable = isinstance(loader.dataset, IterableDataset)
+        self.draws_again = not workers and not iterable
+        self.contents = () if iterable else (loader.dataset, *_samplers(loader).values())
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("own", "set") if is_hugging_face(loader.dataset) else ("set",)
         # A loader with state is left out: asked for it, it would make its iterator.

@@ -334,7 +334,8 @@ _CAUSES = {
 }
 _REMEDY = (
     "give random_split and shuffles a generator of a fixed seed, sort what has no order, and change no batch "
-    "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict"
+    "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict; labels or samples "
+    "that follow from the model belong into arrays of state=, written to in place (docs/guide/exactness.md)"
 )
 _DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
 _GENERATOR = (
@@ -349,10 +350,11 @@ _CHANGES = (
     "index, or draw from the global generators (the order may differ, too)"
 )
 _LAST_DIFFERS = (
-    "stream {!r}: the last batch before the resume, drawn again before the lines inside your loop ran, is "
-    "not the one that was trained on. That is harmless if these lines set what its samples read "
-    "(dataset.level = epoch), or if it holds the time. If not, the data may give other batches than before "
-    f"the stop: {_REMEDY}. `everstep drill SCRIPT` tells which; later starts only say that it differs"
+    "stream {!r}: the last batch before the resume, drawn again before the lines inside your loop ran, or an "
+    "array that the data holds, is not the one that was trained on. That is harmless if these lines set what "
+    "its samples read (dataset.level = epoch), if it holds the time, or in a cache that fills. If not, the "
+    f"data may give other batches than before the stop: {_REMEDY}. `everstep drill SCRIPT` tells "
+    "which; later starts only say that it differs"
 )
 
 

@@ -10,7 +10,7 @@ from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data.adapt import describe
 from everstep.data.order import pass_key
 from everstep.errors import DataError, DivergenceError, NotResumableError, RestoreError
-from everstep.record import batch_digest, ledger_format
+from everstep.record import batch_digest, data_digest, ledger_format
 from everstep.record.ledger_format import LEFT_OUT, Entry, Place, link
 from everstep.state import digest, encode, isolated, make_entry
 from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
@@ -54,6 +54,8 @@ class RunStream:
         """Checkpoint that the stream was loaded from, for messages."""
         self._saved_unhashed_keys: Collection[str] = ()
         """`Stream.unhashed_keys` of the checkpoint's data."""
+        self._contents: list[int | None] = [None, None]
+        """Digests of what the data held when the run first bound it, and no other, and at the checkpoint."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
@@ -74,6 +76,8 @@ class RunStream:
         if self.description is not None and description != self.description:
             self.ledger.give_other_data(self.description)
         if stream is not self.stream:
+            if self.stream is not None or self.description is None:
+                self._contents[0] = self._digest(stream) if self.stream is None else None
             note_given(stream)  # before the first batch is drawn: as the program gave it
         self.stream, self.description, self._resuming = stream, description, False
         self._take_share(stream)
@@ -136,10 +140,11 @@ class RunStream:
             self.head.end(self.stream.generators, in_pass=self.in_pass)
             self.go_back()
             if self.cursor is None:
+                self._compare_contents(inside=False)
                 self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._streams.seed)
                 self.cursor = self._streams.without_quarantined(self, cursor)
-            self._last_end, self._must_return = None, False
+            self._last_end, self._must_return, self._contents[1] = None, False, None
         return self.cursor
 
     def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
@@ -238,6 +243,20 @@ class RunStream:
         if is_other and equal:
             differing = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
             self._streams.compared(self.name, differing, True)
+        if equal and not is_other and pass_index == self.pass_index:
+            self._compare_contents(inside=True)
+
+    def _digest(self, stream: Stream | None) -> int | None:
+        """Digest what data holds now; rank 0 alone does, since data may split itself."""
+        return data_digest(stream.contents) if stream is not None and self._streams.share.rank == 0 else None
+
+    def _compare_contents(self, *, inside: bool) -> None:
+        """Compare what the data holds with the checkpoint: between passes, whether changes of it are lost."""
+        (first, was), self._contents[1] = self._contents, None
+        now = None if was is None else self._digest(self.stream)
+        if was is not None and now not in (was, None) and (inside or now == first):
+            words = f"of data with digest {was:016x}", f"of data with digest {now:016x}"
+            self._streams.compared(self.name, words, False)
 
     def changing_parts(self) -> list[str]:
         """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
@@ -305,7 +324,9 @@ class RunStream:
             here["generators"] = self._saved_generators or []
         else:
             here["generators"] = states_of(self.stream.generators)
-        return here, {"position": unhashed, "left": unhashed_end}
+        first, now = self._contents[0], self._contents[1] or self._digest(self.stream)
+        contents = None if now is None else [first, now]
+        return here, {"position": unhashed, "left": unhashed_end, "contents": contents}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`."""
@@ -332,7 +353,8 @@ class RunStream:
             {**tree[place], **unhashed[place]} if unhashed.get(place) else tree[place]
             for place in ("position", "left")
         )
-        self._saved_unhashed_keys = {key for each in unhashed.values() for key in each}
+        self._contents = [*(unhashed.get("contents") or (None, None))]
+        self._saved_unhashed_keys = {k for place in ("position", "left") for k in unhashed.get(place) or ()}
         self._saved_generators = tree["generators"]
         self._must_return = self._last_end is not None
         self.description = None if tree["data"] is None else dict(tree["data"])
