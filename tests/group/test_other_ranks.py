@@ -18,7 +18,7 @@ from everstep.proof.audit import audit
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 
-pytestmark = pytest.mark.campaign("long")
+long = pytest.mark.campaign("long")
 
 PROGRAM = '''
 import json
@@ -181,6 +181,7 @@ def losses(run: Path) -> dict[tuple[str, int], float]:
 AT_AN_END, INSIDE = "epoch-0001-step-00000005", "step-00000008"
 
 
+@long
 @pytest.mark.parametrize("make", KINDS)
 def test_four_two_one_three(make: str, tmp_path: Path) -> None:
     straight, run = tmp_path / "straight", tmp_path / "run"
@@ -208,6 +209,7 @@ def test_four_two_one_three(make: str, tmp_path: Path) -> None:
 CHANGES = [(4, 2), (1, 2), (2, 1), (2, 3)]
 
 
+@long
 @pytest.mark.parametrize(("before", "now"), CHANGES)
 @pytest.mark.parametrize("make", ["of_arrays", "with_workers"])
 def test_kills_before_and_after_the_change_make_no_difference(
@@ -229,6 +231,7 @@ def test_kills_before_and_after_the_change_make_no_difference(
     assert one_fingerprint is False
 
 
+@long
 def test_the_change_is_recorded_said_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     trained(run, 2, dies=(7, AT_AN_END))
@@ -272,6 +275,7 @@ REFUSED = {
 }
 
 
+@long
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_given_to_other_ranks_is_refused_by_all(what: str, tmp_path: Path) -> None:
     make, given, *expected = REFUSED[what]

@@ -172,7 +172,9 @@ class _OtherRanks:
             ]
             # a stream that nobody has bound since an earlier change is handed on with what it has
             streams[name] = {"of_ranks": of_ranks, **first}
-        return encode({"streams": streams, "wall": {"streams": words[0]}})
+        # data that splits itself has other contents on another number of ranks
+        first_words = {name: {**word, "contents": None} for name, word in words[0].items()}
+        return encode({"streams": streams, "wall": {"streams": first_words}})
 
     def _merged(self, name: str) -> Encoded:
         function, rank = self._user.merges.get(name), self._group.rank
@@ -227,7 +229,7 @@ class _OtherRanks:
 
 def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     place = {name: branch[name] for name in ("position", "left", "generators", "opened")}
-    return place | {name: {**place[name], **values} for name, values in words.items() if values}
+    return place | {name: {**place[name], **words[name]} for name in ("position", "left") if words.get(name)}
 
 
 def _own_entries(own: Encoded, common: Encoded) -> set[str]:

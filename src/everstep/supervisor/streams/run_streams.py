@@ -188,8 +188,9 @@ class Streams:
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the `streams/` branch, and values beside it that decide no batch."""
         trees = {name: each.tree(head_may_follow=head_may_follow) for name, each in self.by_name.items()}
+        # of each stream on all ranks, though rank 0 alone has digests of what the data holds
         return {name: tree for name, (tree, _) in trees.items()}, {
-            name: unhashed for name, (_, unhashed) in trees.items() if any(unhashed.values())
+            name: unhashed for name, (_, unhashed) in trees.items()
         }
 
     def account(self) -> list[dict[str, Any]]:
