@@ -55,7 +55,7 @@ class RunStream:
         self._saved_unhashed_keys: Collection[str] = ()
         """`Stream.unhashed_keys` of the checkpoint's data."""
         self._contents: list[int | None] = [None, None]
-        """Digests as the first pass began (None: other data; 0: it changed inside), and at the checkpoint."""
+        """Digests as the first pass began (None: other data; 0: changed inside), and at the checkpoint."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
@@ -260,7 +260,7 @@ class RunStream:
             self._streams.compared(self.name, words, False)
 
     def _held(self) -> list[int | None] | None:
-        """Return `_contents` for a checkpoint; what changes in the first pass, as a cache, is not compared."""
+        """Return `_contents` for a checkpoint; what changes in the first pass, as a cache, is left out."""
         first, was = self._contents
         now = was if was or first == 0 else self._digest(self.stream)
         if self.cursor is not None and self.pass_index == 0 and was is None and now != first:
