@@ -1044,6 +1044,54 @@ def test_data_that_the_training_makes_is_told_where_a_resume_makes_it_otherwise(
         assert told == (kind != "state"), (at, printed.out)
 
 
+class Caching(Dataset[Any]):
+    def __init__(self, kind: str) -> None:
+        self.kind, self.targets, self.listed = kind, [n % 3 for n in range(12)], [None] * 12
+        self.named, self.times, self.counts = dict[str, Any](), list[float](), np.zeros(12, dtype=int)
+        self.samples, self.flags = SAMPLES.clone(), np.zeros(12, dtype=bool)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if self.kind == "names":
+            self.named[f"{index}.png"] = SAMPLES[index]
+        elif self.kind == "list":
+            self.listed[index] = SAMPLES[index]  # type: ignore[call-overload]
+        elif self.kind == "counts":
+            self.counts[index] += 1
+        elif self.kind == "times":
+            self.times.append(float(index))
+        elif not self.flags[index]:
+            self.samples[index] -= 1
+            self.flags[index] = True
+        return self.samples[index]
+
+
+@pytest.mark.parametrize("kind", ["names", "list", "counts", "times", "normalised"])
+@pytest.mark.parametrize("given", [DataLoader, everstep.data.loader])
+def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, given: Any
+) -> None:
+    def program(run: Path, tick: Tick) -> None:
+        data, total = given(Caching(kind), batch_size=4, shuffle=True), torch.zeros(1)
+        with loop(run, state={"total": total}) as train:
+            for _ in train.iter_epochs():
+                for _, batch in train.iter_steps(data):
+                    total += batch.sum()
+                    tick()
+                tick()
+
+    for at in (2, 8, 10):  # in the first pass, between passes, and in the last
+        run = tmp_path / str(at)
+        assert not start(program, run, at, terminate)[0]
+        capsys.readouterr()
+        start(program, run, 2, terminate)  # what the first start noted is known to the third
+        assert start(program, run)[0]
+        printed = capsys.readouterr()
+        assert "with digest" not in printed.out + printed.err, at
+
+
 def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path: Path) -> None:
     def program(run: Path, tick: Tick, *, heads: set[int], tails: bool) -> list[float]:
         seen = list[float]()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,7 +85,7 @@ def data_digest(parts: Sequence[Any]) -> int | None:
     They are found in attributes of the parts and of datasets, in lists, and under names in dictionaries.  A
     list with None, or a dictionary by number, may be a cache that fills, and is left out.
     """
-    room, digest, front, seen = _ROOM, 0, [*parts], dict[int, Any]()
+    room, numbers, digest, front, seen = _ROOM, _MOST_NUMBERS, 0, [*parts], dict[int, Any]()
     while front and len(seen) < _MOST_OBJECTS:
         value = front.pop()
         kind, known, seen[id(value)] = type(value), id(value) in seen, value
@@ -102,11 +102,12 @@ def data_digest(parts: Sequence[Any]) -> int | None:
         elif kind in (list, tuple):
             items = value[:: len(value) // _MOST_OBJECTS + 1]
             if {*map(type, items)} <= {int, float}:
-                digest = _hash(repr(value[:: len(value) // _MOST_NUMBERS + 1]).encode(), digest)
+                digest = _hash(repr(value[:: len(value) // numbers + 1]).encode(), digest)
+                numbers = max(numbers - len(value), _ITEMS)
             elif all(each is not None for each in items):
                 front += items
         elif kind is dict:
-            front += [value[name] for name in value if isinstance(name, str)]
+            front += [value[name] for name in islice(value, _MOST_OBJECTS) if isinstance(name, str)]
         elif not callable(value) and (hasattr(kind, "__getitem__") or any(value is each for each in parts)):
             front += getattr(value, "__dict__", {}).values()
     return digest or None

@@ -55,7 +55,7 @@ class RunStream:
         self._saved_unhashed_keys: Collection[str] = ()
         """`Stream.unhashed_keys` of the checkpoint's data."""
         self._contents: list[int | None] = [None, None]
-        """Digests of what the data held when the run first bound it, and no other, and at the checkpoint."""
+        """Digests as the first pass began (None: other data; 0: changed inside), and at the checkpoint."""
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
@@ -76,8 +76,7 @@ class RunStream:
         if self.description is not None and description != self.description:
             self.ledger.give_other_data(self.description)
         if stream is not self.stream:
-            if self.stream is not None or self.description is None:
-                self._contents[0] = self._digest(stream) if self.stream is None else None
+            self._contents[0] = self._contents[0] if self.stream is None else self._contents[0] and None
             note_given(stream)  # before the first batch is drawn: as the program gave it
         self.stream, self.description, self._resuming = stream, description, False
         self._take_share(stream)
@@ -141,6 +140,8 @@ class RunStream:
             self.go_back()
             if self.cursor is None:
                 self._compare_contents(inside=False)
+                if self.pass_index == 0:
+                    self._contents[0] = self._digest(self.stream)
                 self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._streams.seed)
                 self.cursor = self._streams.without_quarantined(self, cursor)
@@ -253,10 +254,18 @@ class RunStream:
     def _compare_contents(self, *, inside: bool) -> None:
         """Compare what the data holds with the checkpoint: between passes, whether changes of it are lost."""
         (first, was), self._contents[1] = self._contents, None
-        now = None if was is None else self._digest(self.stream)
-        if was is not None and now not in (was, None) and (inside or now == first):
+        now = self._digest(self.stream) if was else None
+        if was and now not in (was, None) and (inside or now == first):
             words = f"of data with digest {was:016x}", f"of data with digest {now:016x}"
             self._streams.compared(self.name, words, False)
+
+    def _held(self) -> list[int | None] | None:
+        """Return `_contents` for a checkpoint; what changes in the first pass, as a cache, is left out."""
+        first, was = self._contents
+        now = was if was or first == 0 else self._digest(self.stream)
+        if self.cursor is not None and self.pass_index == 0 and was is None and now != first:
+            self._contents[0] = first = now = 0
+        return None if now is None and first is None else [first, now]
 
     def changing_parts(self) -> list[str]:
         """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
@@ -277,6 +286,8 @@ class RunStream:
         return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
 
     def end_pass(self) -> None:
+        if self.pass_index == 0:
+            self._held()
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
             # a pass that this process has not opened: the source does not stand at its end
             self._must_return = self.cursor is None
@@ -324,9 +335,7 @@ class RunStream:
             here["generators"] = self._saved_generators or []
         else:
             here["generators"] = states_of(self.stream.generators)
-        first, now = self._contents[0], self._contents[1] or self._digest(self.stream)
-        contents = None if now is None else [first, now]
-        return here, {"position": unhashed, "left": unhashed_end, "contents": contents}
+        return here, {"position": unhashed, "left": unhashed_end, "contents": self._held()}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`."""
