@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 51_952,
-    "lines of tests": 53_254,
+    "lines of tests": 53_255,
     "modules of at most 60 lines": 38,
     "names in everstep": 25,
 }

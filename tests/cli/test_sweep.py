@@ -80,11 +80,12 @@ def test_a_divergence_is_reported_by_each_sweep_until_it_is_accepted(here: Path)
     text = text.replace("self.scale *", "(1 + os.getpid()) * self.scale *")
     (here / "tiny_experiment.py").write_text(text)
     line = ("sweep", "tiny.yaml", "--grid", "seed=[7]")
-    everstep(*line, cwd=here, status=1, SIGKILL_AT="5")
+    everstep(*line, cwd=here, status=1, SIGKILL_AT="6")  # two steps after a save: one at least is repeated
     for _ in range(2):
         said, _ = everstep(*line, cwd=here, status=1)
         assert said.splitlines()[1].split()[-1] == "diverged"
-    everstep("accept", "runs/tiny-seed-7", "--divergence", "4", cwd=here)
+    (diverged,) = RunJournal(here / "runs" / "tiny-seed-7").divergences()
+    everstep("accept", "runs/tiny-seed-7", "--divergence", str(diverged.data["step"]), cwd=here)
     said, _ = everstep(*line, cwd=here)
     assert said.splitlines()[1].split()[-1] == "finished"
 
