@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -518,3 +520,59 @@ def test_every_run_has_a_watch_that_warns_after_half_an_hour(tmp_path: Path) -> 
             names = [thread.name for thread in threading.enumerate()]
         assert ("everstep-hang-watch" in names) is watches
     assert (HangWatch().after, HangWatch().then, HALF_AN_HOUR) == (None, "warn", 1800)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """A collection between an object's making and the look at young objects would make it an old one."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("around", "remedy"),
+    [
+        (enumerate, "use loop.batch_index, or step"),
+        (lambda steps: islice(steps, 2), "it counts its batches from 0 again; use steps_per_epoch="),
+        (lambda steps: zip(range(9), steps, strict=False), "whose __iter__ yields zip(a, b)"),
+        (lambda steps: (each for each in enumerate(steps)), "use loop.batch_index, or step"),
+        (lambda steps: (each for each in steps), None),
+    ],
+)
+def test_what_counts_around_the_steps_is_named_once_in_a_run(
+    tmp_path: Path, no_collection: None, around: Callable[[Any], Any], remedy: str | None
+) -> None:
+    """`islice` would lengthen the epoch that a resume enters in its middle, and nothing else would tell."""
+    told = []
+    for max_epoch in (2, 3):
+        tiny = Tiny(tmp_path / "run", max_epoch=max_epoch)
+        with tiny.loop as loop:
+            for _ in loop.iter_epochs():
+                for _ in around(loop.iter_steps([1, 2, 3])):
+                    pass
+        told += loop.ending.warnings
+    if remedy is None:
+        assert not told
+    else:
+        (warning,) = told
+        assert "() around the loop's batches: its place is not saved" in warning and remedy in warning
+
+
+def test_what_counts_within_one_step_of_a_supervisor_hides_no_place(
+    tmp_path: Path, no_collection: None
+) -> None:
+    def train(folder: str, counts: int) -> tuple[str, ...]:
+        with everstep.Supervisor(tmp_path / folder, {}, max_step=4) as sv:
+            batches = sv.stream([*range(10)])
+            while not sv.should_stop():
+                for number, _ in zip(range(4), batches, strict=False):
+                    if number < counts:
+                        sv.advance()
+                if not counts:
+                    sv.advance()
+        return sv.ending.warnings
+
+    assert not train("micro-batches", 0)
+    (warning,) = train("steps", 4)
+    assert "zip() around the loop's batches: its place is not saved" in warning

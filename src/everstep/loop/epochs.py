@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from everstep import hazard
@@ -60,6 +61,8 @@ class Epochs(LoopDriver):
         """Data that the first step loop of each stream in this epoch reads, by stream."""
         self._told_of_second_data = False
         self._run_stream: RunStream | None = None
+        self._batches: Callable[[], Iterator[Any] | None] = lambda: None
+        """The newest step loop's iterator, which the program alone keeps alive."""
         self._pass_unfinished = False
         self._tail_ready = False
         """Whether a state is kept for a resume from the epoch's tail."""
@@ -204,7 +207,9 @@ class Epochs(LoopDriver):
                 f"{reads!r}; {engine.lost_variables() or 'run the program that made the checkpoint'}"
             )
         self._run_stream, self.batch = run_stream, None
-        return self._steps(run_stream)
+        steps = self._steps(run_stream)
+        self._batches = weakref.ref(steps)
+        return steps
 
     def _note_data(self, data: Any, name: str) -> None:
         """Warn once if a second step loop of the epoch reads other data as the same stream."""
@@ -229,6 +234,7 @@ class Epochs(LoopDriver):
         number = self._step_loops
         self._in_steps = True
         engine = self._engine
+        engine.program_checks.find_wrapper(self._batches())
         engine.wakeups.wake()  # the first boundary finds out which step is the last
         current, clock = engine.progress, engine.clock
         collector, board, drew = engine.collector, engine.board, engine.verifier.drew
