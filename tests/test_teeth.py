@@ -157,7 +157,7 @@ FAULTS = {
         "record/test_step_comparison.py",
     ),
     "a batch twice behind a thread": Fault(
-        (Edit(r"self\._position = made\.position", "=", behind=r"yield made\.batch"),),
+        (Edit(r"self\._position = item\.position", "=", behind=r"yield item\.batch"),),
         "data/test_dataloader.py",
     ),
     "the optimizer before the model": Fault(
