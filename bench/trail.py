@@ -94,11 +94,11 @@ def loop(state: dict[str, Any], steps: int) -> Iterator[everstep.TrainLoop]:
 @contextmanager
 def switched(keeps: bool) -> Iterator[None]:
     """Without: the calls of a step do nothing."""
-    kept = Verifier.drew, Verifier.step_done
+    kept = Verifier.note_batch, Verifier.step_done
     if not keeps:
-        Verifier.drew = Verifier.step_done = lambda *_: None  # type: ignore[method-assign,assignment]
+        Verifier.note_batch = Verifier.step_done = lambda *_: None  # type: ignore[method-assign,assignment]
     yield
-    Verifier.drew, Verifier.step_done = kept  # type: ignore[method-assign]
+    Verifier.note_batch, Verifier.step_done = kept  # type: ignore[method-assign]
 
 
 def calls_alone(steps: int) -> list[float]:
@@ -112,7 +112,7 @@ def calls_alone(steps: int) -> list[float]:
         for _ in range(5):
             began = time.process_time_ns()
             for step in range(1, steps + 1):
-                verifier.drew(step, "train", 0, next(several))
+                verifier.note_batch(step, "train", 0, next(several))
                 run._engine.collector.pending[:] = [(step, "loss", 0.5)]
                 verifier.step_done(step, 1)
             found.append((time.process_time_ns() - began) / steps / 1000)

@@ -95,7 +95,7 @@ FAULTS = {
         "state/test_entries.py",
     ),
     "no check of checksums": Fault(
-        (Edit(r"if found\.hexdigest\(\) != record", ""),),
+        (Edit(r"if checksum\.hexdigest\(\) != record", ""),),
         "checkpoint/test_checkpoint_crash.py",
     ),
     "a position that is off by one": Fault(
@@ -117,8 +117,8 @@ FAULTS = {
     "random state of another moment": Fault(
         (
             Edit(
-                r"now, again = random_parts\(rank\)",
-                "now, again = random_parts(rank); capture = engine.rng_marks.tree",
+                r"now_key, lines_key = random_parts\(rank\)",
+                "now_key, lines_key = random_parts(rank); capture = engine.rng_marks.tree",
                 beside=r"tree = \{'progress': current\.tree",
             ),
         ),
@@ -146,8 +146,8 @@ FAULTS = {
     "retention of what is needed": Fault(
         (
             Edit(
-                r"kept = \{facts\.name for facts in",
-                "kept = {facts.name for facts in (*newest, *present[-1:])}",
+                r"kept_names = \{facts\.name for facts in",
+                "kept_names = {facts.name for facts in (*newest, *present[-1:])}",
             ),
         ),
         "checkpoint/test_checkpoint_store.py",
@@ -157,7 +157,7 @@ FAULTS = {
         "record/test_step_comparison.py",
     ),
     "a batch twice behind a thread": Fault(
-        (Edit(r"self\._position = made\.position", "=", behind=r"yield made\.batch"),),
+        (Edit(r"self\._position = item\.position", "=", behind=r"yield item\.batch"),),
         "data/test_dataloader.py",
     ),
     "the optimizer before the model": Fault(
@@ -184,8 +184,8 @@ FAULTS = {
     "the clock in the digest": Fault(
         (
             Edit(
-                r"commit = replace\(snapshot\.commit, common=common, digest=digest\(mine\)",
-                "commit = replace(snapshot.commit, common=common, digest=digest(mine, ()), own=own, "
+                r"commit = replace\(snapshot\.commit, common=common, digest=digest\(part\)",
+                "commit = replace(snapshot.commit, common=common, digest=digest(part, ()), own=own, "
                 "replicated=replicated)",
             ),
         ),

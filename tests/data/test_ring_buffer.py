@@ -120,7 +120,7 @@ def test_a_capacity_that_no_memory_has_is_refused_by_name(capacity: int) -> None
 
 def copied(memory: RingBuffer, buffers: Buffers) -> set[str]:
     """Take a snapshot; returns the names of the arrays that were copied, not left alone."""
-    before = set(buffers.kept)
+    before = set(buffers.arrays)
     encoded = encode({"memory": memory.state_dict()}, buffers)
     # a copy forgets the digest
     found = {name for name, host in encoded.arrays.items() if host.xxh3_128 is None or name not in before}

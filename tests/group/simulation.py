@@ -33,7 +33,7 @@ SLOW = 0.05
 """Seconds for which a thread may be held up at a line, or a request be on its way."""
 MOST = 500_000
 """Number of switches after which a simulation does not end."""
-GLOBALS: list[tuple[Any, str]] = [(hazard, "_action"), (store_group, "_last")]
+GLOBALS: list[tuple[Any, str]] = [(hazard, "_action"), (store_group, "_last_group")]
 
 
 class Over(BaseException):
@@ -227,7 +227,7 @@ class Simulation:
 
         def whole(rank: int) -> None:
             found[rank] = program(rank)
-            store_group._say_so()
+            store_group._note_end()
 
         self._mains = [Thread(self, whole, [rank], name=f"rank {rank}") for rank in range(self.size)]
         for rank, thread in enumerate(self._mains):

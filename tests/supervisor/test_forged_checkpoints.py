@@ -244,7 +244,7 @@ def test_nothing_is_copied_and_no_live_array_is_kept() -> None:
     live = {"n": np.arange(6.0), "t": torch.arange(6.0), "f": np.asfortranarray(np.ones((2, 3)))}
     buffers = Buffers(copy=False)
     encoded = encode(live, buffers)
-    assert buffers.kept == {}
+    assert buffers.arrays == {}
     before = digest(encoded)
     assert before == digest(encode(live))
     live["n"][0] = live["t"][1] = live["f"][1, 1] = 7

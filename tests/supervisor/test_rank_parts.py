@@ -44,7 +44,7 @@ from everstep.state import (
     seed_all,
     split,
 )
-from everstep.supervisor.data_ranks import Said, begin_random, divide, said, samples
+from everstep.supervisor.data_ranks import Part, begin_random, divide, read_data_ranks, sample_digests
 from everstep.supervisor.opening.configuration import fingerprint, layout
 from everstep.supervisor.saving.rank_parts import (
     difference,
@@ -483,7 +483,7 @@ def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
 class Told(Group):
     """A group in which the other ranks have said something."""
 
-    def __init__(self, *everyone: Said | None) -> None:
+    def __init__(self, *everyone: Part | None) -> None:
         super().__init__(0, len(everyone), None)
         self._everyone = everyone
 
@@ -491,7 +491,7 @@ class Told(Group):
         return [None if each is None else list(each) for each in self._everyone]
 
 
-def divided(*everyone: Said | None) -> DataRanks:
+def divided(*everyone: Part | None) -> DataRanks:
     group = Told(*everyone)
     divide(group, everyone[0])
     return group.data
@@ -506,18 +506,18 @@ def test_a_mean_over_ranks_counts_each_part_equally_often(ranks: list[int], cove
 
 
 def test_what_one_rank_says() -> None:
-    assert said(None) is None
-    assert said(1) == said((0, 1)) == said([0, 1]) == Said(0, 1)
-    assert said((1, 2)) == Said(1, 2)
+    assert read_data_ranks(None) is None
+    assert read_data_ranks(1) == read_data_ranks((0, 1)) == read_data_ranks([0, 1]) == Part(0, 1)
+    assert read_data_ranks((1, 2)) == Part(1, 2)
 
 
 ROW, OTHER = (0, 2), (1, 3)
 
-DIVIDED: dict[tuple[Said | None, ...], tuple[tuple[int, ...], bool, bool, tuple[int, ...]]] = {
+DIVIDED: dict[tuple[Part | None, ...], tuple[tuple[int, ...], bool, bool, tuple[int, ...]]] = {
     (None, None, None): ((0, 1, 2), False, True, (0, 1, 2)),
-    (Said(1, 2), Said(0, 2)): ((1, 0), False, False, (1, 0)),
-    tuple(Said(place, 2) for place in (0, 0, 1, 1)): ((0, 0, 1, 1), True, False, (0, 2)),
-    (Said(0, 2, ROW), Said(0, 2, OTHER), Said(1, 2, ROW), Said(1, 2, OTHER)): (
+    (Part(1, 2), Part(0, 2)): ((1, 0), False, False, (1, 0)),
+    tuple(Part(place, 2) for place in (0, 0, 1, 1)): ((0, 0, 1, 1), True, False, (0, 2)),
+    (Part(0, 2, ROW), Part(0, 2, OTHER), Part(1, 2, ROW), Part(1, 2, OTHER)): (
         (0, 0, 1, 1),
         True,
         False,
@@ -527,7 +527,7 @@ DIVIDED: dict[tuple[Said | None, ...], tuple[tuple[int, ...], bool, bool, tuple[
 
 
 @pytest.mark.parametrize("everyone", DIVIDED)
-def test_what_fits_divides_the_data(everyone: tuple[Said | None, ...]) -> None:
+def test_what_fits_divides_the_data(everyone: tuple[Part | None, ...]) -> None:
     data = divided(*everyone)
     assert (data.of, data.shared, data.in_order, data.first) == DIVIDED[everyone]
     if data.shared:
@@ -536,13 +536,13 @@ def test_what_fits_divides_the_data(everyone: tuple[Said | None, ...]) -> None:
 
 
 UNFIT = {
-    "the sizes": ([Said(0, 1), Said(0, 2)], DisagreementError, "1 part on rank 0, and 2 parts on rank 1"),
-    "one alone": ([Said(0, 1), None], DisagreementError, "1 part on rank 0, and no value on rank 1"),
-    "the counts": ([Said(0, 2), Said(0, 2), Said(1, 2)], ConfigError, "it is 0 of 2, 1 of 1"),
-    "nobody": ([Said(0, 2)], ConfigError, "it is 0 of 1, 1 of 0"),
-    "a rank outside": ([Said(0, 2, (0, 1)), Said(None, 2, (0, 1))], ConfigError, "rank 0 is a mesh"),
-    "a larger mesh": ([Said(0, 2, (0, 5)), Said(1, 2, (0, 5))], ConfigError, "mesh of the ranks 0, 5"),
-    "other rows": ([Said(0, 2, (0, 1)), Said(1, 2, (1, 0))], ConfigError, "does not fit the 2 ranks"),
+    "the sizes": ([Part(0, 1), Part(0, 2)], DisagreementError, "1 part on rank 0, and 2 parts on rank 1"),
+    "one alone": ([Part(0, 1), None], DisagreementError, "1 part on rank 0, and no value on rank 1"),
+    "the counts": ([Part(0, 2), Part(0, 2), Part(1, 2)], ConfigError, "it is 0 of 2, 1 of 1"),
+    "nobody": ([Part(0, 2)], ConfigError, "it is 0 of 1, 1 of 0"),
+    "a rank outside": ([Part(0, 2, (0, 1)), Part(None, 2, (0, 1))], ConfigError, "rank 0 is a mesh"),
+    "a larger mesh": ([Part(0, 2, (0, 5)), Part(1, 2, (0, 5))], ConfigError, "mesh of the ranks 0, 5"),
+    "other rows": ([Part(0, 2, (0, 1)), Part(1, 2, (1, 0))], ConfigError, "does not fit the 2 ranks"),
 }
 
 
@@ -661,7 +661,7 @@ def test_an_evaluation_switches_the_mode_of_a_declared_model() -> None:
 
 def test_the_state_describes_its_entries_for_the_other_ranks() -> None:
     user = UserState({"w": np.zeros(2), "memory": everstep.PerRank({"a": 1}), "slot": everstep.Slot(1)})
-    assert user.described() == {
+    assert user.describe() == {
         "w": "numpy.ndarray",
         "memory": "PerRank",
         "slot": "everstep.state.entries.Slot",
@@ -751,7 +751,7 @@ def split_by(seed: int) -> Any:
 )
 def test_samples_that_differ_have_other_digests(make: Callable[[int], Any], path: str | None) -> None:
     """Lengths are equal in each case: a split without a seed, files in the order of a disk."""
-    one, other = samples(make(0)), samples(make(1))
+    one, other = sample_digests(make(0)), sample_digests(make(1))
     assert one and one.keys() == other.keys()
     differing = {each for each in one if one[each] != other[each]}
     assert path in differing if path else not differing, differing
@@ -769,4 +769,4 @@ def test_a_long_dictionary_of_a_dataset_is_left_out_of_the_comparison() -> None:
             return n
 
     stream: Any = SimpleNamespace(dataset=Files())
-    assert list(samples(stream)) == ["dataset.labels.cat"]
+    assert list(sample_digests(stream)) == ["dataset.labels.cat"]

@@ -98,7 +98,7 @@ def _shape(name: str, array: HostArray) -> list[int]:
 def read_arrays(
     path: Path,
     record: Record,
-    wanted: Container[str] | None = None,
+    names: Container[str] | None = None,
     keep: Callable[[str, Bytes], Any] = lambda name, data: data,
     checksums: Mapping[str, str] | None = None,
 ) -> ArrayFile:
@@ -133,7 +133,7 @@ def read_arrays(
                     arrays[name] = keep(name, data)
                 elif checksums is not None:
                     file.seek(count, os.SEEK_CUR)
-                elif wanted is None or name in wanted:
+                elif names is None or name in names:
                     arrays[name] = keep(name, _read(file, count, digest))
                 else:  # read for the checksum
                     _pass_over(file, count, digest)
@@ -162,8 +162,8 @@ def parse_header(text: bytes, size: int) -> tuple[dict[str, Span], dict[str, str
     metadata = entries.pop(_METADATA, {})
     if not isinstance(metadata, dict):
         raise TypeError("its metadata are no strings by name")
-    found = [(name, Span(a["dtype"], tuple(a["shape"]), *a["data_offsets"])) for name, a in entries.items()]
-    spans, end = dict(sorted(found, key=lambda item: item[1][2:])), 0
+    items = [(name, Span(a["dtype"], tuple(a["shape"]), *a["data_offsets"])) for name, a in entries.items()]
+    spans, end = dict(sorted(items, key=lambda item: item[1][2:])), 0
     for name, span in spans.items():
         if {type(span.start), type(span.end)} != {int} or span.start != end or span.end < end:
             raise ValueError(f"array {name!r:.200} begins at byte {span.start:,} in place of {end:,}")
@@ -217,15 +217,15 @@ def copy_file(source: Path, target: Path, record: Record) -> None:
             files.write(out, chunk)
 
 
-def check_size(path: Path, found: int, record: Record) -> None:
-    if found != record["bytes"]:
-        damaged(path, f"has {found} bytes, {record['bytes']} were written" if found else "is empty")
+def check_size(path: Path, size: int, record: Record) -> None:
+    if size != record["bytes"]:
+        damaged(path, f"has {size} bytes, {record['bytes']} were written" if size else "is empty")
 
 
-def check_digest(path: Path, found: xxhash.xxh3_128, record: Record) -> None:
-    if found.hexdigest() != record["xxh3_128"]:
+def check_digest(path: Path, checksum: xxhash.xxh3_128, record: Record) -> None:
+    if checksum.hexdigest() != record["xxh3_128"]:
         how = "has changed since it was written, or belongs to another checkpoint"
-        damaged(path, f"{how}: checksum {record['xxh3_128']}, now {found.hexdigest()}")
+        damaged(path, f"{how}: checksum {record['xxh3_128']}, now {checksum.hexdigest()}")
 
 
 def damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:

@@ -216,12 +216,12 @@ def save_apart(
     """Commit best weights, which lie apart from the checkpoints of a run."""
     require_finite(commit.name, commit.common.arrays, commit.guarded)
     target = folder / str(commit.name)
-    kept, size = is_equal(target, commit.digest, commit.meta), 0
-    if not kept:
+    is_kept, size = is_equal(target, commit.digest, commit.meta), 0
+    if not is_kept:
         size = place_apart(target, writing(commit), top=top, token=token)
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
-    return CommittedCheckpoint(commit.name, target, size, kept, commit.digest)
+    return CommittedCheckpoint(commit.name, target, size, is_kept, commit.digest)
 
 
 def is_equal(target: Path, digest: str, meta: Json) -> bool:

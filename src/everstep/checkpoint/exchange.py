@@ -95,9 +95,9 @@ class Exchange:
         self._store, self._part = group.store.below("saves/"), f"part/{group.rank}"
         self._count, self._oldest = 0, 1
         """Numbers of this save, and of the first one of which this rank has not deleted its keys."""
-        self._done: list[Any] | None = None
+        self._outcome: list[Any] | None = None
         """Bytes, whether an equal one was kept, and digest of what was committed; None for no checkpoint."""
-        self._knows = False
+        self._is_known = False
         """Of the writer, whether the others know the folder of this save; of a rank, how the save ended."""
 
     @contextmanager
@@ -111,63 +111,63 @@ class Exchange:
             MissingRankError: the writer has decided to commit, and has not said that it did: nobody knows.
         """
         self._count += 1
-        self._done, self._knows = None, False
+        self._outcome, self._is_known = None, False
         try:
             yield
             if self.leads:
-                self._tell("done", self._done)
-            elif not self._knows:
-                self._hear_the_end()
+                self._send("done", self._outcome)
+            elif not self._is_known:
+                self._receive_outcome()
         except _EndedError as ended:
             raise self._fail(ended.error, known=True) from None
         except Exception as error:
-            common = self._fail(for_all(error, self._rank), known=False)
+            common = self._fail(shared_error(error, self._rank), known=False)
             # its own error of a kind that other ranks only hear of
-            mine = isinstance(common, PeerFailedError) and common.ranks == (self._rank,)
-            raise (error if mine else common) from error
+            is_own = isinstance(common, PeerFailedError) and common.ranks == (self._rank,)
+            raise (error if is_own else common) from error
 
     def _fail(self, error: Exception, *, known: bool) -> Exception:
         """Fail the save on all ranks, unless they know; returns the error by which it fails."""
         if self.leads:
             with suppress(GroupError):  # the store is gone: each rank finds that out by itself
                 error = self._decide(error) or error
-                if not self._knows:
-                    self._tell("folder", packed(error))
-                self._tell("done", packed(error))
-        elif not (known or self._knows):
-            self._tell(self._part, packed(error))
+                if not self._is_known:
+                    self._send("folder", error_to_json(error))
+                self._send("done", error_to_json(error))
+        elif not (known or self._is_known):
+            self._send(self._part, error_to_json(error))
             try:
-                self._hear_the_end(error)
+                self._receive_outcome(error)
             except _EndedError as ended:
                 return ended.error
         return error
 
-    def leading(
-        self, commit: Commit, segment: int = 0, held: Checkpoint | None = None
+    def folder_writer(
+        self, commit: Commit, segment: int = 0, existing: Checkpoint | None = None
     ) -> Callable[[Path], int]:
         """Make the function by which the writer fills a folder together with all ranks.
 
         Args:
             segment: number of this start; 0 for best weights.
-            held: the whole checkpoint that has the name; an equal one is kept, and the function returns 0.
+            existing: the whole checkpoint of that name; an equal one is kept, and the function returns 0.
         """
 
         def write(folder: Path) -> int:
-            self._tell("folder", folder.name)
-            self._knows = True
+            self._send("folder", folder.name)
+            self._is_known = True
             written = format.write_common(folder, commit.common)
             own, ranks = Part.write(folder, 0, commit), range(1, self._group.size)
-            heard = self._heard([f"part/{rank}" for rank in ranks], "did not report its part")
-            self._forget("folder", "verdict", "done")
-            parts = [own, *(Part(*part) for part in heard)]
+            answers = self._receive([f"part/{rank}" for rank in ranks], "did not report its part")
+            self._delete_keys("folder", "verdict", "done")
+            parts = [own, *(Part(*part) for part in answers)]
             _require_replicas([part.replicated for part in parts])
             digest = xxhash.xxh3_128_hexdigest("\n".join(part.digest for part in parts).encode())
             size = 0
-            if held is None or held.digest != digest:
+            if existing is None or existing.digest != digest:
                 files_of, pieces = [part.files for part in parts], [part.pieces for part in parts]
                 body = commit.body(segment, digest)
                 size = format.write_manifest(folder, body, commit.common, written, files_of, pieces)
-            self._done = [size, size == 0, digest]
+            self._outcome = [size, size == 0, digest]
             # last: when the verdict is commit, nothing is left but the rename, which must follow at once
             if (decided := self._decide(None)) is not None:
                 raise _EndedError(decided)
@@ -177,32 +177,32 @@ class Exchange:
 
     def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
         """Write the part of a rank that does not lead, inside `save`, once the writer has made its folder."""
-        held = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
-        require_finite(commit.name, {**commit.own.arrays, **held}, commit.guarded)
-        (name,) = self._heard(["folder"], "did not begin the save")
-        self._forget(self._part)
+        sharded = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
+        require_finite(commit.name, {**commit.own.arrays, **sharded}, commit.guarded)
+        (name,) = self._receive(["folder"], "did not begin the save")
+        self._delete_keys(self._part)
         part = Part.write(folder / str(name), self._rank, commit)
         if part.files:
             files.fsync_folder(folder / str(name))
-        self._tell(self._part, part)
-        self._hear_the_end()
+        self._send(self._part, part)
+        self._receive_outcome()
         return self.committed(commit, folder)
 
     def committed(self, commit: Commit, folder: Path) -> CommittedCheckpoint:
         """Return what was committed in this save."""
-        assert self._done is not None, "no checkpoint was committed in this save"
-        size, kept, digest = self._done
-        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, kept, digest)
+        assert self._outcome is not None, "no checkpoint was committed in this save"
+        size, is_kept, digest = self._outcome
+        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, is_kept, digest)
 
-    def _hear_the_end(self, own: Exception | None = None) -> None:
+    def _receive_outcome(self, own: Exception | None = None) -> None:
         """Hear what was committed, once it is; if the writer does not answer, withdraw by the error `own`."""
         try:
-            (self._done,) = self._heard(["done"], "did not end the save")
+            (self._outcome,) = self._receive(["done"], "did not end the save")
         except RankSaveError as late:
             if (decided := self._decide(own or late)) is not None:
                 raise _EndedError(decided) from None
             self._await_rename()
-        self._knows = True
+        self._is_known = True
 
     def _await_rename(self) -> None:
         """Wait for the writer, which was about to rename the folder when this rank wanted to give up."""
@@ -217,39 +217,39 @@ class Exchange:
         if not self._exist([f"{self._count}/done"], look):
             why = f"the writer began to commit a checkpoint, and did not end within {self._group.limit:g} s"
             raise _EndedError(MissingRankError(why + advice, ranks=[0]))
-        (self._done,) = self._heard(["done"], "")
+        (self._outcome,) = self._receive(["done"], "")
 
-    def _forget(self, *names: str) -> None:
+    def _delete_keys(self, *names: str) -> None:
         """Delete own keys of all saves before this one, which those who read them have left."""
         for count in range(self._oldest, self._count):
             for name in names:
                 self._store.delete(f"{count}/{name}")
         self._oldest = self._count
 
-    def _tell(self, name: str, value: Any) -> None:
+    def _send(self, name: str, value: Any) -> None:
         reach(f"checkpoint.tell_{name.partition('/')[0]}")
         self._store.set(f"{self._count}/{name}", json.dumps(value))
 
     def _exist(self, keys: Sequence[str], look: Callable[[], None]) -> bool:
         return wait_until(lambda: self._store.has(keys), self._group.limit, look=look)
 
-    def _heard(self, names: Sequence[str], late: str) -> list[Any]:
+    def _receive(self, names: Sequence[str], late: str) -> list[Any]:
         """Return the values of keys, once they exist."""
         keys = [f"{self._count}/{name}" for name in names]
-        if not self._exist(keys, self._look):
+        if not self._exist(keys, self._require_no_failure):
             lacking = [key for key in keys if not self._store.has([key])]
             ranks = [int(key.split("/")[2]) if key.count("/") > 1 else 0 for key in lacking]
             late = f"{named(ranks)} {late} within {self._group.limit:g} s"
             what = f"{late}; check the output there, or raise EVERSTEP_GROUP_LIMIT (seconds)"
             raise RankSaveError(errno.ETIMEDOUT, what, ranks=ranks)
         reach(f"checkpoint.heard_{names[0].partition('/')[0]}")
-        heard = [json.loads(text) for text in self._store.get(keys)]
-        for each in heard:
+        values = [json.loads(text) for text in self._store.get(keys)]
+        for each in values:
             if isinstance(each, dict):
-                raise _EndedError(unpacked(each))
-        return heard
+                raise _EndedError(error_from_json(each))
+        return values
 
-    def _look(self) -> None:
+    def _require_no_failure(self) -> None:
         if failure := self._group.failure():
             rank, reason = failure
             what = f"rank {rank} has failed ({reason}); check its output"
@@ -258,18 +258,18 @@ class Exchange:
     def _decide(self, error: Exception | None) -> Exception | None:
         """Decide the save, unless another rank was faster; returns what was decided, None for a commit."""
         reach("checkpoint.verdict")
-        text = _COMMIT if error is None else json.dumps(packed(error))
+        text = _COMMIT if error is None else json.dumps(error_to_json(error))
         decided = self._store.set_once(f"{self._count}/verdict", text)
-        return None if decided == _COMMIT else unpacked(json.loads(decided))
+        return None if decided == _COMMIT else error_from_json(json.loads(decided))
 
 
 def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
     for name in sorted({name for digests in ranks for name in digests}):
-        telling = [rank for rank, digests in enumerate(ranks) if name in digests or "#" not in name]
-        first = ranks[telling[0]].get(name)
-        differing = [rank for rank in telling if ranks[rank].get(name) != first]
+        holders = [rank for rank, digests in enumerate(ranks) if name in digests or "#" not in name]
+        first = ranks[holders[0]].get(name)
+        differing = [rank for rank in holders if ranks[rank].get(name) != first]
         if differing:
-            who = f"rank {telling[0]}" if telling[0] else "the writer"
+            who = f"rank {holders[0]}" if holders[0] else "the writer"
             raise DivergedRanksError(
                 f"{name!r} is not the same on all ranks: {named(differing)} and {who} have different "
                 "values; declare what is each rank's own, as in state={'memory': everstep.PerRank(memory)}, "
@@ -282,13 +282,13 @@ def _require_replicas(ranks: Sequence[Mapping[str, str]]) -> None:
 # -------------------------------------------------- errors that all ranks raise alike, carried as JSON
 
 
-def for_all(error: Exception, rank: int) -> Exception:
+def shared_error(error: Exception, rank: int) -> Exception:
     """Return the error that all ranks raise where a rank has had `error`."""
     if isinstance(error, RankSaveError | DivergedRanksError):
         return error
     if disk_failed(error):
         number = (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
-        return RankSaveError(number, f"rank {rank}: {_described(error)}", ranks=[rank])
+        return RankSaveError(number, f"rank {rank}: {_error_text(error)}", ranks=[rank])
     if isinstance(error, NonFiniteError):
         return NonFiniteError(f"rank {rank}: {error}", step=error.step)
     if isinstance(error, CheckpointError):
@@ -307,24 +307,24 @@ def first_error(group: Group, error: Exception | None, what: str) -> Exception |
     """
     if group.size == 1:
         return error
-    gathered = group.gather(None if error is None else packed(for_all(error, group.rank)), what)
-    found = [unpacked(each) for each in gathered if each is not None]
-    return min(found, key=lambda each: not isinstance(each, RankSaveError), default=None)
+    gathered = group.gather(None if error is None else error_to_json(shared_error(error, group.rank)), what)
+    errors = [error_from_json(each) for each in gathered if each is not None]
+    return min(errors, key=lambda each: not isinstance(each, RankSaveError), default=None)
 
 
-def packed(error: Exception) -> dict[str, Any]:
-    """Return as JSON what `for_all` has made."""
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """Return as JSON what `shared_error` has made."""
     return {"error": type(error).__name__, "text": error.args, "facts": vars(error)}
 
 
-def unpacked(message: dict[str, Any]) -> Exception:
+def error_from_json(message: dict[str, Any]) -> Exception:
     """Make the error again."""
     kind: Any = getattr(errors, message["error"])
     error: Exception = kind(*message["text"], **message["facts"])
     return error
 
 
-def _described(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if not isinstance(error, OSError):
         return f"{type(error).__name__} {error}".strip() + f"; {remedy(error)}"
     where = f" ({error.filename})" if error.filename else ""

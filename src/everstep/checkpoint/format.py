@@ -64,7 +64,7 @@ from everstep.checkpoint.array_file import (
     verified_chunks,
     write_arrays,
 )
-from everstep.checkpoint.pieces import Assembly, Made, Piece, described, lay_out
+from everstep.checkpoint.pieces import Assembly, Piece, WholeArray, describe_arrays, lay_out
 from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError, CheckpointVersionError, RestoreError
@@ -99,10 +99,10 @@ own_version = cache(partial(version, "everstep"))
 
 
 def versions() -> dict[str, str]:
-    found = {"everstep": own_version(), "python": platform.python_version(), "numpy": np.__version__}
+    by_package = {"everstep": own_version(), "python": platform.python_version(), "numpy": np.__version__}
     if (torch := sys.modules.get("torch")) is not None:
-        found["torch"] = str(torch.__version__)
-    return found
+        by_package["torch"] = str(torch.__version__)
+    return by_package
 
 
 def read_body(folder: Path) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def read_body(folder: Path) -> dict[str, Any]:
     match = _MANIFEST.fullmatch(raw)
     if match is None:
         damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
-    found = xxhash.xxh3_128_hexdigest(match[2])
-    if found != match[1].decode():
-        damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {found}")
+    checksum = xxhash.xxh3_128_hexdigest(match[2])
+    if checksum != match[1].decode():
+        damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {checksum}")
     try:
         body: dict[str, Any] = parse_json(match[2])
     except ValueError as error:
@@ -159,28 +159,28 @@ _DESCRIPTION: dict[str, Any] = {
 def _oddities(body: Mapping[str, Any]) -> list[str]:
     if odd := [*misfits(body, _BODY)]:
         return odd
-    listed, own = body["files"], body["ranks"]
+    records, rank_files = body["files"], body["ranks"]
     odd = [f"meta/{name}" for name in misfits(body["meta"] or {}, _META)]
     try:
         is_time = datetime.fromisoformat(body["created"]).timestamp() >= 0
     except (ValueError, OverflowError):
         is_time = False
-    odd += ["created"] * (not is_time) + ["ranks"] * (not own)
+    odd += ["created"] * (not is_time) + ["ranks"] * (not rank_files)
     # a name with a folder in it could lead anywhere
-    odd += [n for n, record in listed.items() if not is_file_name(n) or any(misfits(record, _RECORD))]
-    return odd + [name for name in (ARRAYS, *own) if name is not None and name not in listed]
+    odd += [n for n, record in records.items() if not is_file_name(n) or any(misfits(record, _RECORD))]
+    return odd + [name for name in (ARRAYS, *rank_files) if name is not None and name not in records]
 
 
 def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
-    written, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
-    if written == FORMAT:
+    number, writer = body.get("format"), body.get("versions", {}).get("everstep", "of its time")
+    if number == FORMAT:
         return
-    if isinstance(written, int) and written < FORMAT:
+    if isinstance(number, int) and number < FORMAT:
         remedy = f"continue with the everstep that wrote it ({writer}), or begin in another directory"
     else:
         remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
     raise CheckpointVersionError(
-        f"checkpoint {folder} has format version {written}, this everstep ({version('everstep')}) reads "
+        f"checkpoint {folder} has format version {number}, this everstep ({version('everstep')}) reads "
         f"only {FORMAT}: {remedy}"
     )
 
@@ -189,10 +189,10 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
     """Verify the cheap half: all files are there and have their sizes."""
     for name, record in body["files"].items():
         try:
-            found = (folder / name).stat().st_size
+            byte_count = (folder / name).stat().st_size
         except OSError as error:
             unreadable(folder / name, error)
-        check_size(folder / name, found, record)
+        check_size(folder / name, byte_count, record)
 
 
 def size(body: Mapping[str, Any]) -> int:
@@ -294,8 +294,8 @@ class Written(NamedTuple):
 
 def write_common(folder: Path, common: Encoded) -> Written:
     """Write the arrays of the common tree that are whole."""
-    here, described = lay_out(ARRAYS, {n: a for n, a in common.arrays.items() if a.region is None})
-    return Written(described, write_arrays(folder / ARRAYS, here))
+    here, descriptions = lay_out(ARRAYS, {n: a for n, a in common.arrays.items() if a.region is None})
+    return Written(descriptions, write_arrays(folder / ARRAYS, here))
 
 
 def write_own(folder: Path, rank: int, own: Encoded, common: Encoded) -> dict[str, Record]:
@@ -329,7 +329,7 @@ def write_manifest(
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(),
         "structure": common.structure,
-        "arrays": written.described | described(common.arrays, pieces),
+        "arrays": written.described | describe_arrays(common.arrays, pieces),
         "ranks": [name if (name := rank_file(rank)) in own else None for rank, own in enumerate(ranks)],
         "files": {ARRAYS: written.record} | {n: record for own in ranks for n, record in own.items()},
     }
@@ -354,7 +354,7 @@ def every(name: str) -> bool:
 def read(
     folder: Path,
     rank: int = 0,
-    wanted: Callable[[str], bool] = every,
+    select: Callable[[str], bool] = every,
     regions: Regions | None = None,
 ) -> Checkpoint:
     """Read a checkpoint as a rank resumes from it, and verify the very bytes that are returned.
@@ -362,7 +362,7 @@ def read(
     Rank 0 verifies every byte of the other ranks' files, too; each rank, the sizes of all files.
 
     Args:
-        wanted: whether an array is read, by its name.  Of a part of the arrays, only the bytes that these
+        select: whether an array is read, by its name.  Of a part of the arrays, only the bytes that these
             need are read and verified; the structure is whole.
         regions: which part of an array of the common tree is kept in memory; None: all of each.
     """
@@ -370,29 +370,29 @@ def read(
     check_sizes(folder, body)
     try:
         assembly = Assembly()
-        made = assembly.add(_described(body["arrays"], wanted), ARRAYS, regions)
-        own, mine = _own_tree(folder, body, rank, wanted), _own_file(body, rank)
+        arrays = assembly.add(_descriptions(body["arrays"], select), ARRAYS, regions)
+        own, own_file = _own_tree(folder, body, rank, select), _own_file(body, rank)
         for name, record in body["files"].items():
             keys = assembly.keys[name]
             # of the other ranks' files one rank verifies all
-            all_of_it = wanted is every and (rank == 0 or name == ARRAYS)
-            if keys or (all_of_it and name != mine):
+            all_of_it = select is every and (rank == 0 or name == ARRAYS)
+            if keys or (all_of_it and name != own_file):
                 put = partial(assembly.put, name)
                 read_arrays(folder / name, record, keys, put, None if all_of_it else keys)
-        common = Encoded(body["structure"], _arrays(made))
-        whole = merge(common, own) if own.structure else common
+        common = Encoded(body["structure"], _arrays(arrays))
+        tree = merge(common, own) if own.structure else common
         return Checkpoint(
             path=folder,
             name=CheckpointName.parse(body["name"]),
-            structure=whole.structure,
-            arrays=whole.arrays,
+            structure=tree.structure,
+            arrays=tree.arrays,
             common=common,
             own=own,
             ranks=len(body["ranks"]),
             **{key: body[key] for key in _PLAIN},
         )
     except (KeyError, TypeError, ValueError) as error:
-        _odd(folder, error)
+        _raise_odd(folder, error)
 
 
 def read_own_trees(folder: Path) -> list[Encoded]:
@@ -401,34 +401,34 @@ def read_own_trees(folder: Path) -> list[Encoded]:
     try:
         return [_own_tree(folder, body, rank, every) for rank in range(len(body["ranks"]))]
     except (KeyError, TypeError, ValueError) as error:
-        _odd(folder, error)
+        _raise_odd(folder, error)
 
 
 def _own_file(body: dict[str, Any], rank: int) -> str | None:
     return body["ranks"][rank] if rank < len(body["ranks"]) else None
 
 
-def _own_tree(folder: Path, body: dict[str, Any], rank: int, wanted: Callable[[str], bool]) -> Encoded:
+def _own_tree(folder: Path, body: dict[str, Any], rank: int, select: Callable[[str], bool]) -> Encoded:
     if (file := _own_file(body, rank)) is None:
         return Encoded({})
     content = read_arrays(folder / file, body["files"][file])
     tree, assembly = parse_json(content.metadata[OWN]), Assembly()
-    made = assembly.add(_described(tree["arrays"], wanted), file)
+    arrays = assembly.add(_descriptions(tree["arrays"], select), file)
     for key, data in content.arrays.items():
         assembly.put(file, key, data)
-    return Encoded(tree["structure"], _arrays(made))
+    return Encoded(tree["structure"], _arrays(arrays))
 
 
-def _described(arrays: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+def _descriptions(arrays: dict[str, Any], select: Callable[[str], bool]) -> dict[str, Any]:
     """Return the wanted descriptions; each array must have the facts that a `HostArray` needs."""
     for name, facts in arrays.items():
         if not isinstance(facts, dict) or any(misfits(facts, _DESCRIPTION)):
             raise KeyError(f"arrays/{name}")
-    return {name: facts for name, facts in arrays.items() if wanted(name)}
+    return {name: facts for name, facts in arrays.items() if select(name)}
 
 
-def _arrays(wanted: list[Made]) -> dict[str, HostArray]:
-    return {made.name: made.array() for made in wanted}
+def _arrays(assembled: list[WholeArray]) -> dict[str, HostArray]:
+    return {array.name: array.array() for array in assembled}
 
 
 def verify(folder: Path) -> None:
@@ -441,7 +441,7 @@ def verify(folder: Path) -> None:
             pass
 
 
-def _odd(folder: Path, error: Exception) -> NoReturn:
+def _raise_odd(folder: Path, error: Exception) -> NoReturn:
     if isinstance(error, CheckpointError):
         raise error
     damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)

@@ -68,13 +68,13 @@ def write_pieces(
 ) -> tuple[dict[str, Record], dict[str, Piece]]:
     """Write the file of a rank's pieces, if any; returns its record by its name, and the pieces by array."""
     regions = {n: array.region for n, array in arrays.items() if array.region is not None and array.nbytes}
-    mine = {name: region for name, region in regions.items() if _writer(name, region) == rank}
-    if not mine:
+    own_regions = {name: region for name, region in regions.items() if _writer(name, region) == rank}
+    if not own_regions:
         return {}, {}
     file = f"pieces-{rank:05d}.safetensors"
     pieces: dict[str, Piece] = {}
-    here, descriptions = lay_out(file, {name: arrays[name] for name in mine})
-    for name, region in mine.items():
+    here, descriptions = lay_out(file, {name: arrays[name] for name in own_regions})
+    for name, region in own_regions.items():
         (piece,) = pieces_of(name, descriptions[name], file)
         pieces[name] = {**piece, "offset": list(region.offset), "shape": list(region.shape)}
     return {file: write_arrays(folder / file, here)}, pieces
@@ -85,7 +85,7 @@ def _writer(name: str, region: Region) -> int:
     return region.holders[xxhash.xxh3_64_intdigest(name.encode()) % len(region.holders)]
 
 
-def described(
+def describe_arrays(
     arrays: Mapping[str, HostArray], ranks: Sequence[Mapping[str, Piece]]
 ) -> dict[str, dict[str, Any]]:
     """Describe the arrays that the ranks hold together, of which each rank wrote some pieces."""
@@ -93,7 +93,7 @@ def described(
     for name, array in arrays.items():
         if (region := array.region) is None:
             continue
-        pieces: Any = [theirs[name] for theirs in ranks if name in theirs]
+        pieces: Any = [by_name[name] for by_name in ranks if name in by_name]
         if not tile(pieces, region.whole):
             parts = ", ".join(f"{each['file']} has {each['shape']} at {each['offset']}" for each in pieces)
             raise CheckpointError(
@@ -133,35 +133,35 @@ class Assembly:
 
     def __init__(self) -> None:
         self.keys: dict[str, dict[str, str]] = defaultdict(dict)
-        self._users: dict[tuple[str, str], list[tuple[Made, Piece]]] = defaultdict(list)
+        self._users: dict[tuple[str, str], list[tuple[WholeArray, Piece]]] = defaultdict(list)
 
-    def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[Made]:
+    def add(self, arrays: Mapping[str, Any], file: str, regions: Regions | None = None) -> list[WholeArray]:
         """Want the arrays of a tree, or regions of them; returns what has each of `arrays` once all is read.
 
         A ValueError says that the pieces of an array are not the whole of it.
         """
-        wanted = []
+        assembled = []
         for name, facts in arrays.items():
             pieces = pieces_of(name, facts, file)
             if not tile(pieces, facts["shape"]):
                 raise ValueError(f"arrays/{name}: its pieces do not make the shape {facts['shape']}")
             region = None if regions is None else regions(name, tuple(facts["shape"]))
-            wanted.append(made := Made(name, facts, region))
+            assembled.append(array := WholeArray(name, facts, region))
             for piece in pieces:
                 if region is None or _overlap(piece, region.offset, region.shape) is not None:
-                    made.missing.add((piece["file"], piece["key"]))
-                    self._users[piece["file"], piece["key"]].append((made, piece))
+                    array.missing.add((piece["file"], piece["key"]))
+                    self._users[piece["file"], piece["key"]].append((array, piece))
                     self.keys[piece["file"]][piece["key"]] = piece["xxh3_128"]
-        return wanted
+        return assembled
 
     def put(self, file: str, key: str, data: Bytes) -> None:
         """Take an array of a file, which may yet turn out to be damaged; what is not wanted goes."""
-        for number, (made, piece) in enumerate(self._users.get((file, key), ())):
+        for number, (array, piece) in enumerate(self._users.get((file, key), ())):
             # copies: arrays do not share memory
-            made.put(piece, data.copy() if number else data)
+            array.put(piece, data.copy() if number else data)
 
 
-class Made:
+class WholeArray:
     """Array that is being put together; `missing` are the files and keys of pieces that it still lacks."""
 
     def __init__(self, name: str, facts: Mapping[str, Any], region: Region | None) -> None:

@@ -148,15 +148,15 @@ def expendable(
     """List those of all whole checkpoints, oldest first, that may be deleted."""
     counted = [facts for facts in present if not facts.interim]
     newest = counted if policy.keep_last is None else counted[-policy.keep_last :]
-    kept = {facts.name for facts in (*newest, *present[-1:])} | set(protect)
+    kept_names = {facts.name for facts in (*newest, *present[-1:])} | set(protect)
     if isinstance(policy.keep_every, Every):
-        kept |= _spaced(policy.keep_every, counted)
+        kept_names |= _spaced(policy.keep_every, counted)
     if policy.keep_best is not None:
-        kept |= _best(*policy.keep_best, counted)
+        kept_names |= _best(*policy.keep_best, counted)
     for facts in present:
-        if facts.partial and facts.name in kept:
-            kept |= set(names_inside(facts.name))
-    return [facts.name for facts in present if facts.name not in kept]
+        if facts.partial and facts.name in kept_names:
+            kept_names |= set(names_inside(facts.name))
+    return [facts.name for facts in present if facts.name not in kept_names]
 
 
 def names_inside(closed: CheckpointName) -> tuple[CheckpointName, ...]:
@@ -176,13 +176,13 @@ def _spaced(every: Every, present: Sequence[Facts]) -> set[CheckpointName]:
         return set({name.step: name for name in names if name.step and name.step % n == 0}.values())
     if (n := every.epochs) is not None:
         return {name for name in names if name.epoch and name.epoch % n == 0}
-    kept: set[CheckpointName] = set()
+    spaced: set[CheckpointName] = set()
     last = -math.inf
     for facts in present:
         if facts.created - last >= (every.seconds or 0):
-            kept.add(facts.name)
+            spaced.add(facts.name)
             last = facts.created
-    return kept
+    return spaced
 
 
 def _best(metric: str, mode: str, count: int, present: Sequence[Facts]) -> set[CheckpointName]:

@@ -58,7 +58,7 @@ class Store:
         say: takes sentences for the user.
         run: the run's id, which each checkpoint must have; None reads checkpoints of any run.
         require_newest: raises if a later start has taken over the run; called before each rename of a commit.
-        wanted: whether an array of a checkpoint is read, by its name; see `format.read`.
+        select: whether an array of a checkpoint is read, by its name; see `format.read`.
 
     Attributes:
         regions: which part of each array is kept in memory; see `format.read`.
@@ -74,9 +74,9 @@ class Store:
         say: Callable[[str], None] = lambda text: None,
         run: str | None = None,
         require_newest: Callable[[], None] = lambda: None,
-        wanted: Callable[[str], bool] = format.every,
+        select: Callable[[str], bool] = format.every,
     ) -> None:
-        self.run_dir, self.run, self.segment, self.wanted = Path(run_dir), run, segment, wanted
+        self.run_dir, self.run, self.segment, self.select = Path(run_dir), run, segment, select
         self._say, self._require_newest = say, require_newest
         self.folder = self.run_dir / "checkpoints"
         self.choice_file = self.run_dir / "checkpoint"
@@ -84,7 +84,7 @@ class Store:
         self.damaged: set[CheckpointName] = set()
         self._facts: dict[CheckpointName, Facts] = {}
         self._chosen: Checkpoint | None = None
-        self._left: frozenset[CheckpointName] = frozenset()
+        self._left_names: frozenset[CheckpointName] = frozenset()
         """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
 
     def path(self, name: CheckpointName) -> Path:
@@ -92,7 +92,7 @@ class Store:
 
     def names(self) -> list[CheckpointName]:
         """List the names on disk, whole or not, oldest first, without those that this start leaves."""
-        return [name for name in self._on_disk() if name not in self._left]
+        return [name for name in self._on_disk() if name not in self._left_names]
 
     def _on_disk(self) -> list[CheckpointName]:
         try:
@@ -118,22 +118,22 @@ class Store:
         if self.segment:
             self._finish_replacements()
         if isinstance(which, Path):
-            return self._elsewhere(which), []
+            return self._read_path(which), []
         if which is not True:
-            return self._read_named(self.at_step(which) if isinstance(which, int) else self.named(which)), []
-        chosen, names = self.chosen_by_hand(), self.names()
-        if not chosen:
+            return self._read_named(self.at_step(which) if isinstance(which, int) else self.parse(which)), []
+        choice, names = self.chosen_by_hand(), self.names()
+        if not choice:
             return self._newest_whole(interim)
-        if chosen not in map(str, names):
+        if choice not in map(str, names):
             raise NoCheckpointError(
-                f"{self.choice_file} names {chosen!r:.1000}, which is not in {self.folder}: name another one "
+                f"{self.choice_file} names {choice!r:.1000}, which is not in {self.folder}: name another one "
                 f"in its first line, or delete the file for the newest "
-                f"({nearest(chosen[:100], map(str, names))})"
+                f"({nearest(choice[:100], map(str, names))})"
             )
-        note = f"resuming from {chosen}, as {self.choice_file} says (the newest is {names[-1]})"
-        return self._read_named(CheckpointName.parse(chosen)), [note]
+        note = f"resuming from {choice}, as {self.choice_file} says (the newest is {names[-1]})"
+        return self._read_named(CheckpointName.parse(choice)), [note]
 
-    def _elsewhere(self, path: Path) -> Checkpoint:
+    def _read_path(self, path: Path) -> Checkpoint:
         if not (path / MANIFEST).exists():
             around = [path.parent, path, path / "checkpoints"]
             known = [other.parent for folder in around for other in folder.glob(f"*/{MANIFEST}")]
@@ -150,28 +150,28 @@ class Store:
             raise DamagedCheckpointError(f"{error}; choose another one: {others}") from error
 
     def _newest_whole(self, interim: bool) -> tuple[Checkpoint | None, list[str]]:
-        there = self.names()
+        on_disk = self.names()
         left_out = set() if interim else {facts.name for facts in self.facts() if facts.interim}
         # where there is no other, an interim checkpoint is better than none
-        names = [name for name in there if name not in left_out] or there
-        wrong: list[str] = []
+        names = [name for name in on_disk if name not in left_out] or on_disk
+        problems: list[str] = []
         for name in reversed(names):
             try:
-                return self.read(name), [f"{problem}; passed over" for problem in wrong]
+                return self.read(name), [f"{problem}; passed over" for problem in problems]
             except DamagedCheckpointError as error:
                 self.damaged.add(name)  # supersede_after moves it to damaged/, not to superseded/
-                wrong.append(str(error))
-        if not wrong:
+                problems.append(str(error))
+        if not problems:
             return None, []
         raise CheckpointError(
             f"all {len(names)} checkpoints in {self.folder} are damaged: restore them from a copy, or move "
-            "them away to start from nothing\n  " + "\n  ".join(wrong)
+            "them away to start from nothing\n  " + "\n  ".join(problems)
         )
 
     def read(self, name: CheckpointName, rank: int = 0) -> Checkpoint:
         """Read and verify a checkpoint, as `rank` resumes from it; rank 0 verifies the bytes of all ranks."""
         self._require(name)
-        checkpoint = format.read(self.path(name), rank, self.wanted, self.regions)
+        checkpoint = format.read(self.path(name), rank, self.select, self.regions)
         if checkpoint.name != name:
             raise DamagedCheckpointError(
                 f"checkpoint {name} is damaged: {self.path(name) / MANIFEST} belongs to {checkpoint.name}"
@@ -190,7 +190,7 @@ class Store:
 
     def _require(self, name: CheckpointName) -> None:
         if not self.path(name).exists():
-            self.named(str(name))  # raises, with the nearest name
+            self.parse(str(name))  # raises, with the nearest name
 
     def newest(self) -> CheckpointName:
         """Name of the newest checkpoint with a whole manifest, interim checkpoints left out."""
@@ -211,7 +211,7 @@ class Store:
             )
         return near
 
-    def named(self, text: str) -> CheckpointName:
+    def parse(self, text: str) -> CheckpointName:
         """Parse the name of a checkpoint on disk."""
         known = {str(name): name for name in self.names()}
         if text not in known:
@@ -273,13 +273,13 @@ class Store:
 
     def _named_best(self) -> dict[str, list[Path]]:
         newest = self.facts()[-1:]
-        kept = newest[0].kept if newest else {}
-        return {metric: [self.best_folder(metric) / name for name in names] for metric, names in kept.items()}
+        best = newest[0].kept if newest else {}
+        return {metric: [self.best_folder(metric) / name for name in names] for metric, names in best.items()}
 
     def best_folders(self) -> list[Path]:
         """All folders of best weights, also of those that only an older checkpoint names."""
-        there = (self.run_dir / "best").glob("*/*")
-        return sorted(path for path in there if CheckpointName.matches(path.name))
+        folders = (self.run_dir / "best").glob("*/*")
+        return sorted(path for path in folders if CheckpointName.matches(path.name))
 
     def set_best_aside(self, path: Path) -> str:
         """Move a folder of damaged best weights to `damaged/`; returns a clause that says where it is now."""
@@ -314,10 +314,10 @@ class Store:
 
     def _adopt_best(self, checkpoint: Checkpoint) -> None:
         """Copy the best weights that another run's checkpoint names, if they are there and whole."""
-        theirs = Store(checkpoint.path.parent.parent)
-        kept = kept_best(checkpoint.meta).items()
-        for metric, name in ((metric, name) for metric, names in kept for name in names):
-            source, target = theirs.best_folder(metric) / name, self.best_folder(metric) / name
+        source_store = Store(checkpoint.path.parent.parent)
+        named_best = kept_best(checkpoint.meta).items()
+        for metric, name in ((metric, name) for metric, names in named_best for name in names):
+            source, target = source_store.best_folder(metric) / name, self.best_folder(metric) / name
             if not source.exists():
                 continue
             try:
@@ -363,19 +363,19 @@ class Store:
         name, digest = commit.name, commit.digest
         # first: a bad state leaves the directory as it was
         require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
-        held = self._held(name)
+        existing = self._read_existing(name)
         if ranks is not None:
             # a rank that was stopped must find no folder of a later save under the name that it has heard
-            write = ranks.leading(commit, self.segment, held)
-            self._put(name, held, None, write, token=secrets.token_hex(4))
+            write = ranks.folder_writer(commit, self.segment, existing)
+            self._put(name, existing, None, write, token=secrets.token_hex(4))
             return ranks.committed(commit, self.folder)
-        size = self._put(name, held, digest, writing(commit, self.segment))
+        size = self._put(name, existing, digest, writing(commit, self.segment))
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
 
     def _put(
         self,
         name: CheckpointName,
-        held: Checkpoint | None,
+        existing: Checkpoint | None,
         digest: str | None,
         write: Callable[[Path], int],
         token: str = "",
@@ -387,20 +387,20 @@ class Store:
             nonlocal moved
             # as late as possible: a process that was stopped may wake up at any instruction
             self._require_newest()
-            if held is not None:
+            if existing is not None:
                 # a kill here leaves it where the next start finds it: it may be the only checkpoint
                 moved = self._move(self.path(name), self.folder.name, f"{name}{_REPLACED}")
             elif self.path(name).exists():
                 self._set_aside(name, "damaged")
             return moved
 
-        if held is not None and held.digest == digest:
+        if existing is not None and existing.digest == digest:
             return 0
         files.make_dir(self.folder)
         size = place(self.path(name), write, make_room, token)
         self._forget(name)
-        if moved is not None and held is not None:
-            about: Any = held.meta
+        if moved is not None and existing is not None:
+            about: Any = existing.meta
             with contextlib.suppress(OSError):  # the commit is done; the next start tries again
                 if about and about.get("open"):  # the new one is of the same boundary, run to its end
                     files.retire(moved, top=self.run_dir)
@@ -408,7 +408,7 @@ class Store:
                     self._set_aside(name, "superseded", moved)
         return size
 
-    def _held(self, name: CheckpointName) -> Checkpoint | None:
+    def _read_existing(self, name: CheckpointName) -> Checkpoint | None:
         """Read the checkpoint that has a name; None if it is missing, damaged or another run's."""
         require_no_link(self.path(name), self.run_dir)
         if not self.path(name).exists():
@@ -426,7 +426,7 @@ class Store:
         # weights first: after a kill in between, no checkpoint here names weights that are missing
         self._adopt_best(checkpoint)
         write = copying(checkpoint, self.segment, meta)
-        self._put(checkpoint.name, self._held(checkpoint.name), checkpoint.digest, write)
+        self._put(checkpoint.name, self._read_existing(checkpoint.name), checkpoint.digest, write)
         return meta
 
     def copy(self, name: CheckpointName, folder: Path) -> Path:
@@ -455,21 +455,21 @@ class Store:
         `apply_choice` moves them, and copies a checkpoint of another run.  A start that is refused before
         that leaves the directory as it was.
         """
-        self._chosen, there = checkpoint, self._on_disk()
+        self._chosen, left_names = checkpoint, self._on_disk()
         if checkpoint is not None:
             name, is_foreign = checkpoint.name, checkpoint.path != self.path(checkpoint.name)
-            there = [each for each in there if each > name or (is_foreign and each == name)]
-        self._left = frozenset(there)
+            left_names = [each for each in left_names if each > name or (is_foreign and each == name)]
+        self._left_names = frozenset(left_names)
 
     @property
     def settled(self) -> bool:
         """Whether the next start finds exactly the checkpoints that this start continues from."""
-        return self._chosen is None and not self._left
+        return self._chosen is None and not self._left_names
 
     @property
     def leaves_some(self) -> bool:
         """Whether checkpoints are on disk that `apply_choice` will set aside."""
-        return bool(self._left)
+        return bool(self._left_names)
 
     def apply_choice(self) -> None:
         """Make the choice of `continue_from` durable for later starts; called before the first save."""
@@ -478,11 +478,11 @@ class Store:
             if chosen.path != self.path(chosen.name):
                 self.adopt(chosen, journal=None, rollbacks=[])
             self.supersede_after(chosen.name)
-        elif self._left:
+        elif self._left_names:
             self.supersede_all()
-        self._chosen, self._left = None, frozenset()
+        self._chosen, self._left_names = None, frozenset()
 
-    def inside(self, closed: Checkpoint, rank: int = 0) -> tuple[Checkpoint | None, object]:
+    def inside_epoch(self, closed: Checkpoint, rank: int = 0) -> tuple[Checkpoint | None, object]:
         """Read the checkpoint, of whatever run, inside the epoch that `closed` cut short; or say why not."""
         why: object = "there is no checkpoint inside it"
         for name in retention.names_inside(closed.name) if closed.partial else ():
@@ -515,15 +515,15 @@ class Store:
 
     def abandon(self, step: int, segment: int) -> None:
         """Set aside what starts up to `segment` saved at `step` and later; called again after a kill."""
-        gone = [one.name for one in self.facts() if one.name.step >= step and one.segment <= segment]
-        if not gone:
+        names = [facts.name for facts in self.facts() if facts.name.step >= step and facts.segment <= segment]
+        if not names:
             return
-        if not set(self.names()) - set(gone):
+        if not set(self.names()) - set(names):
             raise CheckpointError(
                 f"the run goes back to before step {step}, and {self.folder} has no checkpoint of that "
                 f"time: bring one back, or start over with resume=False"
             )
-        for name in reversed(gone):
+        for name in reversed(names):
             self._set_aside(name, "superseded")
 
     def supersede_all(self) -> None:
@@ -589,7 +589,7 @@ def find_checkpoint(
     say: Callable[[str], None],
     *,
     interim: bool = True,
-    wanted: Callable[[str], bool] = format.every,
+    select: Callable[[str], bool] = format.every,
 ) -> Checkpoint | None:
     """Read the checkpoint that `path` means, without changing anything there; None if there is none."""
     if not path.is_dir():  # perhaps RUN/best/valid/loss, whose folder is RUN/best/valid.loss
@@ -600,11 +600,11 @@ def find_checkpoint(
     if not (path / MANIFEST).exists() and path.absolute().parent.name == "best":
         path = _best_in(path.absolute())
     if (path / MANIFEST).exists():
-        return format.read(path, wanted=wanted)
-    found, notes = Store(path, wanted=wanted).find(True, interim=interim)
+        return format.read(path, select=select)
+    checkpoint, notes = Store(path, select=select).find(True, interim=interim)
     for note in notes:
         say(note)
-    return found
+    return checkpoint
 
 
 def _best_in(folder: Path) -> Path:
@@ -613,9 +613,9 @@ def _best_in(folder: Path) -> Path:
     for path in Store(run_dir).best().values():
         if path.parent == folder:
             return path
-    there = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+    folders = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
     raise NoCheckpointError(
         f"the newest checkpoint of the run in {run_dir} names the best of the weights in {folder}, and none "
         f"of those that it names is there; give the folder of the weights that you want: "
-        f"{', '.join(there) or 'the folder has none'}"
+        f"{', '.join(folders) or 'the folder has none'}"
     )

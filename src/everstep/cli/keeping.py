@@ -115,7 +115,7 @@ def chosen_name(store: Store, text: str) -> CheckpointName:
     try:
         if text == "latest":
             return store.newest()
-        return store.at_step(int(text)) if text.isdecimal() else store.named(text)
+        return store.at_step(int(text)) if text.isdecimal() else store.parse(text)
     except NoCheckpointError as error:
         raise ConfigError(str(error)) from None
 

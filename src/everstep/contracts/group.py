@@ -147,15 +147,15 @@ class Group:
     def gather_lists(self, values: Sequence[Any], what: str) -> list[list[Any]]:
         """Return the lists of all ranks, of any length, in the order of ranks."""
         step = max(PIECE // self.size, 1)
-        found: list[list[Any]] = [[] for _ in range(self.size)]
+        lists: list[list[Any]] = [[] for _ in range(self.size)]
         first = longest = 0
         while not first or first < longest:
             pieces = self.gather([len(values), values[first : first + step]], what)
-            for theirs, (_, piece) in zip(found, pieces, strict=True):
-                theirs += piece
+            for items, (_, piece) in zip(lists, pieces, strict=True):
+                items += piece
             longest = max(length for length, _ in pieces)
             first += step
-        return found
+        return lists
 
     def share(self, value: Any, what: str) -> Any:
         """Return the writer's value on every rank; what other ranks give is not used."""
@@ -199,10 +199,10 @@ def require_same(values: Sequence[Any], what: str) -> None:
         ranks.setdefault(json.dumps(differing_part, sort_keys=True), []).append(rank)
     if len(ranks) > 1:
         common = max(ranks.values(), key=len)
-        differing = [rank for found in ranks.values() if found is not common for rank in found]
-        listed = "; ".join(f"{named(found)}: {text}" for text, found in ranks.items())
+        differing = [rank for members in ranks.values() if members is not common for rank in members]
+        groups = "; ".join(f"{named(members)}: {text}" for text, members in ranks.items())
         raise DisagreementError(
-            f"{what} differs between the processes ({listed}); start all of them with the same program, "
+            f"{what} differs between the processes ({groups}); start all of them with the same program, "
             "data and arguments",
             ranks=differing,
         )

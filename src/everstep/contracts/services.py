@@ -257,9 +257,9 @@ class Service:
         self.name = valid_name("service", type(self).__name__.lower() if name is None else name)
         if not isinstance(schedule, Schedule | None):
             # most classes call this argument every; the base, and classes without __init__, schedule
-            given = "every" if "every" in inspect.signature(type(self)).parameters else "schedule"
+            keyword = "every" if "every" in inspect.signature(type(self)).parameters else "schedule"
             raise ConfigError(
-                f"{given}={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
+                f"{keyword}={schedule!r} of service {self.name!r} is not a schedule; give Every(steps=...), "
                 "Every(epochs=...) or Every(seconds=...)"
             )
         # A copy, because a schedule in seconds remembers when it was due, and two services may share one.

@@ -27,9 +27,9 @@ from everstep.data.cursor import PassCursor
 from everstep.data.other_libraries import (
     begin_anew,
     class_names,
+    declared_ranks,
     is_hugging_face,
     knows_its_place,
-    ranks_said,
     refuse_prepared,
     require_ranks,
     shuffle_buffers,
@@ -153,10 +153,10 @@ class OwnStream(Stream):
         require_ranks(self.data, share)
         return self
 
-    def _inside(self) -> dict[str, Any]:
+    def _ranks_inside(self) -> dict[str, Any]:
         """Describe whose part a place is in, where the data splits itself."""
-        said = ranks_said(self.data)
-        return {} if said is None or said[1] == 1 else {"inside": {"ranks": said[1]}}
+        ranks = declared_ranks(self.data)
+        return {} if ranks is None or ranks[1] == 1 else {"inside": {"ranks": ranks[1]}}
 
 
 class SequenceStream(OwnStream):
@@ -176,7 +176,7 @@ class SequenceStream(OwnStream):
         return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
 
     def describe(self, seed: int) -> dict[str, Any]:
-        return {"kind": "sequence", "length": len(self.data), **self._inside()}
+        return {"kind": "sequence", "length": len(self.data), **self._ranks_inside()}
 
 
 class IterableStream(OwnStream):
@@ -267,7 +267,7 @@ class IterableStream(OwnStream):
 
     def describe(self, seed: int) -> dict[str, Any]:
         kind = "stateful" if self._stateful else "iterable"
-        return {"kind": kind, **shuffle_buffers(self.data), **self._inside()}
+        return {"kind": kind, **shuffle_buffers(self.data), **self._ranks_inside()}
 
     def _replay(self, what: str, pass_index: int, position: Any) -> Cursor:
         with isolated():
@@ -284,9 +284,9 @@ class IterableStream(OwnStream):
         batches: Iterator[Any] = iter(self.data)
         if batches is not self.data or self._stateful:
             return batches
-        again = self._used or pass_index > 0
+        is_again = self._used or pass_index > 0
         self._used = True
-        if not again:
+        if not is_again:
             return self._noting_failure(batches) if isinstance(batches, _Tee) else batches
         if self._may_rewind():  # if it has not gone back to its start, the pass is empty: an error then
             return _not_empty(batches, _exhausted(what, pass_index))
@@ -304,21 +304,21 @@ class IterableStream(OwnStream):
             raise
 
 
-def _reads_shuffled(data: Any, around: Sequence[Any] = ()) -> bool:
+def _reads_shuffled(data: Any, outer: Sequence[Any] = ()) -> bool:
     """Whether a generator names a DataLoader that draws its order from the global generators at each pass.
 
     The generators `around` it are looked at already: one may name another that names it.
     """
     frame = data.gi_frame if isinstance(data, GeneratorType) else None
-    if frame is None or any(data is each for each in around):
+    if frame is None or any(data is each for each in outer):
         return False
-    given, names = [*frame.f_locals.values()], frame.f_code.co_names
-    named = [getattr(each, "__dict__", {}).get(name) for each in given for name in names]
-    held = [*given, *named, *map(frame.f_globals.get, names)]
-    loaders = [each for each in held if _is_torchs_loader(each)]
+    variables, names = [*frame.f_locals.values()], frame.f_code.co_names
+    attributes = [getattr(each, "__dict__", {}).get(name) for each in variables for name in names]
+    values = [*variables, *attributes, *map(frame.f_globals.get, names)]
+    loaders = [each for each in values if _is_torchs_loader(each)]
     samplers = [s for one in loaders for s in (one.sampler, getattr(one.batch_sampler, "sampler", None))]
     return any(getattr(each, "generator", each) is None for each in samplers if each is not None) or any(
-        _reads_shuffled(each, [*around, data]) for each in held
+        _reads_shuffled(each, [*outer, data]) for each in values
     )
 
 
@@ -411,16 +411,16 @@ class _IterableCursor(PassCursor):
 
     def position(self) -> dict[str, Any]:
         stream, opened = self._stream, self._opened
-        here = {"batches": self.done, "ended": self.ended}
-        if here.items() <= opened.items():
+        place = {"batches": self.done, "ended": self.ended}
+        if place.items() <= opened.items():
             # until the next batch, the state_dict of some data tells the start instead of the place
             return {**opened}
         if stream.resumes == "replay" and not self.ended:
-            return {**opened, **here}
+            return {**opened, **place}
         state = None
         if stream.carries_over or (stream._stateful and not self.ended):
             state = stream.own_state(self._count)
         elif not self.ended and not stream._stateful:
             get, _ = accessors(self._iterator, self.what)
             state = copy.deepcopy(get()) if self._count else None
-        return {**here, "state": state, "random": None}  # where a replay would begin no longer matters
+        return {**place, "state": state, "random": None}  # where a replay would begin no longer matters

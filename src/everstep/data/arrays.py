@@ -83,6 +83,6 @@ def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[
 
 
 def _backend(array: Any) -> Backend:
-    found = backends.of(array)
-    assert found is not None
-    return found
+    backend = backends.of(array)
+    assert backend is not None
+    return backend

@@ -119,8 +119,8 @@ class CheckedStream(StreamWrapper):
     @property
     def leaves_out(self) -> bool:
         """Whether some batches may not be handed out."""
-        asked = _LEFT_OUT if self._size is not None else _LEFT_OUT[:1]
-        return any(self._policies[kind] != "error" for kind in asked)
+        kinds = _LEFT_OUT if self._size is not None else _LEFT_OUT[:1]
+        return any(self._policies[kind] != "error" for kind in kinds)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         cursor = self.stream.open(purpose, pass_index, position, seed=seed)
@@ -140,10 +140,10 @@ class CheckedStream(StreamWrapper):
 
     def passes(self, batch: Any, where: str) -> bool:
         """Whether the batch is handed out."""
-        found = list(self._problems(batch))
-        for kind, problem in found:
+        problems = list(self._problems(batch))
+        for kind, problem in problems:
             self.report(kind, f"{where}: {problem}")
-        return not any(kind in _LEFT_OUT for kind, _ in found)
+        return not any(kind in _LEFT_OUT for kind, _ in problems)
 
     def report(self, kind: str, problem: str) -> None:
         """Apply the policy to a problem."""

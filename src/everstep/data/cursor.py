@@ -184,8 +184,8 @@ def forwarding_to(attribute: str) -> Callable[[_Kind], _Kind]:
 
 def _forwarded(kind: type, attribute: str, name: str) -> property:
     def get(self: Any) -> Any:
-        found = getattr(getattr(self, attribute), name, _MISSING)
-        return getattr(super(kind, self), name) if found is _MISSING else found
+        value = getattr(getattr(self, attribute), name, _MISSING)
+        return getattr(super(kind, self), name) if value is _MISSING else value
 
     return property(get)
 
@@ -218,5 +218,5 @@ class CursorWrapper(Cursor):
         return self.cursor.position()
 
     def passed_over(self) -> list[int]:
-        found, self.left_out = sorted([*self.cursor.passed_over(), *self.left_out]), []
-        return found
+        numbers, self.left_out = sorted([*self.cursor.passed_over(), *self.left_out]), []
+        return numbers

@@ -29,7 +29,7 @@ def refuse_prepared(data: Any) -> None:
         )
 
 
-def ranks_said(data: Any) -> tuple[int, int] | None:
+def declared_ranks(data: Any) -> tuple[int, int] | None:
     """Return the rank and the number of ranks for which data says that it splits itself; else None.
 
     By attributes `rank` and `num_replicas`, as of torch's `DistributedSampler`, or as Hugging Face's.
@@ -42,17 +42,17 @@ def ranks_said(data: Any) -> tuple[int, int] | None:
 
 def require_ranks(data: Any, share: Share) -> None:
     """Require that data says that it splits itself as `share` does."""
-    kind, said = type(data).__name__, ranks_said(data)
-    if said is None:
+    kind, part = type(data).__name__, declared_ranks(data)
+    if part is None:
         raise DataError(
             f"a {kind} does not say that it splits itself, so each of {share.size} ranks would be handed the "
             "same batches; use everstep.data.arrays, everstep.data.loader or a DataLoader with a "
             "DistributedSampler, or give it the attributes num_replicas and rank if it hands out one rank's "
             "part, as many batches as any other rank's"
         )
-    if said != (share.rank, share.size):
+    if part != (share.rank, share.size):
         raise DataError(
-            f"a {kind} hands out the part of rank {said[0]} of {said[1]}, and this is rank {share.rank} of "
+            f"a {kind} hands out the part of rank {part[0]} of {part[1]}, and this is rank {share.rank} of "
             f"{share.size}; make it with num_replicas={share.size} and rank={share.rank}"
         )
 

@@ -50,7 +50,7 @@ class Prefetched(StreamWrapper):
         return describe(self.stream, seed)
 
 
-class _Made(NamedTuple):
+class _PreparedBatch(NamedTuple):
     batch: Any
     position: Any  # the position after the batch
     weight: float = 1.0
@@ -59,7 +59,7 @@ class _Made(NamedTuple):
     error: BaseException | None = None  # the end of the pass (StopIteration) or an error of the source
 
 
-class _Buffer(queue.Queue[_Made]):
+class _Buffer(queue.Queue[_PreparedBatch]):
     """Batches between the two threads, at most `maxsize`."""
 
     stopped = False
@@ -77,13 +77,13 @@ def _produce(cursor: Cursor, buffer: _Buffer) -> None:
         for batch in cursor:
             # The position goes with its batch: the cursor runs ahead of the batches handed out.
             place = cursor.position(), cursor.weight, cursor.done, cursor.passed_over()
-            buffer.put(_Made(batch, *place))
+            buffer.put(_PreparedBatch(batch, *place))
             if buffer.stopped:
                 return
         place = cursor.position(), 1.0, cursor.done, cursor.passed_over()
-        buffer.put(_Made(None, *place, error=StopIteration()))
+        buffer.put(_PreparedBatch(None, *place, error=StopIteration()))
     except BaseException as error:  # any error belongs to the thread that asks for the batch
-        buffer.put(_Made(None, None, error=error))
+        buffer.put(_PreparedBatch(None, None, error=error))
 
 
 class PrefetchCursor(PassCursor):
@@ -108,26 +108,26 @@ class PrefetchCursor(PassCursor):
 
     def _take(self) -> Iterator[Any]:
         while True:
-            made = self._buffer.get()
-            if made.error is not None and not isinstance(made.error, StopIteration):
-                raise made.error
-            self._position = made.position
-            self._passed_over += made.passed_over
-            if made.error is not None:
+            item = self._buffer.get()
+            if item.error is not None and not isinstance(item.error, StopIteration):
+                raise item.error
+            self._position = item.position
+            self._passed_over += item.passed_over
+            if item.error is not None:
                 if self._counts:
-                    self.done = made.done
+                    self.done = item.done
                 return
-            self.weight = made.weight
-            if made.done is not None:
-                self._count = made.done - 1  # which the batch itself makes `done`
-            yield made.batch
+            self.weight = item.weight
+            if item.done is not None:
+                self._count = item.done - 1  # which the batch itself makes `done`
+            yield item.batch
 
     def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:
         return self._cursor.sample_numbers(first, end)
 
     def passed_over(self) -> list[int]:
-        found, self._passed_over = self._passed_over, []
-        return found
+        numbers, self._passed_over = self._passed_over, []
+        return numbers
 
     def position(self) -> Any:
         return self._position

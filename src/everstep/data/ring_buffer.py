@@ -132,17 +132,17 @@ class RingBuffer(OwnEntry):
 
     def _slots(self, index: Any) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         """Return the slots at an index by age, 1-D, and the index's shape."""
-        wanted = np.arange(*index.indices(self._count)) if isinstance(index, slice) else np.asarray(index)
-        if wanted.size == 0:
-            wanted = wanted.astype(np.int64)
-        if wanted.dtype.kind not in "iu":
+        indices = np.arange(*index.indices(self._count)) if isinstance(index, slice) else np.asarray(index)
+        if indices.size == 0:
+            indices = indices.astype(np.int64)
+        if indices.dtype.kind not in "iu":
             raise IndexError(f"an index is an integer, a slice, or an array of integers, not {index!r:.60}")
-        outside = (wanted < -self._count) | (wanted >= self._count)
+        outside = (indices < -self._count) | (indices >= self._count)
         if outside.any():
-            raise IndexError(f"no item {wanted[outside].flat[0]}: the memory has {self._count} items")
-        flat = wanted.reshape(-1).astype(np.int64)
+            raise IndexError(f"no item {indices[outside].flat[0]}: the memory has {self._count} items")
+        flat = indices.reshape(-1).astype(np.int64)
         oldest = self.appended - self._count
-        return (flat % max(self._count, 1) + oldest) % self.capacity, wanted.shape
+        return (flat % max(self._count, 1) + oldest) % self.capacity, indices.shape
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; its arrays are the live ones, to be copied at once, and never written to."""
@@ -166,16 +166,16 @@ class RingBuffer(OwnEntry):
         """Find what does not fit in a state: the capacity, fields, their types and shapes."""
         if not isinstance(state, Mapping) or not {"capacity", "fields", "chunks"} <= state.keys():
             return Mismatch([], [], [f"a {type(state).__name__} -> a RingBuffer"])
-        ours = {name: f"{dtype} {shape}" for name, (dtype, shape) in self.fields.items()}
-        theirs = {name: f"{dtype} {tuple(shape)}" for name, (dtype, shape) in state["fields"].items()}
-        found = Mismatch(
-            [f"fields/{name}" for name in ours if name not in theirs],
-            [f"fields/{name}" for name in theirs if name not in ours],
-            [f"fields/{n} {theirs[n]} -> {ours[n]}" for n in ours if theirs.get(n, ours[n]) != ours[n]],
+        own = {name: f"{dtype} {shape}" for name, (dtype, shape) in self.fields.items()}
+        saved = {name: f"{dtype} {tuple(shape)}" for name, (dtype, shape) in state["fields"].items()}
+        mismatch = Mismatch(
+            [f"fields/{name}" for name in own if name not in saved],
+            [f"fields/{name}" for name in saved if name not in own],
+            [f"fields/{n} {saved[n]} -> {own[n]}" for n in own if saved.get(n, own[n]) != own[n]],
         )
         if state["capacity"] != self.capacity:
-            found.reshaped.insert(0, f"capacity {state['capacity']} -> {self.capacity}")
-        return found
+            mismatch.reshaped.insert(0, f"capacity {state['capacity']} -> {self.capacity}")
+        return mismatch
 
     def entry(self) -> Entry:
         return _RingEntry(self)

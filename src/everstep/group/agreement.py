@@ -42,7 +42,7 @@ class Agreement:
     ) -> None:
         self._group, self._store, self._steps, self._look = group, group.store, steps, look
         self._leaves_alone, self._lost, self._bell = leaves_alone, lost, group.bells[group.rank]
-        self._listening = group.store.clone()  # a connection in which a request waits for the bell
+        self._bell_store = group.store.clone()  # a connection in which a request waits for the bell
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._number = 1
@@ -50,11 +50,11 @@ class Agreement:
         self._closing = False
         self._promise: int | None = None
         """Step that the main thread does not pass without knowing the agreed one."""
-        self._agreed: int | None = None
+        self._stop_at: int | None = None
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, args=[work], name=f"everstep-{name}", daemon=True)
-            for name, work in {"wishes": self._send, "agreement": self._watch}.items()
+            for name, work in {"wishes": self._carry_wishes, "agreement": self._answer_bell}.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -72,13 +72,13 @@ class Agreement:
     def ask(self, step: int) -> bool:
         """Whether all ranks stop after `step` steps; waits where this rank has promised not to pass it."""
         with self._changed:
-            self._changed.wait_for(lambda: step != self._promise or self._agreed is not None or self._error)
+            self._changed.wait_for(lambda: step != self._promise or self._stop_at is not None or self._error)
             if self._error is not None:
                 raise self._error
-            if step != self._agreed:
+            if step != self._stop_at:
                 return False
             self._number += 1
-            self._promise = self._agreed = None
+            self._promise = self._stop_at = None
         self._store.set(self._bell, "")  # a wish for the next agreement may have come before this one
         return True
 
@@ -87,7 +87,7 @@ class Agreement:
         with self._changed:
             if self._error is not None:
                 return step + 1
-            return self._promise if self._agreed is None else self._agreed
+            return self._promise if self._stop_at is None else self._stop_at
 
     def close(self) -> None:
         self._closing = True
@@ -102,17 +102,17 @@ class Agreement:
             work()
         except BaseException as error:  # of any kind: the main thread raises it when it asks next
             self._group.abandon(f"the ranks can no longer agree ({error})")
-            self._end_by(error)
+            self._end_with(error)
 
-    def _end_by(self, error: BaseException) -> None:
+    def _end_with(self, error: BaseException) -> None:
         with self._changed:
-            first, self._error = self._error is None, self._error or error
+            is_first, self._error = self._error is None, self._error or error
             self._changed.notify_all()
         self._look()
-        if first:
+        if is_first:
             self._lost(error)
 
-    def _send(self) -> None:
+    def _carry_wishes(self) -> None:
         """Carry wishes from the queue to the store, and ring the bells."""
         sent = 0
         while self._wishes.get():
@@ -125,23 +125,23 @@ class Agreement:
                 sent = number
         self._store.set(self._bell, "")
 
-    def _watch(self) -> None:
+    def _answer_bell(self) -> None:
         """Answer each ring of this rank's bell: by an agreement, an error, or the end."""
         while True:
-            self._listening.block(self._bell)
+            self._bell_store.block(self._bell)
             self._store.delete(self._bell)  # before looking: what happens from here on rings again
             if self._closing:
                 return
             require_no_failure(self._group)
             if (failure := self._group.failure()) is not None and self._leaves_alone():
-                self._end_by(GroupError(failure[1]))  # of this rank, whose main thread leaves
+                self._end_with(GroupError(failure[1]))  # of this rank, whose main thread leaves
                 return
             with self._changed:
-                number, reached = self._number, self._agreed is None
-            if reached and self._store.has([f"wish/{number}"]):
-                self._find(number)
+                number, is_open = self._number, self._stop_at is None
+            if is_open and self._store.has([f"wish/{number}"]):
+                self._find_agreement(number)
 
-    def _find(self, number: int) -> None:
+    def _find_agreement(self, number: int) -> None:
         with self._changed:  # no `ask` between the count and the promise
             self._look()  # before the count is read: the main thread asks at this count or at the next one
             self._promise = self._steps() + 1
@@ -152,7 +152,7 @@ class Agreement:
             return
         agreed = max(map(int, self._store.get(keys)))
         with self._changed:
-            self._agreed = agreed
+            self._stop_at = agreed
             self._changed.notify_all()
         if number > 2:  # its main threads have met since: nobody reads these keys any more
             self._store.delete(f"pass/{number - 2}/{self._group.rank}")

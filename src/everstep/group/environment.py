@@ -51,16 +51,16 @@ def find_group() -> Group:
 def group_size() -> int:
     """Number of processes that train together, as far as this one knows without joining them."""
     known = max((backend.processes() for backend in backends.active()), default=1)
-    said = os.environ.get("WORLD_SIZE", "")
-    return int(said) if known == 1 and said.isdecimal() else known
+    value = os.environ.get("WORLD_SIZE", "")
+    return int(value) if known == 1 and value.isdecimal() else known
 
 
 def _limit() -> float:
-    said = os.environ.get(LIMIT_VARIABLE, str(LIMIT))
+    value = os.environ.get(LIMIT_VARIABLE, str(LIMIT))
     try:
-        return float(number(LIMIT_VARIABLE, float(said)))
+        return float(number(LIMIT_VARIABLE, float(value)))
     except ValueError:  # a ConfigError, too
-        raise ConfigError(f"{LIMIT_VARIABLE}={said!r}: give a positive number of seconds") from None
+        raise ConfigError(f"{LIMIT_VARIABLE}={value!r}: give a positive number of seconds") from None
 
 
 def launched() -> bool:

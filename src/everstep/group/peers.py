@@ -52,8 +52,8 @@ class Peers:
         failures = group.gather(failure, "the connections between the ranks")
         if any(failures):
             self.close_copies()
-            said = "; ".join(filter(None, failures))
-            raise GroupError(f"{said}; open the ports between the machines of the training")
+            message = "; ".join(filter(None, failures))
+            raise GroupError(f"{message}; open the ports between the machines of the training")
         _open.add(self)
         self._thread = threading.Thread(target=self._watch, name="everstep-peers", daemon=True)
         self._thread.start()
@@ -75,10 +75,10 @@ class Peers:
 
     def _watch(self) -> None:
         try:
-            said = self._connections[0].recv(1)
+            data = self._connections[0].recv(1)
         except OSError:  # reset by a process that was killed, or its machine does not answer
-            said = b""
-        if not said and not self._closing:
+            data = b""
+        if not data and not self._closing:
             with suppress(GroupError):  # without the store the others know already
                 self._group.fail("its process died without an error (kill -9, out of memory?)", self._next)
 

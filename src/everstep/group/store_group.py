@@ -1,6 +1,6 @@
 """`StoreGroup`: the operations of a group, over any key-value store.
 
-Keys, all below a prefix that no other group has ever had (see `_meet`):
+Keys, all below a prefix that no other group has ever had (see `_rendezvous`):
 
     N/R      what rank R brings to operation N: [its name, value]
     N/all    the list of all that, made by the writer
@@ -46,12 +46,12 @@ class StoreGroup(Group):
     store: KeyValueStore
 
     def __init__(self, rank: int, size: int, store: KeyValueStore, limit: float = LIMIT) -> None:
-        session = _meet(store, rank, size, limit)
+        session = _rendezvous(store, rank, size, limit)
         super().__init__(rank, size, store.below(f"{session}/"), limit)
-        global _last
-        if _last is None:
-            atexit.register(_say_so)
-        _last = self.store, rank, size, os.getpid()
+        global _last_group
+        if _last_group is None:
+            atexit.register(_note_end)
+        _last_group = self.store, rank, size, os.getpid()
         self.bells = [f"bell/{other}" for other in range(size)]
         self.count, self.operation = 0, ""
         self._broken: str | None = None
@@ -66,17 +66,17 @@ class StoreGroup(Group):
         places = [place for place, _ in answers]
         if any(place != what for place in places):
             raise DisagreementError(
-                f"the processes are at different places: {_listed(places)}; use the loop in the same way on "
-                "all ranks, not below a condition that only some of them meet",
+                f"the processes are at different places: {_by_place(places)}; use the loop in the same way "
+                "on all ranks, not below a condition that only some of them meet",
                 ranks=[rank for rank, place in enumerate(places) if place != places[0]],
             )
         self._broken, self.operation = None, ""
         return [value for _, value in answers]
 
-    def _exchange(self, mine: str, what: str) -> list[Any]:
+    def _exchange(self, value: str, what: str) -> list[Any]:
         store, keys, result = self.store, self._keys(self.count), f"{self.count}/all"
         self._forget(self.count - 2)
-        store.set(keys[self.rank], mine)
+        store.set(keys[self.rank], value)
         if not self.writer:
             self.await_keys([result], what, keys)
             return list(json.loads(*store.get([result])))
@@ -98,16 +98,16 @@ class StoreGroup(Group):
         self, keys: list[str], what: str, of_ranks: list[str], ended: Callable[[], bool] = lambda: False
     ) -> None:
         """Wait until keys exist, or `ended`; an error names the ranks whose keys among `of_ranks` do not."""
-        came = wait_until(
+        exist = wait_until(
             lambda: ended() or self.store.has(keys), self.limit, look=lambda: require_no_failure(self)
         )
-        if not came:
+        if not exist:
             require_no_failure(self)
             raise _missing(what, self.limit, self.rank, [self.store.has([key]) for key in of_ranks])
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        failed = self.rank if rank is None else rank
-        self.store.set_once("failed", json.dumps([failed, reason]))
+        failed_rank = self.rank if rank is None else rank
+        self.store.set_once("failed", json.dumps([failed_rank, reason]))
         self.store.set_all(self.bells, "")
 
     def failure(self) -> tuple[int, str] | None:
@@ -125,12 +125,12 @@ class StoreGroup(Group):
         if self._closed:
             return
         self._closed = True
-        others = [f"left/{rank}" for rank in range(1, self.size)]
+        left_keys = [f"left/{rank}" for rank in range(1, self.size)]
         with suppress(GroupError):  # the others are gone, or the store: there is nobody left to wait for
             if self.writer:
                 # also after an error: the others have still to read of it
                 limit = LEAVING if self._broken is None else LINGER
-                wait_until(lambda: self.store.has(others), limit)
+                wait_until(lambda: self.store.has(left_keys), limit)
             else:
                 self.store.set(f"left/{self.rank}", "")
         self._broken = "the group is closed"
@@ -148,25 +148,25 @@ def require_no_failure(group: Group) -> None:
         )
 
 
-def _missing(what: str, limit: float, rank: int, came: list[bool]) -> MissingRankError:
-    absent = [other for other, there in enumerate(came) if not there]
+def _missing(what: str, limit: float, rank: int, present: list[bool]) -> MissingRankError:
+    absent = [other for other, is_present in enumerate(present) if not is_present]
     if absent:
         text = f"{named(absent)} did not reach {what!r} within {limit:g} s"
     else:
         text = f"all ranks reached {what!r}, but too late for an answer within {limit:g} s"
     return MissingRankError(
-        f"{text}, where rank {rank} of {len(came)} waited; check their output, or raise "
+        f"{text}, where rank {rank} of {len(present)} waited; check their output, or raise "
         "EVERSTEP_GROUP_LIMIT (seconds)",
         ranks=absent,
     )
 
 
-def _listed(places: list[str]) -> str:
+def _by_place(places: list[str]) -> str:
     ranks = {place: [rank for rank, other in enumerate(places) if other == place] for place in places}
-    return ", ".join(f"{named(found)} at {place!r}" for place, found in ranks.items())
+    return ", ".join(f"{named(members)} at {place!r}" for place, members in ranks.items())
 
 
-def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
+def _rendezvous(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     """Find the others, and a prefix for keys that only those who are here now know.
 
     A store outlives the processes: torchrun starts all ranks again over the same one, and with the same
@@ -174,39 +174,39 @@ def _meet(store: KeyValueStore, rank: int, size: int, limit: float) -> str:
     a token that it has just drawn; each rank answers with that token and a token of its own; a list of tokens
     by the writer is right for the rank that finds its own in it.
     """
-    own, answered = secrets.token_hex(8), ""
+    token, answered_call = secrets.token_hex(8), ""
 
     def have_met() -> bool:
-        nonlocal answered
+        nonlocal answered_call
         if rank == 0:
-            return all(_tokens(store, own, size))
+            return all(_tokens(store, token, size))
         call, session = _get(store, ["call", "session"])
-        if call and call != answered:
-            answered = call
-            store.set(f"answer/{rank}", json.dumps([call, own]))
-        return bool(session) and own in json.loads(session)
+        if call and call != answered_call:
+            answered_call = call
+            store.set(f"answer/{rank}", json.dumps([call, token]))
+        return bool(session) and token in json.loads(session)
 
     if rank == 0:
-        store.set("call", own)
+        store.set("call", token)
     if not wait_until(have_met, limit, look=_require_running):
-        raise _missing("the opening of the group", limit, rank, _present(store, own, rank, size))
+        raise _missing("the opening of the group", limit, rank, _present_ranks(store, token, rank, size))
     if rank == 0:
-        store.set("session", json.dumps([own, *_tokens(store, own, size)]))
-        return own
+        store.set("session", json.dumps([token, *_tokens(store, token, size)]))
+        return token
     return str(json.loads(*store.get(["session"]))[0])
 
 
 def _tokens(store: KeyValueStore, call: str, size: int) -> list[str]:
     """Return the tokens of all ranks but the writer, "" for those that have not answered this call."""
     answers = _get(store, [f"answer/{rank}" for rank in range(1, size)])
-    found = [json.loads(answer) if answer else ["", ""] for answer in answers]
-    return [token if answered == call else "" for answered, token in found]
+    pairs = [json.loads(answer) if answer else ["", ""] for answer in answers]
+    return [token if answered == call else "" for answered, token in pairs]
 
 
-def _present(store: KeyValueStore, own: str, rank: int, size: int) -> list[bool]:
+def _present_ranks(store: KeyValueStore, token: str, rank: int, size: int) -> list[bool]:
     """Tell for each rank whether it has come, as far as `rank` can know."""
     if rank == 0:
-        return [True, *map(bool, _tokens(store, own, size))]
+        return [True, *map(bool, _tokens(store, token, size))]
     call, session = _get(store, ["call", "session"])
     if not call or (session and json.loads(session)[0] == call):  # no call, or that of an earlier group
         return [False, *[True] * (size - 1)]
@@ -219,7 +219,7 @@ def _get(store: KeyValueStore, keys: list[str]) -> list[str]:
     return [store.get([key])[0] if store.has([key]) else "" for key in keys]
 
 
-_last: tuple[KeyValueStore, int, int, int] | None = None
+_last_group: tuple[KeyValueStore, int, int, int] | None = None
 """Store, rank, size and process number in the group that this process joined last.
 
 At its end it says there that it has ended: a rank that calls `trainer.evaluate()` alone, after the training,
@@ -229,9 +229,9 @@ would wait for the others for its whole limit.
 
 def _require_running() -> None:
     """Refuse to wait for a rank that was in the group before, and whose program has ended."""
-    if _last is None:
+    if _last_group is None:
         return
-    store, own, size, _ = _last
+    store, own, size, _ = _last_group
     if ended := [rank for rank in range(size) if rank != own and store.has([f"ended/{rank}"])]:
         raise DisagreementError(
             f"the program of {named(ended)} has ended, and rank {own} waits to meet all ranks again; "
@@ -241,10 +241,10 @@ def _require_running() -> None:
         )
 
 
-def _say_so() -> None:
-    if _last is None:
+def _note_end() -> None:
+    if _last_group is None:
         return
-    store, rank, _, process = _last
+    store, rank, _, process = _last_group
     if process == os.getpid():  # a forked child has not ended the rank
         with suppress(GroupError):  # the store is gone: so are the others
             store.set(f"ended/{rank}", "")

@@ -59,7 +59,7 @@ class Epochs(LoopDriver):
         """Epochs without a step since the last one with a step."""
         self._epoch_data: dict[str, Any] = {}
         """Data that the first step loop of each stream in this epoch reads, by stream."""
-        self._told_of_second_data = False
+        self._warned_of_second_data = False
         self._run_stream: RunStream | None = None
         self._batches: Callable[[], Iterator[Any] | None] = lambda: None
         """The newest step loop's iterator, which the program alone keeps alive."""
@@ -213,9 +213,9 @@ class Epochs(LoopDriver):
 
     def _note_data(self, data: Any, name: str) -> None:
         """Warn once if a second step loop of the epoch reads other data as the same stream."""
-        if self._epoch_data.setdefault(name, data) is data or self._told_of_second_data:
+        if self._epoch_data.setdefault(name, data) is data or self._warned_of_second_data:
             return
-        self._told_of_second_data = True
+        self._warned_of_second_data = True
         self._engine.voice.warn(
             f"a second iter_steps() of epoch {self._engine.progress.epoch} reads other data as stream "
             f"{name!r}: its steps count as training steps. Evaluation reads its data itself: with "
@@ -237,7 +237,7 @@ class Epochs(LoopDriver):
         engine.program_checks.find_wrapper(self._batches())
         engine.wakeups.wake()  # the first boundary finds out which step is the last
         current, clock = engine.progress, engine.clock
-        collector, board, drew = engine.collector, engine.board, engine.verifier.drew
+        collector, board, note_batch = engine.collector, engine.board, engine.verifier.note_batch
         step_times, complete_step = collector.step_times, engine.complete_step
         self._loop_end = end = (
             NEVER if self._steps_per_epoch is None else current.call_start + self._steps_per_epoch
@@ -251,7 +251,7 @@ class Epochs(LoopDriver):
         finished = exhausted = False
         try:
             while current.stop is None and current.step < end:
-                asked = clock()
+                fetch_began = clock()
                 if run_stream is not None:
                     try:
                         batch = next(run_stream.cursor or run_stream.open())
@@ -275,9 +275,9 @@ class Epochs(LoopDriver):
                         raise
                     self.batch = batch
                     # before the program gets the batch, as it may change the batch
-                    drew(current.step + 1, run_stream.name, run_stream.pass_index, batch)
+                    note_batch(current.step + 1, run_stream.name, run_stream.pass_index, batch)
                 began = clock()
-                self._waited += began - asked
+                self._waited += began - fetch_began
                 collector.open_step = step = current.step + 1
                 self._step_began = began
                 if board.synchronous:
@@ -401,8 +401,8 @@ class Epochs(LoopDriver):
         if finished > 0:
             return (current.epoch_start if self.within_epoch else current.step) / finished
         cursor = None if self._run_stream is None else self._run_stream.cursor
-        left = None if cursor is None else cursor.remaining()
-        return None if left is None else current.step + left + (self._engine.collector.open_step != 0)
+        steps = None if cursor is None else cursor.remaining()
+        return None if steps is None else current.step + steps + (self._engine.collector.open_step != 0)
 
     def data_wait(self) -> float:
         return self._waited_before + self._waited
@@ -415,8 +415,8 @@ class Epochs(LoopDriver):
         ends = [end - step for end in limits if end != NEVER]
         run_stream = self._run_stream if self._steps_per_epoch is None else None
         cursor = None if run_stream is None else run_stream.cursor
-        if cursor is not None and (left := cursor.remaining()) is not None:
-            ends.append(left)
+        if cursor is not None and (remaining := cursor.remaining()) is not None:
+            ends.append(remaining)
         return min(ends, default=None)
 
     def is_partial(self) -> bool:
@@ -431,10 +431,10 @@ class Epochs(LoopDriver):
                 "run may never end; give the data to the loop: for step, batch in loop.iter_steps(data):, "
                 "or give max_epoch= if epochs without steps are meant"
             )
-        made = self._engine.user.updates - self._epoch_updates
-        if made and not (current.step or self._calls):
+        count = self._engine.user.updates - self._epoch_updates
+        if count and not (current.step or self._calls):
             raise ProgressError(
-                f"in epoch {current.epoch} the optimizers of the state made {made} updates and no step was "
+                f"in epoch {current.epoch} the optimizers of the state made {count} updates and no step was "
                 "counted; give the data to the loop: for step, batch in loop.iter_steps(data):"
             )
 
@@ -448,6 +448,6 @@ class Epochs(LoopDriver):
             )
         if not self.within_epoch:
             return True
-        self._engine.saver.asked = True  # left by `break`: closed here; the run is resumable, not finished
+        self._engine.saver.save_due = True  # left by `break`: closed here; the run is resumable, not finished
         self._close_epoch()
         return False

@@ -22,7 +22,7 @@ from everstep.services.judges import EarlyStop
 from everstep.state import isolated
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
-from everstep.supervisor.settings import LoopKind, LoopOptions, Settings, listed
+from everstep.supervisor.settings import LoopKind, LoopOptions, Settings, service_list
 
 
 class TrainLoop(Door):
@@ -75,7 +75,7 @@ class TrainLoop(Door):
         super().__init__(engine, self._epochs)
         self._groups = tuple(options.get("groups", ()))
         self._formatter = options.get("formatter") or MetricFormatter()
-        self._found_inside: dict[str, Any] | None = None
+        self._evaluation_metrics: dict[str, Any] | None = None
         """Metrics collected in the open `evaluation()`; None outside."""
 
     @classmethod
@@ -191,8 +191,8 @@ class TrainLoop(Door):
             return
         self._epochs.enter_outside("collect_metrics")
         values = self._collector.reduced({name: to_scalar(name, value) for name, value in values.items()})
-        if self._found_inside is not None:
-            self._found_inside.update(values)
+        if self._evaluation_metrics is not None:
+            self._evaluation_metrics.update(values)
         if not self._epochs.before_resume_point:  # a head that runs again at a resume has its rows already
             place, at = self._epochs.place, self._engine.progress.step
             for name, value in values.items():
@@ -240,13 +240,13 @@ class TrainLoop(Door):
         began, engine = self.clock(), self._engine
         engine.estimator.update(engine.progress.step)
         before = self.updates
-        found: dict[str, Any] = {}
-        around, self._found_inside = self._found_inside, found
+        metrics: dict[str, Any] = {}
+        outer_metrics, self._evaluation_metrics = self._evaluation_metrics, metrics
         try:
             with isolated(), engine.user.evaluation_mode(grad):
                 yield
         finally:
-            self._found_inside = around
+            self._evaluation_metrics = outer_metrics
         if self.updates != before:
             raise UsageError(
                 f"an optimizer of the state stepped inside evaluation() ({before} updates before the block, "
@@ -254,8 +254,8 @@ class TrainLoop(Door):
             )
         engine.note_evaluation(self.clock() - began)
         # read all values together: each read would wait for the device
-        values = resolve(list(found.values()))
-        engine.board.fire(Moment.AFTER_EVALUATION, dict(zip(found, values, strict=True)))
+        values = resolve(list(metrics.values()))
+        engine.board.fire(Moment.AFTER_EVALUATION, dict(zip(metrics, values, strict=True)))
 
     def add_summary(self, summary: Any) -> None:
         """Hand a summary (image, text, histogram ...) to the services that asked for SUMMARY_ADDED.
@@ -348,7 +348,7 @@ def loop_settings(
     options: LoopOptions,
 ) -> Settings:
     """Check the arguments of a loop, and add the `Best` of the watched metric to its services."""
-    services = with_best(options.get("watch"), listed(services))
+    services = with_best(options.get("watch"), service_list(services))
     flag("show_eta", options.get("show_eta", True))
     checked_formatter(options.get("formatter"))
     groups = options.get("groups", ())
@@ -370,13 +370,13 @@ def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> l
         metric, mode = watch
     else:
         raise ConfigError(f'watch={watch!r}: give a name, or a pair as in watch=("valid_acc", "max")')
-    found = next((best for best in bests if best.metric == metric), None)
-    if found is None:
+    best = next((b for b in bests if b.metric == metric), None)
+    if best is None:
         direction(metric, mode, f'give watch=("{metric}", "min") or "max"')
-        found = Best(metric, mode)
-    elif mode not in (None, found.mode):
-        raise ConfigError(f"watch={watch!r} and {found!r} with mode={found.mode!r}: give one of the two")
-    return [found, *(service for service in services if service is not found)]
+        best = Best(metric, mode)
+    elif mode not in (None, best.mode):
+        raise ConfigError(f"watch={watch!r} and {best!r} with mode={best.mode!r}: give one of the two")
+    return [best, *(service for service in services if service is not best)]
 
 
 def _default_best(services: Sequence[Service]) -> Best:

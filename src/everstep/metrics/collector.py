@@ -283,7 +283,7 @@ class Collector:
         self._wall_seqs.clear()
         self._ended.clear()
 
-    def given(self) -> set[str]:
+    def collected_names(self) -> set[str]:
         """Return the names that the program has collected in this epoch, in and outside steps."""
         outside = (self._seqs.get(phase, {}) for phase in ("head", "tail"))
         return self._in_steps().union(*outside)
@@ -296,7 +296,7 @@ class Collector:
         if self.alone:  # the values of the other ranks are missing
             return
         if self.step_times or self.pending:
-            seconds, columns = self.step_times[:], self._taken()
+            seconds, columns = self.step_times[:], self._take_columns()
             self.step_times.clear()
             self._epoch.add_steps(columns)
             # no rows of step times: the journal has times per range of steps
@@ -310,7 +310,7 @@ class Collector:
                 del self.open_rows[name]
                 self._emit("step", name, is_wall(name), [step], [total / count], [count])
 
-    def _taken(self) -> list[Column]:
+    def _take_columns(self) -> list[Column]:
         """Take the pending values out, as columns by name; on a device they are read here."""
         items = self.pending[:]
         self.pending.clear()

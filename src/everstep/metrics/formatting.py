@@ -114,12 +114,12 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
 
     tables, left = [], list(parameters)
     for group in groups:
-        if not any(_within(name, group) for name, *_ in parameters):
+        if not any(_in_group(name, group) for name, *_ in parameters):
             depth = group.strip("./").count(".") + 1
             prefixes = {".".join(name.split(".")[:depth]) for name, *_ in parameters}
             raise ConfigError(f"group {group!r} names no parameter; {nearest(group, prefixes)}")
-        tables.append((group, [each for each in left if _within(each[0], group)]))
-        left = [each for each in left if not _within(each[0], group)]
+        tables.append((group, [each for each in left if _in_group(each[0], group)]))
+        left = [each for each in left if not _in_group(each[0], group)]
     if left or not tables:
         tables.append(("Other Parameters" if groups else title, left))
     blocks = [heading(title, parameters, "=")] if groups else []
@@ -132,7 +132,7 @@ def parameter_table(title: str, parameters: Sequence[Parameter], groups: Sequenc
     return "\n\n".join([*blocks, f"trainable: {count(parameters):,}; frozen: {count(parameters, False):,}"])
 
 
-def _within(name: str, group: str) -> bool:
+def _in_group(name: str, group: str) -> bool:
     rest = name.removeprefix(group)
     return rest != name and (not rest or rest[0] in "./" or group[-1] in "./")
 

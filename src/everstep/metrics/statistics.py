@@ -327,12 +327,12 @@ class AcrossRanks:
         The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
         has none takes no part.
         """
-        mine = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
+        own_values = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
         parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
-        found = self._group.gather_lists(mine, "the metrics of the last steps")
-        for theirs in self._group.data.of_parts(found):
+        by_rank = self._group.gather_lists(own_values, "the metrics of the last steps")
+        for part in self._group.data.of_parts(by_rank):
             seen: Counter[tuple[int, str]] = Counter()
-            for step, name, number, weight in theirs:
+            for step, name, number, weight in part:
                 seen[step, name] += 1
                 parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
         # the sort is stable: within a step the order of collection stays
@@ -342,9 +342,9 @@ class AcrossRanks:
     def values(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values that every rank has collected outside steps, by name."""
         parts: dict[str, list[tuple[float, float]]] = {}
-        found = self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
-        for theirs in self._group.data.of_parts(found):
-            for name, number in theirs.items():
+        by_rank = self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
+        for part in self._group.data.of_parts(by_rank):
+            for name, number in part.items():
                 parts.setdefault(name, []).append((number, 1.0))
         return {name: _mean(parts[name]) for name in values}
 

@@ -107,7 +107,7 @@ def _newest_checkpoint(run: RunDir, notes: list[str]) -> Position | None:
     if not (names := store.names()):
         return None
     try:
-        meta: Any = read_checkpoint(store.path(names[-1]), wanted=lambda name: False).meta
+        meta: Any = read_checkpoint(store.path(names[-1]), select=lambda name: False).meta
     except CheckpointError as error:
         notes.append(f"the newest checkpoint is not compared with the journal: {error}")
         return None

@@ -189,11 +189,11 @@ def _of_batches(a: Path, b: Path, steps: range, equal: Counter[str]) -> Iterator
     """Compare the digests of batches in the steps that the trails of both have, on each rank."""
     one, other = (_batches(run_dir, steps) for run_dir in (a, b))
     for key in sorted(one.keys() & other.keys()):
-        (step, rank, stream, _), was, now = key, one[key], other[key]
-        if was == now:
+        (step, rank, stream, _), old, new = key, one[key], other[key]
+        if old == new:
             equal["batch digest"] += 1
         else:
-            yield Difference("samples", stream, *batch_words(was, now), step, rank=rank)
+            yield Difference("samples", stream, *batch_words(old, new), step, rank=rank)
 
 
 def _batches(run_dir: Path, steps: range) -> dict[tuple[int, int, str, int], BatchDigest]:
@@ -210,7 +210,7 @@ def _batches(run_dir: Path, steps: range) -> dict[tuple[int, int, str, int], Bat
 
 def _of_states(one: Store, other: Store, name: CheckpointName) -> Difference | None:
     # equal states have equal digests: no array is read for them
-    digests = {read_checkpoint(each.path(name), wanted=lambda array: False).digest for each in (one, other)}
+    digests = {read_checkpoint(each.path(name), select=lambda array: False).digest for each in (one, other)}
     if len(digests) == 1:
         return None
     a, b = one.read(name), other.read(name)

@@ -249,7 +249,7 @@ def export(
     place = user_path(source, "source")
     wanted = within([("user", entry)])
     notes: list[str] = []
-    checkpoint = find_checkpoint(to_read(place), notes.append, interim=False, wanted=wanted)
+    checkpoint = find_checkpoint(to_read(place), notes.append, interim=False, select=wanted)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     if checkpoint is None:

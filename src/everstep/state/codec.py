@@ -67,7 +67,7 @@ class Buffers:
     """
 
     def __init__(self, copy: bool = True) -> None:
-        self.kept: dict[str, HostArray] = {}
+        self.arrays: dict[str, HostArray] = {}
         self.copy = copy
 
 
@@ -86,7 +86,7 @@ class Encoded:
 
 def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
     """Take a snapshot of a tree: arrays are copied, into the kept buffers if those fit."""
-    encoder = _Encoder({} if buffers is None else buffers.kept, buffers is None or buffers.copy)
+    encoder = _Encoder({} if buffers is None else buffers.arrays, buffers is None or buffers.copy)
     try:
         structure = encoder.node(tree, "")
     except RecursionError:
@@ -95,8 +95,8 @@ def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
         ) from None
     if buffers is not None:
         # live arrays are let go of; those with a stamp are there as long as their owner is
-        kept = encoder.arrays.items()
-        buffers.kept = {name: a for name, a in kept if buffers.copy or a.stamp is not None}
+        encoded_arrays = encoder.arrays.items()
+        buffers.arrays = {name: a for name, a in encoded_arrays if buffers.copy or a.stamp is not None}
     return Encoded(structure, encoder.arrays)
 
 
@@ -186,8 +186,8 @@ def is_text(value: str) -> bool:
 class _Encoder:
     """Encoder of one tree; its loops test in C whether a value is the same in JSON, as most are."""
 
-    def __init__(self, kept: Mapping[str, HostArray], copy: bool = True) -> None:
-        self.kept, self.copy = kept, copy
+    def __init__(self, buffers: Mapping[str, HostArray], copy: bool = True) -> None:
+        self.buffers, self.copy = buffers, copy
         self.arrays: dict[str, HostArray] = {}
         self._homes: dict[type, Backend | None] = {}
         """Backend of each type that was met, asked once."""
@@ -210,8 +210,8 @@ class _Encoder:
         name = path or _ROOT
         while name in self.arrays or name == "__metadata__":
             name += "~"
-        kept = self.kept.get(name)
-        reuse = kept if kept is not None and kept.backend == home.name else None
+        buffer = self.buffers.get(name)
+        reuse = buffer if buffer is not None and buffer.backend == home.name else None
         mark = stamp_of(value) if _stamps else None
         try:
             if mark is not None and reuse is not None and reuse.stamp is mark:
@@ -229,9 +229,9 @@ class _Encoder:
 
     def frozen(self, value: Any, path: str) -> Json:
         """Encode a key or the member of a set; only plain values are allowed there."""
-        before = len(self.arrays)
+        count = len(self.arrays)
         node = self.node(value, path)
-        if len(self.arrays) > before:
+        if len(self.arrays) > count:
             raise StateError(
                 f"{_where(path)} has an array as a key or in a set, where it is found by identity: "
                 "use a list, or a dict with names as keys"
@@ -239,26 +239,26 @@ class _Encoder:
         return node
 
     def items(self, value: Iterable[Any], path: str) -> list[Json]:
-        below = inside(path)
+        prefix = inside(path)
         return [
             item
             if _SAME.get(type(item), _NEVER)(item)
-            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{below}{i}")
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{prefix}{i}")
             for i, item in enumerate(value)
         ]
 
     def dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Json]:
         """Encode as an object if every key can be a key of JSON, else as a list of pairs."""
         parts = [part_of(key) if type(key) is str else None for key in value]
-        below = inside(path)
+        prefix = inside(path)
         if None in parts:
             keys = [key if _SAME.get(type(key), _NEVER)(key) else self.frozen(key, path) for key in value]
-            named = zip(keys, components(keys), value.values(), strict=True)
-            return {"$dict": [[key, self.node(item, f"{below}{part}")] for key, part, item in named]}
+            items = zip(keys, components(keys), value.values(), strict=True)
+            return {"$dict": [[key, self.node(item, f"{prefix}{part}")] for key, part, item in items]}
         return {
             key: item
             if _SAME.get(type(item), _NEVER)(item)
-            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{below}{part}")
+            else _ENCODERS.get(type(item), _Encoder.foreign)(self, item, f"{prefix}{part}")
             for part, (key, item) in zip(parts, value.items(), strict=True)
         }
 

@@ -42,12 +42,12 @@ def merge(common: Encoded, own: Encoded) -> Encoded:
 
 def with_regions(own: Encoded, common: Encoded) -> Encoded:
     """Return all that a rank alone can lose: its own tree, and its boxes of arrays that the ranks share."""
-    held = {name: array for name, array in common.arrays.items() if array.region is not None}
-    if not held:
+    sharded = {name: array for name, array in common.arrays.items() if array.region is not None}
+    if not sharded:
         return own
     structure: Any = own.structure
-    boxes = {name: {"$array": name} for name in held}
-    return Encoded({**structure, "boxes": boxes}, {**own.arrays, **held})
+    boxes = {name: {"$array": name} for name in sharded}
+    return Encoded({**structure, "boxes": boxes}, {**own.arrays, **sharded})
 
 
 def children(node: Json) -> Mapping[Any, Json] | None:
@@ -76,17 +76,17 @@ def _split(node: Json, own: Collection[Path]) -> tuple[Json, Json]:
 
 
 def _merge(common: Json, own: Json, path: tuple[str, ...]) -> Json:
-    ours, theirs = children(common), children(own)
-    if ours is None or theirs is None:
+    branches, own_branches = children(common), children(own)
+    if branches is None or own_branches is None:
         raise RestoreError(
             f"{'/'.join(path) or 'the tree'} is in the common part and in a rank's own part: the checkpoint "
             "was written by another program; resume from another one"
         )
     more = {
-        key: _merge(ours[key], child, (*path, str(key))) if key in ours else child
-        for key, child in theirs.items()
+        key: _merge(branches[key], child, (*path, str(key))) if key in branches else child
+        for key, child in own_branches.items()
     }
-    return _node({**ours, **more})
+    return _node({**branches, **more})
 
 
 def _node(items: Mapping[Any, Json]) -> Json:

@@ -45,14 +45,14 @@ class ServiceBoard:
     Attributes:
         progress: the run's step and epoch.
         apply: applies actions.
-        together: unites the actions of all ranks.
+        gather_actions: unites the actions of all ranks.
         synchronous: moments inside steps that a service asked for; the others cost nothing.
         looked_at: names of the outputs of steps that services look at.
     """
 
     progress: Progress
     apply: Callable[[Actions], None]
-    together: Callable[[list[Pending], Iterable[Service]], list[Pending]]
+    gather_actions: Callable[[list[Pending], Iterable[Service]], list[Pending]]
 
     def __init__(self, collector: Collector, voice: Voice) -> None:
         self._reports = True
@@ -143,7 +143,7 @@ class ServiceBoard:
             try:
                 outcome = self._run_one(service, service.finish if finish else service.run, boundary)
                 if outcome is not None:
-                    actions += self._taken(service, outcome, boundary)
+                    actions += self._accept(service, outcome, boundary)
             finally:
                 self._collector.alone = before
         return actions
@@ -177,11 +177,11 @@ class ServiceBoard:
         wanting = self.wanting(moment)
         actions = self.run(wanting, self.view(moment, payload))
         if moment not in OBSERVED:
-            self.apply(self.united(actions, [service for service in wanting if service.controller]))
+            self.apply(self.merged(actions, [service for service in wanting if service.controller]))
 
-    def united(self, actions: list[Pending], may_act: Sequence[Service]) -> list[Pending]:
+    def merged(self, actions: list[Pending], may_act: Sequence[Service]) -> list[Pending]:
         """Unite the actions of all ranks, where services have run that may act."""
-        return self.together(actions, self) if may_act else actions
+        return self.gather_actions(actions, self) if may_act else actions
 
     def announce(self, moment: Moment, payload: Any = None) -> None:
         """Tell a moment inside a step to its observers, which may not act."""
@@ -196,7 +196,7 @@ class ServiceBoard:
         self._outputs.update(looked_at)
         return {n: v for n, v in values.items() if n not in looked_at or is_scalar(n, v)}
 
-    def _taken(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
+    def _accept(self, service: Service, outcome: Outcome, boundary: Boundary) -> list[Pending]:
         if not isinstance(outcome, Outcome):
             remedy = f"actions=({outcome!r},)" if isinstance(outcome, Action) else "..."
             raise UsageError(
@@ -305,9 +305,9 @@ def require_service(service: Service, others: Iterable[Service]) -> None:
         )
     for attribute in ("watches", "sets"):
         # a string is a sequence of its letters, each of which would be taken for a name
-        if isinstance(given := getattr(service, attribute), str):
+        if isinstance(value := getattr(service, attribute), str):
             raise ConfigError(
-                f"{attribute} of service {service.name!r} is the string {given!r}; give a tuple: ({given!r},)"
+                f"{attribute} of service {service.name!r} is the string {value!r}; give a tuple: ({value!r},)"
             )
     needs_schedule = kind.run is not Service.run and kind.due is Service.due and not service.guards_saves
     only_scheduled = service.moments and SCHEDULED.issuperset(service.moments)

@@ -37,9 +37,9 @@ class Decisions:
                 if action.failed:
                     engine.saver.announce_commits(wait=True)  # the writer may find an earlier failure
                     # first: a rollback, if one is allowed, takes the place of this stop
-                    rolled = engine.rollbacks.decide(action.step or engine.progress.step, str(action.reason))
-                    if rolled is not None:
-                        raise rolled
+                    error = engine.rollbacks.decide(action.step or engine.progress.step, str(action.reason))
+                    if error is not None:
+                        raise error
                 by = None if service is None else service.name
                 self.stop(action.reason, "service", by, failed=action.failed, code=action.code)
                 if action.failed:
@@ -47,7 +47,7 @@ class Decisions:
             elif isinstance(action, Interrupt):
                 self.interruption = self.interruption or action
             elif isinstance(action, Save):
-                engine.saver.asked = True
+                engine.saver.save_due = True
             elif isinstance(action, SetValue) and service is not None:
                 self._set_value(service, action)
             else:
@@ -62,7 +62,7 @@ class Decisions:
         if stop is None or (failed, code) > (stop.failed, stop.code):
             engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
             engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": engine.step})
-            engine.saver.asked = True  # so that a restart ends the same way
+            engine.saver.save_due = True  # so that a restart ends the same way
             engine.wakeups.wake()
 
     def check_limits(self, at_epoch_end: bool) -> None:
@@ -78,9 +78,9 @@ class Decisions:
         engine = self._engine
         stop = engine.progress.stop
         if stop is not None and stop.kind in ("max_step", "max_epoch"):
-            now = engine.limits.tree()[stop.kind]
+            limit = engine.limits.tree()[stop.kind]
             count = engine.progress.step if stop.kind == "max_step" else engine.progress.epoch
-            if now is None or now > count:
+            if limit is None or limit > count:
                 engine.progress.stop = None
 
     def notice_signal(self) -> None:
@@ -94,9 +94,9 @@ class Decisions:
         if engine.ranks.several:
             return  # the other ranks are inside the same evaluation, and know nothing of it
         self.notice_signal()
-        asked = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
-        asked += [late for s in engine.board if (late := s.overtime()) is not None]
-        self.interruption = self.interruption or next(iter(asked), None)
+        interrupts = [action for _, action in engine.wakeups.actions if isinstance(action, Interrupt)]
+        interrupts += [late for s in engine.board if (late := s.overtime()) is not None]
+        self.interruption = self.interruption or next(iter(interrupts), None)
 
     def _set_value(self, service: Service, action: SetValue) -> None:
         """Set a value and record it as rows: superseded and compared like other rows when steps run again."""
@@ -139,11 +139,11 @@ class Boundaries:
         batch: Any = None,
         *,
         can_save: bool = True,
-        rest: Collection[str] | None = None,
+        unrun: Collection[str] | None = None,
     ) -> None:
         """Run the due services, by stage, between two steps or after an epoch's tail.
 
-        `rest`: names of the services that had not run, where an interruption had left this boundary open.
+        `unrun`: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
         self.inside = True
@@ -153,14 +153,14 @@ class Boundaries:
         engine.wakeups.require_no_error()
         # before anything is decided: all ranks decide from the same facts
         if engine.ranks.several:
-            self._meet(moment)
+            self._exchange_facts(moment)
         # before rows are read: none reaches the journal before the checkpoint of step 0 is committed
         engine.saver.await_first()
         if engine.ranks.saves_are_done:
             engine.saver.announce_commits()
-        asked = engine.clock()
+        read_began = engine.clock()
         engine.collector.read()
-        engine.spent.in_steps(engine.clock() - asked)  # reading waits for the device
+        engine.spent.in_steps(engine.clock() - read_began)  # reading waits for the device
         # after reading, before services: a divergence ends the run before anything acts on its numbers
         engine.verifier.boundary(engine.progress.step)
         at_epoch_end = moment is Moment.AFTER_EPOCH
@@ -170,19 +170,19 @@ class Boundaries:
         engine.decisions.notice_signal()
         when = Instant(engine.progress.step, engine.progress.epoch, at_epoch_end, engine.ranks.now())
         on_schedule = engine.board.due(moment, when)
-        if rest is None:
+        if unrun is None:
             due = [s for s in on_schedule if can_save or s.stage is not Stage.SAVE]
         else:
-            due = [s for s in engine.board if s.name in rest]
-            engine.saver.asked = True  # to replace the checkpoint that was left open
+            due = [s for s in engine.board if s.name in unrun]
+            engine.saver.save_due = True  # to replace the checkpoint that was left open
         payload = None if at_epoch_end else batch
         engine.decisions.apply(self._run_deciding(due, moment, payload, can_save))
         if (stop := engine.progress.stop) is not None and not stop.failed:
             # a service has ended the run: what evaluates the end is due now
             late = [s for s in engine.board.due(moment, when) if s.stage is Stage.EVALUATE]
             late = [s for s in late if s not in on_schedule]
-            rest_of = [*late, *(s for s in due if s.stage > Stage.DECIDE)]
-            engine.decisions.apply(self._run_deciding(rest_of, moment, payload, can_save))
+            remaining = [*late, *(s for s in due if s.stage > Stage.DECIDE)]
+            engine.decisions.apply(self._run_deciding(remaining, moment, payload, can_save))
             due += late
         for pending in engine.ranks.take_pending():  # including those that come meanwhile
             engine.decisions.apply([pending])
@@ -198,7 +198,7 @@ class Boundaries:
                     engine.program_checks.check_updates()
                 engine.loop.check_epoch()
             saving = [s for s in due if s.stage is Stage.SAVE]
-            saves = engine.board.united(engine.board.run(saving, view), saving)
+            saves = engine.board.merged(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
         engine.board.fired(due, when)
         self._plan()
@@ -208,12 +208,12 @@ class Boundaries:
         engine.watched.check_evaluated(engine.recording.last_values.keys())
         self.inside = False
 
-    def _meet(self, moment: Moment) -> None:
+    def _exchange_facts(self, moment: Moment) -> None:
         """Tell all ranks what this rank knows alone, and require that their programs asked for the same."""
         engine, current, stop = self._engine, self._engine.progress, self._engine.progress.stop
-        asked = {
+        requests = {
             "stop": None if stop is None else [stop.kind, stop.by, stop.failed, stop.code],
-            "save": engine.saver.asked,
+            "save": engine.saver.save_due,
             "services": len(list(engine.board)),
             **engine.limits.tree(),
         }
@@ -222,11 +222,11 @@ class Boundaries:
             # this rank's seconds by part since its start, and its largest memory so far in bytes
             where, kilobytes = f"epoch {current.epoch}", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             times = {**engine.spent.parts(engine.loop.data_wait()), "peak_memory": kilobytes * 1024.0}
-        engine.ranks.meet(
+        engine.ranks.exchange_facts(
             f"the boundary after {where}",
             saving=engine.saver.job is not None,
             reason=None if stop is None else stop.reason,
-            asked=asked,
+            requests=requests,
             handed=engine.verifier.handed,
             times=times,
         )
@@ -252,13 +252,13 @@ class Boundaries:
                 self._leave_open(moment, due[due.index(service) :])
             finally:
                 self._may_abandon = False
-        return engine.board.united(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
+        return engine.board.merged(actions, [s for s in due if s.stage <= Stage.DECIDE and s.controller])
 
     def _save_due(self, actions: list[Pending], phase: Phase) -> None:
         """Save where asked; keep the state that a resume from the epoch's tail will need."""
         engine = self._engine
         interruption, stop = engine.decisions.interruption, engine.progress.stop
-        if engine.saver.asked or interruption is not None or stop is not None:
+        if engine.saver.save_due or interruption is not None or stop is not None:
             actions.append((None, Save()))
         engine.saver.save(actions, phase)
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
@@ -269,8 +269,8 @@ class Boundaries:
         engine = self._engine
         step, limit = engine.progress.step, engine.limits.max_step
         last = NEVER if limit is None else max(limit, step + 1)
-        left = engine.loop.steps_left()
-        before_last = NEVER if left is None or left < 2 else step + left - 1
+        steps_left = engine.loop.steps_left()
+        before_last = NEVER if steps_left is None or steps_left < 2 else step + steps_left - 1
         due_step = min(engine.board.next_step(step), last, before_last, engine.verifier.next_due(step))
         engine.wakeups.plan(step, due_step, engine.board.next_time())
 
@@ -297,9 +297,9 @@ class Boundaries:
         if engine.decisions.interruption is not None:
             raise EvaluationInterrupted
 
-    def _leave_open(self, moment: Moment, rest: list[Service]) -> None:
+    def _leave_open(self, moment: Moment, services: list[Service]) -> None:
         """Save a boundary whose evaluation is left, with the names of the services still to run."""
         engine = self._engine
-        self.unfinished = [service.name for service in rest]
+        self.unfinished = [service.name for service in services]
         engine.saver.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
         engine.leave()

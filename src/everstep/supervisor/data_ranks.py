@@ -32,7 +32,7 @@ _EDGE = 32
 """Items at either end of a list that are looked at; the digest of an array takes elements of all of it."""
 
 
-class Said(NamedTuple):
+class Part(NamedTuple):
     place: int | None
     """Number of its part; None where it is not in the mesh that was given."""
     size: int
@@ -40,38 +40,38 @@ class Said(NamedTuple):
     """The ranks of the mesh, in the order of their parts."""
 
 
-def said(given: Any) -> Said | None:
+def read_data_ranks(argument: Any) -> Part | None:
     """Read a `data_ranks=` argument; None where it is left out, and each rank reads a part of its own."""
-    if given is None:
+    if argument is None:
         return None
-    pair = (0, given) if type(given) is int else given
+    pair = (0, argument) if type(argument) is int else argument
     if isinstance(pair, tuple | list) and [type(each) for each in pair] == [int, int]:
         place, size = pair
         # another number alone does not say which rank reads which part
-        if 0 <= place < size and (size == 1 or pair is given):
-            return Said(place, size)
+        if 0 <= place < size and (size == 1 or pair is argument):
+            return Part(place, size)
     for backend in backends.active():
-        if (row := backend.mesh(given)) is not None:
+        if (row := backend.mesh(argument)) is not None:
             place, ranks = row
-            return Said(place, len(ranks), ranks)
-    raise ConfigError(f"data_ranks={given!r:.200}: {_FORMS}")
+            return Part(place, len(ranks), ranks)
+    raise ConfigError(f"data_ranks={argument!r:.200}: {_FORMS}")
 
 
-def divide(group: Group, mine: Said | None) -> None:
+def divide(group: Group, own_part: Part | None) -> None:
     """Settle which part of each batch every rank of a group reads; called by all of them."""
     # also on one process, where more than one part is refused
-    answers = group.gather(None if mine is None else list(mine), "the argument data_ranks")
+    answers = group.gather(None if own_part is None else list(own_part), "the argument data_ranks")
     if not any(answers):
         group.data = DataRanks(range(len(answers)))
         return
-    sizes = [answer and Said(*answer).size for answer in answers]
+    sizes = [answer and Part(*answer).size for answer in answers]
     if differing := [rank for rank, size in enumerate(sizes) if size != sizes[0]]:
         raise DisagreementError(
             f"data_ranks= has {_parts(sizes[0])} on rank 0, and {_parts(sizes[differing[0]])} on "
             f"{named(differing)}; give all ranks the same mesh or number of data ranks",
             ranks=differing,
         )
-    parts = [Said(*answer) for answer in answers]
+    parts = [Part(*answer) for answer in answers]
     for rank, each in enumerate(parts):
         if each.row is not None and not _fits(each.row, rank, parts):
             raise ConfigError(
@@ -81,15 +81,15 @@ def divide(group: Group, mine: Said | None) -> None:
             )
     counts = [sum(each.place == part for each in parts) for part in range(parts[0].size)]
     if len(set(counts)) > 1:
-        listed = ", ".join(f"{part} of {count}" for part, count in enumerate(counts))
+        places = ", ".join(f"{part} of {count}" for part, count in enumerate(counts))
         raise ConfigError(
             f"data_ranks=: each data rank from 0 to {len(counts) - 1} must be that of equally many of the "
-            f"{len(parts)} ranks, and it is {listed}; {_FORMS}"
+            f"{len(parts)} ranks, and it is {places}; {_FORMS}"
         )
     group.data = DataRanks([each.place or 0 for each in parts])
 
 
-def _fits(row: Sequence[int], rank: int, parts: Sequence[Said]) -> bool:
+def _fits(row: Sequence[int], rank: int, parts: Sequence[Part]) -> bool:
     """Whether the ranks of a row have the same row, and stand in it at their places."""
     if rank not in row or max(row) >= len(parts):
         return False
@@ -113,8 +113,8 @@ def begin_random(group: Group, seed: int) -> None:
             name: [array.dtype, array.shape, array.data.tobytes().hex(), array.backend, array.extra]
             for name, array in state.arrays.items()
         }
-        mine = [state.structure, arrays] if group.writer else None
-        shared = group.share(mine, "the random state of the writer")
+        message = [state.structure, arrays] if group.writer else None
+        shared = group.share(message, "the random state of the writer")
     rekey(seed, group.data_rank)
     if shared is not None and group.data_rank == 0 and not group.writer:
         structure, arrays = shared
@@ -129,9 +129,9 @@ def begin_random(group: Group, seed: int) -> None:
 
 def require_same_samples(group: Group, stream: Stream, name: str) -> None:
     """Require that the samples of a stream are the same on all ranks; called by all of them."""
-    digests = group.gather(samples(stream), f"the samples of stream {name!r}")
-    for path in sorted({path for theirs in digests for path in theirs}):
-        differing = [rank for rank, theirs in enumerate(digests) if theirs.get(path) != digests[0].get(path)]
+    digests = group.gather(sample_digests(stream), f"the samples of stream {name!r}")
+    for path in sorted({path for each in digests for path in each}):
+        differing = [rank for rank, each in enumerate(digests) if each.get(path) != digests[0].get(path)]
         if differing:
             raise DisagreementError(
                 f"the samples of stream {name!r} are not the same on all ranks: {path} of "
@@ -154,10 +154,10 @@ def require_alike(data: DataRanks, digests: Sequence[Any], what: str) -> None:
         )
 
 
-def samples(stream: Stream) -> dict[str, str]:
+def sample_digests(stream: Stream) -> dict[str, str]:
     """Digest what lies in memory of the samples: 16 hex digits, by the path of the attribute."""
     digests: dict[str, str] = {}
-    seen = {id(stream)}
+    seen_ids = {id(stream)}
 
     def walk(path: str, value: Any, depth: int) -> None:
         is_array = backends.of(value) is not None and len(value.shape) > 0
@@ -165,9 +165,9 @@ def samples(stream: Stream) -> dict[str, str]:
         digest = batch_digest(_edges(value), len(value)) if is_table else None
         if digest is not None:
             digests[path] = f"{digest:016x}"
-        elif depth and id(value) not in seen:
-            seen.add(id(value))
-            for place, part in _inside(value):
+        elif depth and id(value) not in seen_ids:
+            seen_ids.add(id(value))
+            for place, part in _items(value):
                 walk(path + place, part, depth - 1)
 
     for name, part in vars(stream).items():
@@ -184,7 +184,7 @@ def _edges(value: Any) -> Any:
     return [_edges(each) for each in (*value[:_EDGE], *value[max(_EDGE, len(value) - _EDGE) :])]
 
 
-def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
     """List what a dataset, a list of datasets or a dictionary holds, with the place in it."""
     if type(value) in (list, tuple):
         return [(f"[{at}]", each) for at, each in enumerate(value[:_EDGE]) if _is_dataset(each)]

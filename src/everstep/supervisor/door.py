@@ -187,7 +187,7 @@ class Door(RunView):
         self._process = os.getpid()
         self._engine.enter()
         if self._engine.user.task is None and self._engine.ranks.group.writer:
-            self._engine.variables.entered()
+            self._engine.variables.find_opener()
         return self
 
     def __exit__(
@@ -267,7 +267,7 @@ class Door(RunView):
     def make_checkpoint(self) -> None:
         """Save at the next boundary: the end of this step, or of this epoch."""
         self._engine.require_open("make_checkpoint")
-        self._engine.saver.asked = True
+        self._engine.saver.save_due = True
         self._engine.wakeups.wake()
 
     def add_summary(self, summary: Any) -> None:
@@ -335,10 +335,10 @@ class Door(RunView):
         return Handle(remove)
 
 
-def _moment(given: Any) -> Moment:
-    if isinstance(given, Moment):
-        return given
+def _moment(moment: Any) -> Moment:
+    if isinstance(moment, Moment):
+        return moment
     names = {m.name: m for m in Moment} | {m.value: m for m in Moment}
-    if given not in names:
-        raise ConfigError(f"no moment {given!r}; {nearest(str(given), [m.name for m in Moment])}")
-    return names[given]
+    if moment not in names:
+        raise ConfigError(f"no moment {moment!r}; {nearest(str(moment), [m.name for m in Moment])}")
+    return names[moment]

@@ -108,7 +108,7 @@ class Engine:
                 stack.callback(self.mark_closed)  # if it fails to open
                 self.ranks.join(stack)
                 self.ranks.require_supported(self.settings.retry)
-                with self.ranks.telling():
+                with self.ranks.reporting_errors():
                     divide(self.ranks.group, self.settings.data_ranks)
                     self._open(stack)
                     self.board.fire(Moment.ENTER_LOOP)
@@ -186,11 +186,11 @@ class Engine:
         )
         self.decisions = Decisions(self)
         self.board.progress, self.board.apply = self.progress, self.decisions.apply
-        self.board.together = self.ranks.together
+        self.board.gather_actions = self.ranks.gather_actions
         for backend in backends.active():
             stack.enter_context(backend.shapes_watched(self.user.objects, self.warn_once))
         self.ranks.agree_by_steps(stack, lambda: self.progress.step, reporter)
-        stack.callback(reporter.left.set)
+        stack.callback(reporter.has_left.set)
         self.estimator.start(self.progress.step)
         # before services open: they may call what is refused outside the with block
         self.status = "open"
@@ -214,8 +214,8 @@ class Engine:
         if recovered.checkpoint is not None:
             # kept, because the program's lines up to the resume point may change the state again
             user = self.user.save()
-            self.user.come_to_share(user["user"])  # what the program shares from the start is no news
-            self._resume_state = self.saver.copied(user)
+            self.user.sharing_warnings(user["user"])  # what the program shares from the start is no news
+            self._resume_state = self.saver.encode_apart(user)
             self.saver.tidy()
         # last: what is drawn from here on is drawn by the program's lines, which a resume runs again
         self.rng_marks = RngMarks(self.user, recovered.lines)
@@ -240,8 +240,8 @@ class Engine:
         trail = self.opening.trail(recovered)
         stack.callback(trail.close)
         # a rank that was killed later has more to compare; the boundaries must be the same on all
-        own = 0 if comparison.done else comparison.last
-        last = max(self.ranks.group.gather(own, "the steps that run again"))
+        own_last = 0 if comparison.done else comparison.last
+        last = max(self.ranks.group.gather(own_last, "the steps that run again"))
         self.verifier = Verifier(
             trail,
             comparison,
@@ -258,7 +258,7 @@ class Engine:
             self.verifier.handed = 0
         self.streams.changed = self.verifier.waive
         if not recovered.finished:
-            self.streams.compared = self.verifier.drew_again
+            self.streams.compared = self.verifier.note_redrawn
         self._verifies_nothing = comparison.done and not recovered.finished
 
     def _tree(self, phase: Phase) -> Encoded:
@@ -319,10 +319,10 @@ class Engine:
 
     def _bring_limits_back(self) -> None:
         """Set the limits as the program had set them; lines that have run again may have set others."""
-        for name, now in limits_set(self.limits_given, self.recovered.meta).items():
-            if now != self.limits.tree()[name]:
-                self.voice.say(f"{name} is {now or 'no limit'}, as the program had set it since its start")
-                self.set_limit(name, now)
+        for name, limit in limits_set(self.limits_given, self.recovered.meta).items():
+            if limit != self.limits.tree()[name]:
+                self.voice.say(f"{name} is {limit or 'no limit'}, as the program had set it since its start")
+                self.set_limit(name, limit)
 
     def resume(self) -> None:
         """Restore state, streams and random state; what the lines up to here have done again is undone."""
@@ -340,9 +340,9 @@ class Engine:
         if self.recovered.random is not None:  # last: opening a stream may draw random numbers
             restore(self.recovered.random)
             self.recovered.random = None
-        if rest := self.recovered.meta.get("open"):
+        if unrun := self.recovered.meta.get("open"):
             # first of all: an interruption left this boundary before these services had run
-            self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, rest=rest)
+            self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, unrun=unrun)
 
     def lost_variables(self, at_epoch_end: bool = False) -> str:
         """Name the program's variables that are not as at the checkpoint, with a remedy; "" without any."""
@@ -356,14 +356,14 @@ class Engine:
             "state, or into a state_dict() of your data (docs/guide/exactness.md)"
         )
 
-    def collect(self, step: int, given: Mapping[str, Any]) -> None:
+    def collect(self, step: int, values: Mapping[str, Any]) -> None:
         """Take the values of a step, for the record and for observers."""
-        metrics = self.board.without_outputs(step, given) if self.board.looked_at else given
+        metrics = self.board.without_outputs(step, values) if self.board.looked_at else values
         if self.collector.across is not None and (weight := self.streams.weight) != 1.0:
             self.collector.weights[step] = weight
         self.collector.add(step, metrics)
         if self.board.synchronous:
-            self.board.announce(Moment.METRICS_COLLECTED, given)
+            self.board.announce(Moment.METRICS_COLLECTED, values)
 
     def complete_step(self, batch: Any, can_save: bool = True) -> None:
         """Count a complete step; `can_save`: not where `break` has left its body."""
@@ -381,7 +381,7 @@ class Engine:
     def count_round(self, never_done: str, remedy: str) -> None:
         """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint."""
         current = self.progress
-        spent_on = self._rounds.asked((current.step, current.epoch))
+        spent_on = self._rounds.note_round((current.step, current.epoch))
         if spent_on is not None:
             rounds = f"{self._rounds.count:,} rounds of the loop"
             raise ProgressError(f"{never_done} in {rounds}, {spent_on}; {remedy}")
@@ -411,8 +411,8 @@ class Engine:
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk
         self.saver.await_commit()
-        saved = self.saver.last
-        where = "nothing new to save" if saved is None else f"saved {saved.path}"
+        checkpoint = self.saver.last_commit
+        where = "nothing new to save" if checkpoint is None else f"saved {checkpoint.path}"
         facts = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
         self.journal.event("interrupted", facts, wall=True)
         self.voice.say(f"{interruption.reason}: {where}; start again to continue")

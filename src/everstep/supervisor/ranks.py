@@ -71,7 +71,7 @@ class Ranks:
             self._wakeups.agree_by(agreement, keeps_time=group.writer)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Tell the other ranks, which would wait, if the block fails."""
         try:
             yield
@@ -96,32 +96,32 @@ class Ranks:
         self._now = self.group.share(self._clock(), "the beginning of the clock")
         return self._now
 
-    def meet(
+    def exchange_facts(
         self,
         where: str,
         *,
         saving: bool,
         reason: str | None,
-        asked: Mapping[str, Any],
+        requests: Mapping[str, Any],
         handed: int | None,
         times: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell all ranks what this rank knows alone; what the program has `asked` for must be the same."""
+        """Tell all ranks what this rank knows alone; what the programs have asked for must be the same."""
         if not self.several:
             return
         pending = self._wakeups.actions
-        mine = {
+        own_facts = {
             "signal": self._signals.received,
             # counted once: a thread may append meanwhile
             "actions": [_plain(pending.popleft()[1]) for _ in range(len(pending))],
             "saving": saving,
             "now": self._clock(),
             "reason": reason,
-            "asked": dict(asked),
+            "asked": dict(requests),
             "handed": handed,
             "times": times and dict(times),
         }
-        everyone = self.group.gather(mine, where)
+        everyone = self.group.gather(own_facts, where)
         require_same(
             [each["asked"] for each in everyone],
             f"at {where}, what the programs have asked for (stop, save, set limits and add services on all "
@@ -148,27 +148,27 @@ class Ranks:
     def take_pending(self) -> Iterator[Pending]:
         """Take the actions that threads have asked for; on one process also those that come meanwhile."""
         if self.several:
-            taken, self._actions = self._actions, []
-            yield from taken
+            actions, self._actions = self._actions, []
+            yield from actions
         else:
             while self._wakeups.actions:
                 yield self._wakeups.actions.popleft()
 
-    def together(self, actions: list[Pending], services: Iterable[Service]) -> list[Pending]:
+    def gather_actions(self, actions: list[Pending], services: Iterable[Service]) -> list[Pending]:
         """Return the actions of the services of all ranks; one rank's stop counts for all."""
         if not self.several:
             return actions
-        mine = [[None if service is None else service.name, *_plain(action)] for service, action in actions]
-        everyone = self.group.gather(mine, "the actions of the services")
-        values = [[plain for plain in theirs if plain[1] not in _ACTIONS] for theirs in everyone]
+        acts = [[None if service is None else service.name, *_plain(action)] for service, action in actions]
+        everyone = self.group.gather(acts, "the actions of the services")
+        values = [[plain for plain in plains if plain[1] not in _ACTIONS] for plains in everyone]
         require_same(values, "what services set (decide by metrics, which are reduced over the ranks)")
-        own = {json.dumps(plain): pending for plain, pending in zip(mine, actions, strict=True)}
+        by_text = {json.dumps(plain): pending for plain, pending in zip(acts, actions, strict=True)}
         by_name = {service.name: service for service in services}
         united = list(everyone[0])
-        for theirs in everyone[1:]:  # in the order of ranks: the first reason of a stop counts
-            united += [plain for plain in theirs if plain[1] in _ACTIONS and plain not in united]
+        for plains in everyone[1:]:  # in the order of ranks: the first reason of a stop counts
+            united += [plain for plain in plains if plain[1] in _ACTIONS and plain not in united]
         return [
-            own.get(json.dumps([name, kind, values])) or (by_name.get(name), _ACTIONS[kind](**values))
+            by_text.get(json.dumps([name, kind, values])) or (by_name.get(name), _ACTIONS[kind](**values))
             for name, kind, values in united
         ]
 

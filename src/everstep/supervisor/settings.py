@@ -24,7 +24,7 @@ from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import plan_of_process
 from everstep.supervisor.board import require_service
 from everstep.supervisor.checks.verification import OnDivergence
-from everstep.supervisor.data_ranks import said
+from everstep.supervisor.data_ranks import read_data_ranks
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import InitFrom
 from everstep.supervisor.saving.state_tree import Limits
@@ -48,10 +48,10 @@ class LoopKind:
     same_data: bool = False
     """Whether a rollback resumes in this process, with the same data."""
 
-    def require(self, wanted: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
-        wanted = frozenset(wanted)
-        missing = wanted - self.moments
-        if Moment.AFTER_STEP in wanted:
+    def require(self, moments: Iterable[Moment], who: str, every: Schedule | None = None) -> None:
+        moments = frozenset(moments)
+        missing = moments - self.moments
+        if Moment.AFTER_STEP in moments:
             missing -= {Moment.AFTER_EPOCH}  # its schedule says which of the two
             if Moment.AFTER_EPOCH not in self.moments and isinstance(every, Every) and every.epochs:
                 raise ConfigError(
@@ -171,13 +171,13 @@ class Settings:
         self.ready, self.lock = options.get("ready"), flag("lock", options.get("lock", True))
         self.config = Configuration.of(options.get("config"), options.get("config_free", ()))
         self.uneven = Share(uneven=options.get("uneven")).uneven
-        self.data_ranks = said(options.get("data_ranks"))
+        self.data_ranks = read_data_ranks(options.get("data_ranks"))
         self.streams = {} if streams is None else named(streams)
         defaults = options.get("default_services", True)
-        self.services: Sequence[Service] = _completed(listed(services), defaults, max_time)
-        self.checkpoints = _first(Checkpoints, self.services) or Checkpoints()
-        self.recovery, self.retry = _first(Recovery, self.services), _first(Retry, self.services)
-        self.hang_watch, self.console = _first(HangWatch, self.services), _first(Console, self.services)
+        self.services: Sequence[Service] = _with_defaults(service_list(services), defaults, max_time)
+        self.checkpoints = _find(Checkpoints, self.services) or Checkpoints()
+        self.recovery, self.retry = _find(Recovery, self.services), _find(Retry, self.services)
+        self.hang_watch, self.console = _find(HangWatch, self.services), _find(Console, self.services)
         self.mirror = self.checkpoints.mirror if self.replay is None else None
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])
@@ -192,7 +192,7 @@ class Settings:
         return user
 
 
-def listed(services: Iterable[Service]) -> list[Service]:
+def service_list(services: Iterable[Service]) -> list[Service]:
     if not isinstance(services, Iterable) or isinstance(services, type):
         raise ConfigError(
             f"services={services!r} is not a list; give a list, as in services=[everstep.Best(...)]"
@@ -200,12 +200,11 @@ def listed(services: Iterable[Service]) -> list[Service]:
     return list(services)
 
 
-def _first(kind: type[S], services: Iterable[Service]) -> S | None:
+def _find(kind: type[S], services: Iterable[Service]) -> S | None:
     return next((service for service in services if isinstance(service, kind)), None)
 
 
-def _completed(given: Sequence[Service], defaults: bool, max_time: float | None) -> list[Service]:
-    services = list(given)
+def _with_defaults(services: list[Service], defaults: bool, max_time: float | None) -> list[Service]:
     if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
         raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
     for kind, remedy in _ONE_EACH.items():
@@ -214,7 +213,7 @@ def _completed(given: Sequence[Service], defaults: bool, max_time: float | None)
     if max_time is not None:
         services.append(StopAfter(seconds=max_time, name="max_time"))
     if defaults:
-        services += [kind() for kind in (NaNGuard, Console, HangWatch) if _first(kind, services) is None]
-    services += [kind() for kind in (Checkpoints, Index) if _first(kind, services) is None]
+        services += [kind() for kind in (NaNGuard, Console, HangWatch) if _find(kind, services) is None]
+    services += [kind() for kind in (Checkpoints, Index) if _find(kind, services) is None]
     services.append(JournalFlush())
     return services

@@ -236,7 +236,7 @@ class Draws(LoopDriver):
     def hand_out(self, run_stream: RunStream, batch: Any) -> None:
         engine = self._engine
         # first: the program may change the batch, and so may a service at BEFORE_STEP
-        engine.verifier.drew(engine.progress.step + 1, run_stream.name, run_stream.pass_index, batch)
+        engine.verifier.note_batch(engine.progress.step + 1, run_stream.name, run_stream.pass_index, batch)
         self._batches[run_stream.name] = batch
         self.batch = batch if len(self.streams) == 1 else self._batches
         if engine.board.synchronous:

@@ -30,7 +30,7 @@ from everstep.record import (
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
-from everstep.supervisor.data_ranks import divide, said
+from everstep.supervisor.data_ranks import divide, read_data_ranks
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.settings import LoopOptions
 from everstep.trainer.checkpoint_follower import CheckpointFollower
@@ -61,7 +61,7 @@ class Evaluations:
         self.task, self.run_dir = task, run_dir
         self._streams, self._services = streams, services
         self.by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
-        self._data_ranks = said(options.get("data_ranks"))
+        self._data_ranks = read_data_ranks(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
         self._facts: dict[str, Any] | None = None
         self.loop: TrainerLoop | None = None

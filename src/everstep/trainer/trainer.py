@@ -25,7 +25,7 @@ from everstep.services.evaluate import Evaluate
 from everstep.state import decode, encode, isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.settings import LoopOptions, listed
+from everstep.supervisor.settings import LoopOptions, service_list
 from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import mapping, places_kept, prefixed
 from everstep.trainer.eval_ranks import refuse_several, whole
@@ -80,7 +80,7 @@ class Trainer:
         self.seed = seed_or_drilled(options.get("seed"))
         self._options = options
         self._line = EpochLine(options.get("show_eta", True), options.get("formatter"))
-        self._services = self._with_evaluation(listed(services), options.get("default_services", True))
+        self._services = self._with_evaluation(service_list(services), options.get("default_services", True))
         self._clock = options.get("clock", time.monotonic)
         self._retry: LoopOptions = {}
         """Options of the loop that continues after a rollback."""
@@ -453,7 +453,7 @@ class Trainer:
 def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
     """Bring the task's state and gradients, the data and random state back after the block."""
     user = UserState(task.state())
-    user.belongs_to(task, saved=True)
+    user.set_task(task, saved=True)
     with isolated(), places_kept(streams), ExitStack() as stack:
         user.open(stack)
         for stream in streams:

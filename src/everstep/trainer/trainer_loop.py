@@ -29,7 +29,7 @@ class TrainerLoop(TrainLoop):
 
     def belongs_to(self, task: Task) -> None:
         """Save the task's attributes with its state; not on several ranks, where each may have others."""
-        self._engine.user.belongs_to(task, saved=group_size() == 1)
+        self._engine.user.set_task(task, saved=group_size() == 1)
 
     @property
     def may_end(self) -> bool:
@@ -57,7 +57,7 @@ class TrainerLoop(TrainLoop):
     def collect_found(self, found: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
         # best values and early stops would mix both
-        clash = found.keys() & (self._engine.collector.given() - self._found)
+        clash = found.keys() & (self._engine.collector.collected_names() - self._found)
         if clash and not self._epochs.before_resume_point:
             raise MetricError(
                 f"{min(clash)!r} is a metric of an evaluation and of the program; give one another name"
@@ -84,7 +84,7 @@ class TrainerLoop(TrainLoop):
 
     def left_with(self) -> Loaded | None:
         """Find where the weights in the objects are saved, after a clean end; None if not in one place."""
-        best, saved = self._engine.restored, self._engine.saver.last
+        best, saved = self._engine.restored, self._engine.saver.last_commit
         if best is not None and any(each.part for each in self.bests):
             return None  # a part came back: no checkpoint has what the objects have now
         if best is not None and best.path is not None:

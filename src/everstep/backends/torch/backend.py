@@ -354,9 +354,9 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
         extra["dtype"] = str(raw.dtype).removeprefix("torch.")
     if raw.stride() != _c_strides(raw.shape):
         # Kernels may choose by strides (channels last), so they are kept; gaps and overlaps are not.
-        kept = torch.empty_like(raw, device="meta").stride()
-        if kept != _c_strides(raw.shape):
-            extra["strides"] = list(kept)
+        strides = torch.empty_like(raw, device="meta").stride()
+        if strides != _c_strides(raw.shape):
+            extra["strides"] = list(strides)
     if not raw.is_cpu:
         extra["device"] = str(raw.device)
     if type(tensor) is torch.nn.Parameter:

@@ -111,8 +111,8 @@ def mark_of(value: Any, read: bool = False) -> Any:
             pass
         if len(value) > _MANY:
             return kind, id(value), len(value)
-        inside = [each for pair in value.items() for each in pair] if kind in _DICTS else value
-        return kind, [mark_of(each, read) for each in inside]
+        items = [each for pair in value.items() for each in pair] if kind in _DICTS else value
+        return kind, [mark_of(each, read) for each in items]
     return kind, value if kind in SCALARS else id(value)
 
 
@@ -152,7 +152,7 @@ class _GivenValue:
     Attributes:
         mark: its mark.
         copy: a copy, or what stands in its place.
-        held: the value itself, if it is a container or a NumPy array that was copied; a mark knows a tensor.
+        source: the value itself, if it is a container or NumPy array that was copied; a mark knows a tensor.
         content: mark of its tensors' elements, if there are some.  torch's count of changes is not enough: it
             leaves out writes through `.data`, and counts what a resume has written to the base of a view.
         is_small: whether its tensors are read at each save, and not only where torch has counted a change.
@@ -160,13 +160,13 @@ class _GivenValue:
 
     mark: Any
     copy: Any
-    held: Any = None
+    source: Any = None
     content: Any = None
     is_small: bool = False
 
     @classmethod
-    def of(cls, value: Any, mark: Any, copied: Callable[[Any], Any]) -> _GivenValue:
-        copy = copied(value)
+    def of(cls, value: Any, mark: Any, make_copy: Callable[[Any], Any]) -> _GivenValue:
+        copy = make_copy(value)
         if copy is _NOT_SAVED:
             return cls(mark, copy)
         is_held = copy is not _NOT_COPIED and type(value) in (np.ndarray, *_LISTS, *_DICTS)
@@ -179,38 +179,38 @@ class _GivenValue:
         mark = mark_of(value)
         if self.content is None or (same(self.mark, mark) and not self.is_small):
             return same(self.mark, mark)
-        given, live = list(_references(self.mark)), list(_references(mark))
-        are_same = len(given) == len(live) and all(a() is b() for a, b in zip(given, live, strict=True))
+        old, new = list(_references(self.mark)), list(_references(mark))
+        are_same = len(old) == len(new) and all(a() is b() for a, b in zip(old, new, strict=True))
         return are_same and same(self.content, mark_of(value, read=True))
 
 
-class _Given:
+class _GivenValues:
     """By owner and name: the given values; `read` as for `mark_of`."""
 
     def __init__(self, read: bool = False) -> None:
         self._read = read
         # by identity: the hash of a metric of torchmetrics follows from what it has collected
-        self._given: MutableMapping[Any, dict[str, _GivenValue]] = WeakIdKeyDictionary()
-        self._left: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
+        self._values: MutableMapping[Any, dict[str, _GivenValue]] = WeakIdKeyDictionary()
+        self._left_marks: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
-    def enter(self, owner: Any, live: Mapping[str, Any], copied: Callable[[Any], Any]) -> None:
+    def enter(self, owner: Any, live: Mapping[str, Any], make_copy: Callable[[Any], Any]) -> None:
         """Note the given values; called when a loop is entered."""
-        before, left = self._given.get(owner, {}), self._left.get(owner, {})
+        before, left_marks = self._values.get(owner, {}), self._left_marks.get(owner, {})
         marks = {name: mark_of(value, self._read) for name, value in live.items()}
-        self._given[owner] = {
+        self._values[owner] = {
             name: before[name]
-            if name in before and name in left and same(left[name], mark)
-            else _GivenValue.of(live[name], mark, copied)
+            if name in before and name in left_marks and same(left_marks[name], mark)
+            else _GivenValue.of(live[name], mark, make_copy)
             for name, mark in marks.items()
         }
 
     def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
-        self._left[owner] = {name: mark_of(value, self._read) for name, value in live.items()}
+        self._left_marks[owner] = {name: mark_of(value, self._read) for name, value in live.items()}
 
     def of(self, owner: Any) -> dict[str, _GivenValue]:
-        return self._given.get(owner, {})
+        return self._values.get(owner, {})
 
 
 _OWN = {
@@ -230,7 +230,7 @@ _DELETED = "everstep: deleted"
 """First item of the pair that is saved for an attribute that training has deleted."""
 _NOT_SAVED, _NOT_COPIED = object(), object()
 """In place of the copy of a value that is no state, or too large."""
-_attributes = _Given()
+_attributes = _GivenValues()
 
 Places = Callable[[], Collection[int]]
 """Returns the addresses of the memory of all parameters and buffers of the state."""
@@ -238,7 +238,7 @@ Skip = Callable[[Any], bool]
 """Whether a value is saved in another place."""
 
 
-def _nothing(value: Any) -> bool:
+def _skip_nothing(value: Any) -> bool:
     return False
 
 
@@ -254,24 +254,24 @@ def _is_layer(owner: Any) -> bool:
     return type(owner).__module__.startswith("torch.nn.modules.")
 
 
-def attributes(owner: Any, skip: Skip = _nothing) -> dict[str, Any]:
+def attributes(owner: Any, skip: Skip = _skip_nothing) -> dict[str, Any]:
     """Return the attributes that its own class may have added to an object; of torch's layers the numbers."""
-    own = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
-    live = {name: value for name, value in vars(owner).items() if name not in own and not skip(value)}
-    return {k: v for k, v in live.items() if type(v) in (bool, int, float)} if _is_layer(owner) else live
+    reserved = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
+    values = {name: value for name, value in vars(owner).items() if name not in reserved and not skip(value)}
+    return {k: v for k, v in values.items() if type(v) in (bool, int, float)} if _is_layer(owner) else values
 
 
-def enter_attributes(root: Any, skip: Skip = _nothing) -> None:
+def enter_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
     for _, owner in owners(root):
-        _attributes.enter(owner, attributes(owner, skip), _copied)
+        _attributes.enter(owner, attributes(owner, skip), _copy_of)
 
 
-def leave_attributes(root: Any, skip: Skip = _nothing) -> None:
+def leave_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
     for _, owner in owners(root):
         _attributes.leave(owner, attributes(owner, skip))
 
 
-def save_attributes(root: Any, places: Places, skip: Skip = _nothing) -> dict[str, dict[str, Any]]:
+def save_attributes(root: Any, places: Places, skip: Skip = _skip_nothing) -> dict[str, dict[str, Any]]:
     """Return the attributes that differ from their given values, by the names of modules; "" is the root."""
     places = cache(places)
     changed = {path: _changed(owner, places, skip) for path, owner in owners(root)}
@@ -279,14 +279,14 @@ def save_attributes(root: Any, places: Places, skip: Skip = _nothing) -> dict[st
 
 
 def load_attributes(
-    root: Any, saved: dict[str, dict[str, Any]], places: Places, skip: Skip = _nothing
+    root: Any, saved: dict[str, dict[str, Any]], places: Places, skip: Skip = _skip_nothing
 ) -> None:
     """Undo `save_attributes`: restore the saved attributes, and set all others to their given values."""
     places = cache(places)
     for path, owner in owners(root):
-        own, given = saved.get(path, {}), _attributes.of(owner)
-        for name in _changed(owner, places, skip).keys() - own.keys() & given.keys():
-            value = given[name].copy
+        values, given_values = saved.get(path, {}), _attributes.of(owner)
+        for name in _changed(owner, places, skip).keys() - values.keys() & given_values.keys():
+            value = given_values[name].copy
             if value is _NOT_COPIED:
                 raise RestoreError(
                     f"{type(owner).__name__}.{name} was changed by a loop of this process, and is too large "
@@ -294,7 +294,7 @@ def load_attributes(
                 )
             if value is not _NOT_SAVED:
                 _restore(owner, name, value, places, in_place=True)
-        for name, value in own.items():
+        for name, value in values.items():
             _restore(owner, name, value, places)
 
 
@@ -311,34 +311,34 @@ def _restore(owner: Any, name: str, saved: Any, places: Places, in_place: bool =
             )
         set_state_of(generator, saved[1])
     else:
-        given, here = _attributes.of(owner).get(name), live.get(name)
-        mark, held = (given.mark, given.held) if given else (None, None)
-        restored = _restored(saved, mark, places, held, in_place=in_place)
-        if isinstance(here, Tensor) and isinstance(restored, Tensor):
-            restored = restored.to(here.device)
+        given_value, current = _attributes.of(owner).get(name), live.get(name)
+        mark, source = (given_value.mark, given_value.source) if given_value else (None, None)
+        restored = _restored(saved, mark, places, source, in_place=in_place)
+        if isinstance(current, Tensor) and isinstance(restored, Tensor):
+            restored = restored.to(current.device)
         live[name] = restored
 
 
 def _changed(owner: Any, places: Places, skip: Skip) -> dict[str, Any]:
-    given = _attributes.of(owner)
+    given_values = _attributes.of(owner)
     changed: dict[str, Any] = {
-        name: _tagged(value, given[name].mark, places, given[name].held)
-        if name in given
+        name: _tagged(value, given_values[name].mark, places, given_values[name].source)
+        if name in given_values
         else _as_saved(value)
         for name, value in attributes(owner, skip).items()
-        if not (name in given and given[name].is_still(value)) and is_saveable(value)
+        if not (name in given_values and given_values[name].is_still(value)) and is_saveable(value)
     }
     members = (owner._parameters, owner._buffers, owner._modules) if isinstance(owner, Module) else ()
-    gone = (name for name in given if not any(name in held for held in (vars(owner), *members)))
-    return changed | dict.fromkeys(gone, (_DELETED, None))
+    deleted = (name for name in given_values if not any(name in group for group in (vars(owner), *members)))
+    return changed | dict.fromkeys(deleted, (_DELETED, None))
 
 
-def _tagged(value: Any, mark: Any, places: Places, held: Any = None) -> Any:
+def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
     """Return what is saved of an attribute; what is still the given object, written to, has a tag.
 
     Args:
         mark: mark of the given value.
-        held: the given value, if it is a container or a NumPy array.
+        source: the given value, if it is a container or a NumPy array.
     """
     if type(value) in GENERATORS:
         return _as_saved(value)
@@ -351,13 +351,13 @@ def _tagged(value: Any, mark: Any, places: Places, held: Any = None) -> Any:
         saved = type(value)(_tagged(v, inner.get(i), places) for i, v in enumerate(value))
     elif inner and type(value) in _DICTS:
         saved = type(value)((k, _tagged(v, inner.get(k), places)) for k, v in value.items())
-    if held is not value or type(value) in SCALARS:
+    if source is not value or type(value) in SCALARS:
         return saved
     is_shared = type(value) is np.ndarray and _place(value) in places()
     return _SHARED if is_shared else _IN_PLACE, saved
 
 
-def _restored(saved: Any, mark: Any, places: Places, held: Any = None, *, in_place: bool = False) -> Any:
+def _restored(saved: Any, mark: Any, places: Places, source: Any = None, *, in_place: bool = False) -> Any:
     """Return the value of an attribute: the given object, written to, where a tag says so, else a copy.
 
     With `in_place` all is written to the given objects: `saved` is a copy of the given value, without tags.
@@ -374,34 +374,34 @@ def _restored(saved: Any, mark: Any, places: Places, held: Any = None, *, in_pla
         value = type(value)(pairs)
     else:
         value = copy.deepcopy(value)
-    here = (_tensor_of(mark) if isinstance(value, Tensor) else held) if has_tag or in_place else None
-    if here is None or type(here) is not type(value):
+    target = (_tensor_of(mark) if isinstance(value, Tensor) else source) if has_tag or in_place else None
+    if target is None or type(target) is not type(value):
         return value
-    if isinstance(here, Tensor | np.ndarray) and not is_shared and _place(here) in places():
+    if isinstance(target, Tensor | np.ndarray) and not is_shared and _place(target) in places():
         return value
-    return here if _write(here, value) else value
+    return target if _write(target, value) else value
 
 
-def _write(here: Any, value: Any) -> bool:
+def _write(target: Any, value: Any) -> bool:
     """Give an object the elements of another one; return False if it cannot have them."""
-    if isinstance(here, Tensor | np.ndarray):
-        if here.shape != value.shape or here.dtype != value.dtype:
+    if isinstance(target, Tensor | np.ndarray):
+        if target.shape != value.shape or target.dtype != value.dtype:
             return False
-        if isinstance(here, Tensor):
-            if here.is_inference():
+        if isinstance(target, Tensor):
+            if target.is_inference():
                 return False
             # of a dimension that was expanded there is one element in memory
-            first = tuple(slice(0, 1) if step == 0 else slice(None) for step in here.stride())
+            first = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
             with torch.no_grad():
-                here[first].copy_(value[first])
-        elif here.flags.writeable:
-            here[...] = value
-        return here.flags.writeable if isinstance(here, np.ndarray) else True
-    if isinstance(here, list):
-        here[:] = value
-    elif isinstance(here, set | dict | deque):
-        here.clear()
-        getattr(here, "extend" if isinstance(here, deque) else "update")(value)
+                target[first].copy_(value[first])
+        elif target.flags.writeable:
+            target[...] = value
+        return target.flags.writeable if isinstance(target, np.ndarray) else True
+    if isinstance(target, list):
+        target[:] = value
+    elif isinstance(target, set | dict | deque):
+        target.clear()
+        getattr(target, "extend" if isinstance(target, deque) else "update")(value)
     else:  # a tuple, or a frozen set
         return False
     return True
@@ -443,7 +443,7 @@ def _as_saved(value: Any) -> Any:
     return (_GENERATOR, state_of(value)) if type(value) in GENERATORS else value
 
 
-def _copied(value: Any) -> Any:
+def _copy_of(value: Any) -> Any:
     if not is_saveable(value):
         return _NOT_SAVED
     large = any(each.nbytes > _LARGE for each in arrays(value))
@@ -452,7 +452,7 @@ def _copied(value: Any) -> Any:
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
-_options = _Given(read=True)
+_options = _GivenValues(read=True)
 """An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew; of a
 schedule that is not torch's its settings."""
 _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
@@ -460,20 +460,20 @@ _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
 
 
 def enter_options(obj: Any) -> None:
-    obj = _itself(obj)
-    _options.enter(obj, _live(obj), copy.deepcopy)
-    values = _copies(obj)
-    _texts[obj] = _of_optimizer(values) if isinstance(obj, Optimizer) else _of_scheduler(obj, values)
+    obj = _unwrapped(obj)
+    _options.enter(obj, _live_options(obj), copy.deepcopy)
+    values = _option_copies(obj)
+    _texts[obj] = _optimizer_texts(values) if isinstance(obj, Optimizer) else _scheduler_texts(obj, values)
 
 
 def leave_options(obj: Any) -> None:
-    _options.leave(_itself(obj), _live(_itself(obj)))
+    _options.leave(_unwrapped(obj), _live_options(_unwrapped(obj)))
 
 
 def options_of(obj: Any) -> dict[str, str]:
     """Return the given options as strings; in an optimizer with several groups they are named "1.lr"."""
-    _given(obj)
-    return _texts[_itself(obj)]
+    _given_options(obj)
+    return _texts[_unwrapped(obj)]
 
 
 def use_option(optimizer: Optimizer, name: str) -> None:
@@ -482,9 +482,9 @@ def use_option(optimizer: Optimizer, name: str) -> None:
     group = optimizer.param_groups[int(index or 0)]
     if key == "lr" and "initial_lr" in group:
         key = "initial_lr"
-    given = _given(optimizer)
-    if (name := f"{int(index or 0)}.{key}") in given:
-        _put(group, key, given[name])
+    options = _given_options(optimizer)
+    if (name := f"{int(index or 0)}.{key}") in options:
+        _set_option(group, key, options[name])
 
 
 def replay_schedule(scheduler: Any) -> None:
@@ -492,14 +492,14 @@ def replay_schedule(scheduler: Any) -> None:
 
     A scheduler that follows a metric cannot be brought there: its schedule begins again.
     """
-    scheduler = _itself(scheduler)
+    scheduler = _unwrapped(scheduler)
     # Counted first: loading the given state sets the counter back.
     count, optimizer = _steps(scheduler), scheduler.optimizer
-    for name, value in _given(optimizer).items():
+    for name, value in _given_options(optimizer).items():
         index, _, key = name.partition(".")
         if int(index) < len(optimizer.param_groups):
-            _put(optimizer.param_groups[int(index)], key, value)
-    scheduler.load_state_dict(copy.deepcopy(_given(scheduler)))
+            _set_option(optimizer.param_groups[int(index)], key, value)
+    scheduler.load_state_dict(copy.deepcopy(_given_options(scheduler)))
     if not isinstance(scheduler, ReduceLROnPlateau):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
@@ -509,22 +509,22 @@ def replay_schedule(scheduler: Any) -> None:
 
 def use_settings(schedule: Any, names: Collection[str]) -> None:
     """Use settings of a schedule that is not torch's as the program gave them."""
-    given = _given(schedule)
-    for name in {name.partition(".")[0] for name in names} & given.keys():
-        vars(schedule)[name] = copy.deepcopy(given[name])
+    settings = _given_options(schedule)
+    for name in {name.partition(".")[0] for name in names} & settings.keys():
+        vars(schedule)[name] = copy.deepcopy(settings[name])
 
 
-def _given(obj: Any) -> dict[str, Any]:
-    if not _options.of(_itself(obj)):
+def _given_options(obj: Any) -> dict[str, Any]:
+    if not _options.of(_unwrapped(obj)):
         enter_options(obj)
-    return _copies(_itself(obj))
+    return _option_copies(_unwrapped(obj))
 
 
-def _copies(obj: Any) -> dict[str, Any]:
-    return {name: given.copy for name, given in _options.of(obj).items()}
+def _option_copies(obj: Any) -> dict[str, Any]:
+    return {name: given_value.copy for name, given_value in _options.of(obj).items()}
 
 
-def _itself(obj: Any) -> Any:
+def _unwrapped(obj: Any) -> Any:
     """Return the innermost optimizer of a wrapper, of which a scheduler may hold any, or its scheduler."""
     if isinstance(obj, Optimizer):
         return innermost(obj)
@@ -533,44 +533,44 @@ def _itself(obj: Any) -> Any:
     return inner if isinstance(inner, LRScheduler) else obj
 
 
-def _live(obj: Any) -> dict[str, Any]:
+def _live_options(obj: Any) -> dict[str, Any]:
     if isinstance(obj, Optimizer):
         groups = enumerate(obj.param_groups)
         return {f"{i}.{key}": v for i, group in groups for key, v in group.items() if key != "params"}
     if isinstance(obj, LRScheduler):
         return dict(obj.state_dict())
-    asked = inspect.signature(type(obj).__init__).parameters
-    numbers = ((name, value) for name, value in vars(obj).items() if name.lstrip("_") in asked)
+    parameters = inspect.signature(type(obj).__init__).parameters
+    numbers = ((name, value) for name, value in vars(obj).items() if name.lstrip("_") in parameters)
     return {name: v for name, v in numbers if _is_plain(v) and not any(True for _ in arrays(v))}
 
 
-def _of_optimizer(given: Mapping[str, Any]) -> dict[str, str]:
+def _optimizer_texts(options: Mapping[str, Any]) -> dict[str, str]:
     """Return options as strings; the rate is that with which its schedule begins."""
-    several, texts = any(name.startswith("1.") for name in given), dict[str, str]()
-    for name, value in given.items():
+    several, texts = any(name.startswith("1.") for name in options), dict[str, str]()
+    for name, value in options.items():
         index, _, key = name.partition(".")
         if key == "lr":
-            value = given.get(f"{index}.initial_lr", value)
+            value = options.get(f"{index}.initial_lr", value)
         if key not in _FREE:
             texts |= described(value, name if several else key)
     return texts
 
 
-def _of_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
+def _scheduler_texts(scheduler: Any, state: Mapping[str, Any]) -> dict[str, str]:
     """Return the arguments of a scheduler's constructor, and those of the schedulers inside, as strings."""
     arguments = inspect.signature(type(scheduler).__init__).parameters.keys()
-    asked = tuple(arguments - {"self", "optimizer", "last_epoch"})
+    names = tuple(arguments - {"self", "optimizer", "last_epoch"})
     texts = described(type(scheduler).__qualname__, "class")
     for name, value in state.items():
-        if name.lstrip("_") in asked or name == "base_lrs":
+        if name.lstrip("_") in names or name == "base_lrs":
             texts |= described(value, name)
     for name, value in vars(scheduler).items():  # functions, which torch's own state lacks
-        held = value if isinstance(value, list | tuple) else [value]
-        if name.lstrip("_").startswith(asked) and any(map(callable, held)):
+        items = value if isinstance(value, list | tuple) else [value]
+        if name.lstrip("_").startswith(names) and any(map(callable, items)):
             texts |= described(value, name)
     inner = zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False)
     for index, each in enumerate(inner):
-        texts |= {f"{index}.{name}": text for name, text in _of_scheduler(*each).items()}
+        texts |= {f"{index}.{name}": text for name, text in _scheduler_texts(*each).items()}
     return texts
 
 
@@ -580,7 +580,7 @@ def _steps(scheduler: Any) -> int:
     return int(epoch) if epoch is not None else _steps(inner[0]) if inner else 0
 
 
-def _put(group: dict[str, Any], key: str, value: Any) -> None:
+def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
     """Set an option; a tensor stays the same object, because a compiled step reads it."""
     live = group.get(key)
     if isinstance(live, Tensor):

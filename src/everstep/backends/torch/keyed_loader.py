@@ -132,8 +132,7 @@ class Loader(SampledStream):
         return cursor
 
     def __repr__(self) -> str:
-        workers = self._options["num_workers"]
-        return f"loader({type(self._dataset).__name__}, num_workers={workers})"
+        return f"loader({type(self._dataset).__name__}, num_workers={self._options['num_workers']})"
 
 
 class _Batches:

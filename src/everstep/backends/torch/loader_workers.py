@@ -182,8 +182,8 @@ class _Watch:
         if batches not in self._open:
             return
         self._open.remove(batches)
-        mine = signal.getsignal(signal.SIGCHLD) == self._on_death
-        if not self._open and mine and threading.current_thread() is threading.main_thread():
+        is_ours = signal.getsignal(signal.SIGCHLD) == self._on_death
+        if not self._open and is_ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, self._previous)
 
     def _on_death(self, number: int, frame: FrameType | None) -> None:

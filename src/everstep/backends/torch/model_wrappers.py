@@ -147,9 +147,9 @@ def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
         if isinstance(value, Optimizer):
             yield name, value
         elif not isinstance(value, Module) and hasattr(value, "state_dict"):
-            held = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
-            if held and _saves_optimizer(value.state_dict()):
-                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in held)
+            items = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if isinstance(v, Optimizer)]
+            if items and _saves_optimizer(value.state_dict()):
+                yield from ((f"{name}.{attribute}", optimizer) for attribute, optimizer in items)
 
 
 def _saves_optimizer(tree: Any) -> bool:
@@ -203,11 +203,11 @@ def shapes_watched(objects: Mapping[str, Any], warn: Callable[[str], None]) -> I
     the first shape, too; of static kernels it makes a limited number, and runs further shapes uncompiled.
     """
     with ExitStack() as stack:
-        ours = {id(part) for model in models_of(objects) for part in model.modules()}
-        if ours and "torch._dynamo" in sys.modules:  # else nothing is compiled
+        ids = {id(part) for model in models_of(objects) for part in model.modules()}
+        if ids and "torch._dynamo" in sys.modules:  # else nothing is compiled
             for each in alive_modules():
                 compiled = isinstance(each, torch._dynamo.OptimizedModule)
-                if compiled and not ours.isdisjoint(map(id, each.modules())):
+                if compiled and not ids.isdisjoint(map(id, each.modules())):
                     hook = _shape_hook(getattr(each.dynamo_ctx, "_dynamic", None) is False, warn)
                     stack.callback(each.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
@@ -220,8 +220,7 @@ def _shape_hook(static: bool, warn: Callable[[str], None]) -> Callable[[Any, Any
     def look(module: Any, args: Any, kwargs: Any) -> None:
         if len(seen) > limit or torch.compiler.is_compiling():
             return
-        leaves = tree_leaves((args, kwargs))
-        seen.add(tuple(leaf.shape for leaf in leaves if isinstance(leaf, Tensor)))
+        seen.add(tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
         if len(seen) > limit:
             warn(
                 f"{type(module._orig_mod).__name__} is compiled (torch.compile), and is given batches of "

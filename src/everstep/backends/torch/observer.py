@@ -51,7 +51,7 @@ class Observer:
         self.optimizers: list[Any] = []
         self.draws: list[str] = []
         self.synced: dict[tuple[int, int], tuple[int, int]] = {}
-        """Device and number of a file -> what `_written` told of it when it was synced."""
+        """Device and number of a file -> what `_version` told of it when it was synced."""
         self.threads = threading.local()
 
     @contextmanager
@@ -103,9 +103,9 @@ class Observer:
         draws, self.draws = self.draws, []
         with self.at_work():
             parameters, _, settings = parts_of(optimizer)
-            found = {"settings": digest(settings), "buffers": digest(buffers_of(parameters))}
-            found |= state_of(optimizer)
-            self.write("update", number=number, draws=draws, random=random_state(), **found)
+            digests = {"settings": digest(settings), "buffers": digest(buffers_of(parameters))}
+            digests |= state_of(optimizer)
+            self.write("update", number=number, draws=draws, random=random_state(), **digests)
         self.reach("update")
 
     def drawn(self, batch: Any) -> None:
@@ -139,8 +139,8 @@ class Observer:
 
         def observed(fd: Any) -> None:
             sync(fd)
-            found = os.stat(fd if isinstance(fd, int) else fd.fileno())
-            self.synced[found.st_dev, found.st_ino] = _written(found)
+            status = os.stat(fd if isinstance(fd, int) else fd.fileno())
+            self.synced[status.st_dev, status.st_ino] = _version(status)
 
         return observed
 
@@ -151,8 +151,8 @@ class Observer:
             # what a link leads to, or what comes from elsewhere, may be somebody's data
             if os.path.islink(file) or not os.path.realpath(file).startswith(self.folders):
                 continue
-            found = os.stat(file)
-            if os.path.isfile(file) and self.synced.get((found.st_dev, found.st_ino)) != _written(found):
+            status = os.stat(file)
+            if os.path.isfile(file) and self.synced.get((status.st_dev, status.st_ino)) != _version(status):
                 os.truncate(file, 0)
         os.replace(source, target)
 
@@ -200,8 +200,8 @@ class Observer:
                 self.write(at, keys=keys, path=place, tensors=tensors, of=len(parts), **thread())
 
 
-def _written(found: os.stat_result) -> tuple[int, int]:
-    return found.st_mtime_ns, found.st_size
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_mtime_ns, status.st_size
 
 
 def thread() -> dict[str, bool]:
@@ -214,7 +214,7 @@ def addresses(value: Any, depth: int = 0) -> list[int]:
     if hasattr(value, "data_ptr"):
         return [value.data_ptr()] if value.data_ptr() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [found for each in items for found in addresses(each, depth + 1)] if depth < DEPTH else []
+    return [address for each in items for address in addresses(each, depth + 1)] if depth < DEPTH else []
 
 
 def rank_here() -> int:
@@ -287,12 +287,12 @@ def random_state() -> dict[str, str]:
     """Digest the state of each global generator."""
     import torch
 
-    found = {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
+    digests = {"python": digest(random.getstate()), "torch": digest(torch.get_rng_state())}
     if "numpy" in sys.modules:
-        found["numpy"] = digest(sys.modules["numpy"].random.get_state())
+        digests["numpy"] = digest(sys.modules["numpy"].random.get_state())
     if torch.cuda.is_available():
-        found["cuda"] = digest(torch.cuda.get_rng_state_all())
-    return found
+        digests["cuda"] = digest(torch.cuda.get_rng_state_all())
+    return digests
 
 
 _holders: dict[tuple[int, ...], list[Any]] = {}
@@ -405,8 +405,8 @@ def begin(observer: Observer) -> None:
 
 
 def _next_sitecustomize() -> None:
-    mine = os.path.dirname(os.path.abspath(__file__))
-    others = [each for each in sys.path if os.path.abspath(each) != mine]
+    folder = os.path.dirname(os.path.abspath(__file__))
+    others = [each for each in sys.path if os.path.abspath(each) != folder]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

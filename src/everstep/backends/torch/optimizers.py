@@ -33,17 +33,17 @@ class Clip:
     global_norm: float | None = None
 
     def __post_init__(self) -> None:
-        given = self._given()
-        if len(given) != 1:
-            raise ConfigError(f"Clip() takes exactly one of value, norm, global_norm; got {given}; give one")
-        for name, limit in given.items():
+        limits = self._limits()
+        if len(limits) != 1:
+            raise ConfigError(f"Clip() takes exactly one of value, norm, global_norm; got {limits}; give one")
+        for name, limit in limits.items():
             object.__setattr__(self, name, number(name, limit))
 
-    def _given(self) -> dict[str, float]:
+    def _limits(self) -> dict[str, float]:
         return {name: limit for name, limit in vars(self).items() if limit is not None}
 
     def __repr__(self) -> str:
-        return f"Clip({', '.join(f'{name}={limit}' for name, limit in self._given().items())})"
+        return f"Clip({', '.join(f'{name}={limit}' for name, limit in self._limits().items())})"
 
     def apply(self, parameters: list[Tensor]) -> Tensor:
         """Clip the gradients in place; returns their global 2-norm before clipping, on their device."""

@@ -261,47 +261,47 @@ def _store_at_the_address(rank: int, limit: float) -> Any:
     return store
 
 
-def _clone(store: Any, gone: list[str]) -> Any:
+def _clone(store: Any, loss: list[str]) -> Any:
     limit = store.timeout
-    with _lost_if_it_fails(gone):
+    with _lost_if_it_fails(loss):
         store.set_timeout(min(limit, timedelta(seconds=ANSWER)))  # the clone takes it
-        made = store.clone()
+        clone = store.clone()
         store.set_timeout(limit)
-        made.set_timeout(limit)
-        return made
+        clone.set_timeout(limit)
+        return clone
 
 
 @contextmanager
 def _lost_if_it_fails(
-    gone: list[str], what: str = "the store of the processes that train together is gone"
+    loss: list[str], what: str = "the store of the processes that train together is gone"
 ) -> Iterator[None]:
-    """Raise a failure of a request as `StoreLostError`; note it in `gone`, and make no request after it."""
-    if gone:  # at each request torch would print a stack of C++
-        raise StoreLostError(gone[0])
+    """Raise a failure of a request as `StoreLostError`; note it in `loss`, and make no request after it."""
+    if loss:  # at each request torch would print a stack of C++
+        raise StoreLostError(loss[0])
     try:
         yield
     except dist.DistError as error:
         first_line = str(error).partition("\n")[0]  # more are a stack of C++
-        gone.append(
+        loss.append(
             f"{what} ({first_line}); check the process that hosts it (torchrun, or rank 0), then start again"
         )
-        raise StoreLostError(gone[0]) from error
+        raise StoreLostError(loss[0]) from error
 
 
 class TorchStore:
     """A connection to a store of torch.distributed, as a `KeyValueStore`; torch lets threads take turns."""
 
-    def __init__(self, store: Any, gone: list[str] | None = None) -> None:
-        self.store, self._gone = store, [] if gone is None else gone
+    def __init__(self, store: Any, loss: list[str] | None = None) -> None:
+        self.store, self._loss = store, [] if loss is None else loss
 
     def clone(self) -> TorchStore:
-        return TorchStore(_clone(self.store, self._gone), self._gone)
+        return TorchStore(_clone(self.store, self._loss), self._loss)
 
     def below(self, prefix: str) -> TorchStore:
-        return TorchStore(PrefixStore(prefix, self.store), self._gone)
+        return TorchStore(PrefixStore(prefix, self.store), self._loss)
 
     def _ask(self, request: str, *arguments: Any) -> Any:
-        with _lost_if_it_fails(self._gone):
+        with _lost_if_it_fails(self._loss):
             return getattr(self.store, request)(*arguments)
 
     def set(self, key: str, value: str) -> None:

@@ -40,8 +40,8 @@ class Placed(Region):
         home = _home()
         placements = [home.Partial() if dim in sums else own for dim, own in enumerate(self.placements)]
         form = {"run_check": False, "shape": torch.Size(self.whole), "stride": self.stride}
-        made: Tensor = home.DTensor.from_local(local, self.mesh, placements, **form)
-        return made.detach()
+        dtensor: Tensor = home.DTensor.from_local(local, self.mesh, placements, **form)
+        return dtensor.detach()
 
 
 def place_in_mesh(value: Any) -> tuple[int | None, list[int]] | None:

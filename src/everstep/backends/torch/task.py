@@ -47,8 +47,8 @@ class Average(AveragedModel):
         copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
         averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
         if self.n_averaged:  # a tensor on the CPU, so that reading it waits for no device
-            ours, theirs = map(list, zip(*averaged, strict=True))
-            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
+            averages, weights = map(list, zip(*averaged, strict=True))
+            torch._foreach_lerp_(averages, weights, 1 - self.decay)
         else:
             copied += averaged
         for our, their in copied:
@@ -370,9 +370,9 @@ class Task(tasks.Task):
 
     def train_loop_begin(self) -> None:
         """Refuse a state that lacks the task's scaler or average."""
-        held = {id(part) for _, part in flatten(self.state())}
+        saved_ids = {id(part) for _, part in flatten(self.state())}
         for name, part in {"scaler": self._scaler, "ema": self._ema, "shards": self._shards}.items():
-            if part is not None and id(part) not in held:
+            if part is not None and id(part) not in saved_ids:
                 raise StateError(
                     f"the state of {type(self).__name__} lacks its {name!r}, so a resume would begin "
                     "without it; let state() return {**super().state(), ...}"

@@ -105,9 +105,9 @@ class LateTensor(Tensor):
 
     @classmethod
     def of(cls, array: Unread, dtype: torch.dtype, read: Callable[[], Tensor]) -> LateTensor:
-        made: LateTensor = Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
-        made._reader, made._failure = read, None
-        return made
+        tensor: LateTensor = Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
+        tensor._reader, tensor._failure = read, None
+        return tensor
 
     def _read(self) -> Tensor:
         try:
@@ -120,8 +120,8 @@ class LateTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = tree_map_only(LateTensor, lambda tensor: tensor._read(), (args, kwargs or {}))
-        return func(*given[0], **given[1])
+        arguments = tree_map_only(LateTensor, lambda tensor: tensor._read(), (args, kwargs or {}))
+        return func(*arguments[0], **arguments[1])
 
 
 def raise_failure(tensors: Iterable[Any]) -> None:

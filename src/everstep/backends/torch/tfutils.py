@@ -47,10 +47,10 @@ def optimizer(
     parameters = _trained(model, names)
     if inner is None:
         return make(parameters, **arguments)
-    made = inner(parameters, **arguments)
+    base = inner(parameters, **arguments)
     if isinstance(clip, Mapping):
-        return make(made, Clip(**clip))
-    return made if clip is False else make(made)
+        return make(base, Clip(**clip))
+    return base if clip is False else make(base)
 
 
 def _trained(model: torch.nn.Module, names: str | Sequence[str] | None) -> list[Tensor]:
@@ -100,15 +100,15 @@ def train(
 ) -> dict[str, Any]:
     """Update with the mean of the gradients over a batch; returns its metrics, which are means, too."""
     optimizer.zero_grad()
-    found: dict[str, Any] = {}
+    sums: dict[str, Any] = {}
     for part, share in parts(batch, minibatch_size):
         metrics = loss(part)
         torch.autograd.backward(metrics["loss"] * share)
         for name, value in metrics.items():
             number = value.detach() if isinstance(value, Tensor) else value
-            found[name] = found.get(name, 0.0) + number * share
+            sums[name] = sums.get(name, 0.0) + number * share
     optimizer.step()
-    return found | optimizer.metrics() if isinstance(optimizer, Around) else found
+    return sums | optimizer.metrics() if isinstance(optimizer, Around) else sums
 
 
 def mean(value: Any) -> Any:

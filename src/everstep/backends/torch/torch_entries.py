@@ -44,10 +44,10 @@ _ATTRIBUTES = "_attributes"
 
 def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
-    made = next((entry(value) for kind, entry in _ENTRIES.items() if isinstance(value, kind)), None)
-    if made is None and _wraps_scheduler(value):
+    entry = next((make(value) for kind, make in _ENTRIES.items() if isinstance(value, kind)), None)
+    if entry is None and _wraps_scheduler(value):
         return SchedulerEntry(value)
-    return ScheduleEntry(value) if made is None and _is_schedule(value) else made
+    return ScheduleEntry(value) if entry is None and _is_schedule(value) else entry
 
 
 def _wraps_scheduler(value: Any) -> bool:
@@ -75,17 +75,17 @@ class ModuleEntry(Entry):
     copies = True
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._given = module
+        self._given_module = module
         self.module = bare(module)
         reshard(self.module)
-        self._sharded = self._now_sharded()
+        self._sharded = self._sharded_names()
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             if is_lazy(tensor):
                 raise StateError(
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
-        self._look()
-        self._made, self._made_empty = self._flags(), [*map(self._names.bare, self._empty_buffers())]
+        self._refresh_names()
+        self._first_flags, self._first_empty = self._flags(), [*map(self._names.bare, self._empty_buffers())]
         self._places: given_values.Places = lambda: addresses([self.module])
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
@@ -105,29 +105,29 @@ class ModuleEntry(Entry):
         policy = precision(self.module) if self._sharded else ""
         return {"mp_policy": policy} if policy else {}
 
-    def _look(self) -> BareNames:
+    def _refresh_names(self) -> BareNames:
         """Look at the names as they are now: training may add parts."""
-        self._names = BareNames(self._given)
+        self._names = BareNames(self._given_module)
         return self._names
 
-    def _now_sharded(self) -> set[str]:
+    def _sharded_names(self) -> set[str]:
         return {name for name, parameter in self.module.named_parameters() if is_sharded(parameter)}
 
     def _require_as_made(self) -> None:
         """Refuse a module that was sharded since the loop was made: its optimizer steps other tensors."""
         reshard(self.module)
-        if changed := sorted(self._now_sharded() ^ self._sharded):
+        if changed := sorted(self._sharded_names() ^ self._sharded):
             raise StateError(
                 f"{changed[0]!r} was sharded after the loop was made (fully_shard, parallelize_module): "
                 "shard the model first, then make the optimizer from its parameters, then the loop"
             )
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        names = self._look()
+        names = self._refresh_names()
         yield from (((names.bare(name),), tensor) for name, tensor in self.module.state_dict().items())
 
     def save(self) -> Any:
-        names = self._look()
+        names = self._refresh_names()
         state = self.module.state_dict()
         # by the types, as each call costs every save: plain tensors that were plain need no look
         if self._sharded or not _PLAIN.issuperset(map(type, state.values())):
@@ -142,7 +142,7 @@ class ModuleEntry(Entry):
             tree[_BUFFERS] = buffers
         if changed := given_values.save_attributes(self.module, self._places):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
-        return {**tree, _FLAGS: {"made": self._made, "now": self._flags(), "empty": self._made_empty}}
+        return {**tree, _FLAGS: {"made": self._first_flags, "now": self._flags(), "empty": self._first_empty}}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
@@ -163,7 +163,7 @@ class ModuleEntry(Entry):
 
     def expects(self) -> Callable[[Any], Mismatch]:
         kind = type(self.module).__name__
-        names = self._look()
+        names = self._refresh_names()
         live = {name: _shape(value) for name, value in self.module.state_dict().items()}
         modules = {path for path, _ in self.module.named_modules()}
         empty = self._empty_buffers()
@@ -175,18 +175,18 @@ class ModuleEntry(Entry):
             owners = map(names.live, tree.get(_ATTRIBUTES, {}))
             differing = [n for n in live if n in saved and saved[n] != live[n]]
             # training fills and empties buffers; those that the program makes otherwise now do not fit
-            made = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._made_empty}
+            changed = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._first_empty}
             emptied = {
                 names.live(name)
                 for name, buffer in tree.get(_BUFFERS, {}).items()
-                if buffer is None and name not in made
+                if buffer is None and name not in changed
             }
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved and name not in emptied],
                 [
                     name
                     for name in saved
-                    if name not in live and (name not in empty or names.bare(name) in made)
+                    if name not in live and (name not in empty or names.bare(name) in changed)
                 ]
                 + [m for m in owners if m not in modules],
                 [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
@@ -197,7 +197,7 @@ class ModuleEntry(Entry):
     def load(self, tree: Any) -> None:
         self._require_as_made()
         self.check(tree).require_none()
-        names = self._look()
+        names = self._refresh_names()
         live = {names.live(name): value for name, value in tree.items() if name not in BESIDE}
         buffers = {names.live(name): value for name, value in tree.get(_BUFFERS, {}).items()}
         empty = self._empty_buffers()
@@ -215,7 +215,7 @@ class ModuleEntry(Entry):
             raise
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
         given_values.load_attributes(self.module, attributes, self._places)
-        if (flags := tree.get(_FLAGS)) and flags["made"] == self._made:
+        if (flags := tree.get(_FLAGS)) and flags["made"] == self._first_flags:
             for name, module in self.module.named_modules():
                 module.training = names.bare(name) not in flags["now"]["evaluating"]
             for name, parameter in self.module.named_parameters():
@@ -302,7 +302,7 @@ class OptimizerEntry(_OptionsEntry):
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, ModuleEntry] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
-        self._named: tuple[list[int], list[str]] = ([], [])
+        self._cached_names: tuple[list[int], list[str]] = ([], [])
         """Numbers of the parameters when `_names` was last called, and its answer."""
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
@@ -312,16 +312,16 @@ class OptimizerEntry(_OptionsEntry):
     def _names(self) -> list[str]:
         """Return the names of the parameters in the state's models; [] unless each has one of its own."""
         stepped = list(map(id, stepped_by(self.obj)))
-        if stepped != self._named[0]:
+        if stepped != self._cached_names[0]:
             for each in self._models.values():
                 reshard(each.module)
             names = dict[int, str]()
             for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
                 for name, parameter in named_parameters(each.module):
                     names[id(parameter)] = f"{entry}/{name}"
-            listed = [names[number] for number in stepped if number in names]
-            self._named = stepped, listed if len(listed) == len(stepped) else []
-        return self._named[1]
+            model_names = [names[number] for number in stepped if number in names]
+            self._cached_names = stepped, model_names if len(model_names) == len(stepped) else []
+        return self._cached_names[1]
 
     def save(self) -> Any:
         if self._sharded:
@@ -370,8 +370,8 @@ class OptimizerEntry(_OptionsEntry):
         return type(innermost(self.obj)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
-        wanted = ("state", "param_groups", _CLASS)
-        missing = [key for key in wanted if not isinstance(tree, dict) or key not in tree]
+        required = ("state", "param_groups", _CLASS)
+        missing = [key for key in required if not isinstance(tree, dict) or key not in tree]
         if missing:
             return Mismatch(missing, [], [])
         saved = [len(group["params"]) for group in tree["param_groups"]]
@@ -382,9 +382,9 @@ class OptimizerEntry(_OptionsEntry):
         if not reshaped and (order := self._order(tree)) is not None:
             groups = [number for number, count in enumerate(live) for _ in range(count)]
             states = [state if isinstance(state, dict) else {"": [state]} for state in tree["state"].values()]
-            own = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
+            values = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
             # one tensor for all parameters, as LBFGS has in lists, has their order inside
-            is_bound = self._sharded or any(isinstance(value, dict | list) for value in own)
+            is_bound = self._sharded or any(isinstance(value, dict | list) for value in values)
             moved = [n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])]
             reshaped += [
                 f"{self._names()[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]
@@ -404,9 +404,9 @@ class OptimizerEntry(_OptionsEntry):
         parameters = stepped_by(self.obj)
         if (order := self._order(tree)) is not None:
             old = tree["state"]
-            own = {number: old[was] for number, was in enumerate(order) if was in old}
+            states = {number: old[old_index] for number, old_index in enumerate(order) if old_index in old}
             groups = [{k: v for k, v in each.items() if k != "param_names"} for each in tree["param_groups"]]
-            state = {key: old[key] for key in old if not isinstance(key, int)} | own
+            state = {key: old[key] for key in old if not isinstance(key, int)} | states
             tree = {**tree, "state": state, "param_groups": groups}
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
@@ -533,11 +533,11 @@ class AttributesEntry(Entry):
         given_values.load_attributes(self._owner, {"": tree}, lambda: self._places, self.skips)
 
     def enter(self) -> None:
-        held = list(contents(self._objects))
-        ours = {id(each) for each in held if type(each) not in given_values.SCALARS}
-        own = given_values.attributes(self._owner).values()
-        self._shared = [each for each in own if id(each) in ours]
-        self._places = addresses(held)
+        parts = list(contents(self._objects))
+        ids = {id(each) for each in parts if type(each) not in given_values.SCALARS}
+        values = given_values.attributes(self._owner).values()
+        self._shared = [each for each in values if id(each) in ids]
+        self._places = addresses(parts)
         given_values.enter_attributes(self._owner, self.skips)
 
     def leave(self) -> None:

@@ -127,7 +127,7 @@ class TrainableEntry(ModuleEntry):
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
-        names = BareNames(self._given)
+        names = BareNames(self._given_module)
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             yield names.bare(name), parameter
         for name, buffer in self.module.named_buffers(remove_duplicate=False):
@@ -137,7 +137,7 @@ class TrainableEntry(ModuleEntry):
         """Put the live base into a saved tree, as if it had been saved."""
         if not isinstance(tree, Mapping) or BASE not in tree:
             return tree
-        names = BareNames(self._given)
+        names = BareNames(self._given_module)
         parts, persistent = dict(self._parts()), {names.bare(name) for name in self.module.state_dict()}
         live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
         return {

@@ -55,9 +55,9 @@ from everstep.errors import RestoreError
 
 _SENTINELS = 4
 _MARK = "_wrapped_by_lr_sched"
-_known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_known_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers in the states of all open loops, and those inside: those of another run are not strangers."""
-_open: weakref.WeakSet[TorchUpdateCounter] = weakref.WeakSet()
+_open_counters: weakref.WeakSet[TorchUpdateCounter] = weakref.WeakSet()
 
 _RECOMPUTED = {
     LambdaLR: ("lr",),
@@ -83,8 +83,8 @@ class TorchUpdateCounter:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.updates = 0
         self._objects = objects
-        self._own: dict[str, _Watched] = {}
-        self._find()
+        self._watches: dict[str, _Watch] = {}
+        self._find_optimizers()
         scalers = [value for _, value in flatten(objects) if isinstance(value, GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
@@ -96,57 +96,57 @@ class TorchUpdateCounter:
         self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
         """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
         after they first stepped."""
-        _open.add(self)
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        _open_counters.add(self)
+        self._hook = register_optimizer_step_post_hook(self._note_step)
 
-    def _find(self) -> None:
+    def _find_optimizers(self) -> None:
         """Find the optimizers of the state; again later, as an object of the state may make another one."""
         self._layers = {name: layers(optimizer) for name, optimizer in optimizers(self._objects)}
-        found, before = {name: inner for name, (*_, inner) in self._layers.items()}, self._own
-        kept = {name: one for name, one in before.items() if one.optimizer is found.get(name)}
-        self._own = {name: kept.get(name) or _Watched(inner) for name, inner in found.items()}
-        self.optimizers = len(self._own)
-        self._by_id = {id(watched.optimizer): watched for watched in self._own.values()}
+        innermost, old = {name: inner for name, (*_, inner) in self._layers.items()}, self._watches
+        same = {name: one for name, one in old.items() if one.optimizer is innermost.get(name)}
+        self._watches = {name: same.get(name) or _Watch(inner) for name, inner in innermost.items()}
+        self.optimizers = len(self._watches)
+        self._by_id = {id(watched.optimizer): watched for watched in self._watches.values()}
         self._smallest: list[Tensor] | None = None
         """Parameters whose digest stands for an update; None before the first."""
-        inner = (v for each in found.values() for v in vars(each).values() if isinstance(v, Optimizer))
-        self._known = [*found.values(), *inner]
-        _known.update(self._known)
+        inner = (v for each in innermost.values() for v in vars(each).values() if isinstance(v, Optimizer))
+        self._own_optimizers = [*innermost.values(), *inner]
+        _known_optimizers.update(self._own_optimizers)
 
-    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._by_id.get(id(optimizer))
         if watched is not None:
             self.updates += 1
-            watched.stepped()
-        elif optimizer not in _known:
-            self._stepped_outside(optimizer)
+            watched.note_step()
+        elif optimizer not in _known_optimizers:
+            self._note_outside_step(optimizer)
 
-    def _stepped_outside(self, optimizer: Optimizer) -> None:
+    def _note_outside_step(self, optimizer: Optimizer) -> None:
         kind = type(optimizer).__name__
         if optimizer in self._others:
             if self._others[optimizer]:
                 self._strangers[f"{kind} of arrays that are not in the state"] = None
             return
-        self._find()
-        if optimizer in _known:
-            return self._stepped(optimizer, (), {})
+        self._find_optimizers()
+        if optimizer in _known_optimizers:
+            return self._note_step(optimizer, (), {})
         names = {id(p): f"{owner}/{key}" for owner, key, p in self._parameters()}
-        theirs = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
-        self._others[optimizer] = None if theirs else False
-        if theirs:
-            some = ", ".join(theirs[:3]) + (" ..." if len(theirs) > 3 else "")
-            self._strangers[f"{kind} that steps {len(theirs)} of the state's arrays ({some})"] = None
+        targets = [names[id(p)] for p in stepped_by(optimizer) if id(p) in names]
+        self._others[optimizer] = None if targets else False
+        if targets:
+            some = ", ".join(targets[:3]) + (" ..." if len(targets) > 3 else "")
+            self._strangers[f"{kind} that steps {len(targets)} of the state's arrays ({some})"] = None
 
     def digest(self) -> int | None:
         if self._smallest is None:
-            trained = ([p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._own.values())
-            self._smallest = [min(some, key=Tensor.numel) for some in trained if some]
+            groups = ([p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._watches.values())
+            self._smallest = [min(some, key=Tensor.numel) for some in groups if some]
         digest, count = digest_small(self._smallest, 0)
         return digest if self._smallest and count == len(self._smallest) else None
 
     def left_out(self) -> bool:
         """Whether an update was left out because its gradients were not finite; waits for the device."""
-        around = [layer for found in self._layers.values() for layer in found if isinstance(layer, Around)]
+        around = [layer for chain in self._layers.values() for layer in chain if isinstance(layer, Around)]
         return any(layer.left_out for layer in around) or any(s.get_scale() < old for s, old in self._scales)
 
     def strangers(self) -> list[str]:
@@ -155,7 +155,7 @@ class TorchUpdateCounter:
         Such an optimizer stepped the state's parameters; or it stepped other arrays both before and after the
         last call of this method: one that is made, used and dropped inside a step does not count.
         """
-        for optimizer in [each for each, asked in self._others.items() if asked is False]:
+        for optimizer in [each for each, was_asked in self._others.items() if was_asked is False]:
             self._others[optimizer] = True
         return list(self._strangers)
 
@@ -166,7 +166,7 @@ class TorchUpdateCounter:
         """
         stepped = [
             (owner, index, parameter)
-            for owner, watched in self._own.items()
+            for owner, watched in self._watches.items()
             for index, parameter in enumerate(stepped_by(watched.optimizer))
         ]
         require_saved((value for _, value in flatten(self._objects)), (each for *_, each in stepped))
@@ -194,20 +194,20 @@ class TorchUpdateCounter:
 
     def unscheduled(self) -> list[str]:
         # torch's schedulers leave this mark, and its search below is only made where there is a new one
-        marked = [n for n, found in self._layers.items() if any(hasattr(each.step, _MARK) for each in found)]
+        marked = [n for n, chain in self._layers.items() if any(hasattr(each.step, _MARK) for each in chain)]
         new, self._scheduled = set(marked) - self._scheduled, set(marked)
         if not new:
             return []
-        held = [each for _, value in flatten(self._objects) for each in contents(value)]
-        driven = {id(_own(each, "optimizer")) for each in held if not isinstance(each, Module | Optimizer)}
+        parts = [each for _, value in flatten(self._objects) for each in contents(value)]
+        driven = {id(_attribute(p, "optimizer")) for p in parts if not isinstance(p, Module | Optimizer)}
         return [name for name in marked if name in new and driven.isdisjoint(map(id, self._layers[name]))]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
         return [
             f"{type(part).__name__} {name!r}"
             for name, value in flatten(self._objects)
-            for part in [value, *(_own(value, "_schedulers") or ())]
-            if _own(part, "optimizer") is self._objects.get(owner)
+            for part in [value, *(_attribute(value, "_schedulers") or ())]
+            if _attribute(part, "optimizer") is self._objects.get(owner)
             and option in next((sets for kind, sets in _RECOMPUTED.items() if isinstance(part, kind)), ())
         ]
 
@@ -219,7 +219,7 @@ class TorchUpdateCounter:
         """
         tree: dict[str, Any] = {}
         summed: dict[str, Any] = {}  # dimensions of the mesh over which a gradient is still to be summed
-        used_up = {owner for owner, watched in self._own.items() if watched.used_up()}
+        used_up = {owner for owner, watched in self._watches.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
             grad = parameter.grad
             if grad is not None and owner not in used_up:
@@ -227,8 +227,8 @@ class TorchUpdateCounter:
                 if (sums := unmade_sums(grad, parameter)) is not None:
                     summed.setdefault(owner, {})[key] = sums
         reused = {  # after a resume nobody holds gradients that were not saved
-            owner: [watched.reused, watched.held() if owner not in used_up else False]
-            for owner, watched in self._own.items()
+            owner: [watched.reused, watched.holds_last_gradients() if owner not in used_up else False]
+            for owner, watched in self._watches.items()
         }
         saved: dict[str, Any] = {"grad": tree, "reused": reused} if tree or reused else {}
         if summed:
@@ -238,7 +238,7 @@ class TorchUpdateCounter:
         return saved or None
 
     def load_gradients(self, tree: Any) -> None:
-        self._find()
+        self._find_optimizers()
         tree = tree or {"grad": {}, "reused": {}}
         saved = {(owner, key): grad for owner, grads in tree["grad"].items() for key, grad in grads.items()}
         summed = tree.get("summed", {})
@@ -249,7 +249,7 @@ class TorchUpdateCounter:
             copied: Any = None if grad is None else grad.to(parameter.device, copy=True)
             placed = copied is not None and is_sharded(parameter)
             parameter.grad = layout(parameter).tensor(copied, sums) if placed else copied
-        for owner, watched in self._own.items():
+        for owner, watched in self._watches.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
         load_window(self._fsdp, tree.get("window", {}))
         if saved:
@@ -261,7 +261,7 @@ class TorchUpdateCounter:
         models = list(model_parameters(self._objects))  # first: it puts away what a forward pass has gathered
         names = {id(p): f"{owner}.{name}" if name else owner for owner, name, p in reversed(models)}
         first: dict[int, tuple[str, int | str, Tensor]] = {}
-        for owner, watched in self._own.items():
+        for owner, watched in self._watches.items():
             for index, parameter in enumerate(stepped_by(watched.optimizer)):
                 first.setdefault(id(parameter), (owner, names.get(id(parameter), index), parameter))
         for owner, name, parameter in models:
@@ -270,15 +270,15 @@ class TorchUpdateCounter:
 
     def close(self) -> None:
         self._hook.remove()
-        _known.difference_update(self._known)
-        _open.discard(self)
+        _known_optimizers.difference_update(self._own_optimizers)
+        _open_counters.discard(self)
 
 
 _Mark: TypeAlias = tuple[weakref.ref[Tensor], int] | None
 """A gradient and its count of changes; weak, as it must not live on, and an address may be used again."""
 
 
-class _Watched:
+class _Watch:
     """Optimizer of the state, with marks of the gradients of its last step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -288,13 +288,13 @@ class _Watched:
         self.marks: list[_Mark] = []
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
-        self.gone = False
+        self.gradients_gone = False
         """Whether the last update was made before a resume, so that its gradients are gone."""
         self._updates = 0
-        self._all: list[_Mark] = []
+        self._all_marks: list[_Mark] = []
         """Marks of all gradients; empty unless the update was the 1st, 2nd, 4th, 8th ... of the start."""
 
-    def _now(self, parameters: list[Tensor]) -> list[_Mark]:
+    def _marks_of(self, parameters: list[Tensor]) -> list[_Mark]:
         """Mark the gradients of some parameters as they are; each update comes here with the sentinels."""
         marks: list[_Mark] = []
         for parameter in parameters:
@@ -304,65 +304,65 @@ class _Watched:
             marks.append(None if grad is None else (weakref.ref(grad), grad._version))
         return marks
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Mark the gradients with which the optimizer has stepped."""
-        last, marks = self.marks[0] if self.marks else None, self._now(self.sentinels)
+        last, marks = self.marks[0] if self.marks else None, self._marks_of(self.sentinels)
         self._updates += 1
         if not self.reused:
             if last is not None:
                 self.reused = marks[0] is not None and marks[0][0]() is last[0]()
-            elif self.gone:
+            elif self.gradients_gone:
                 self.reused = False
             # now and then all are compared: a program may zero some gradients of an optimizer, and sum others
-            if self._all:
-                now = self._now(stepped_by(self.optimizer))
-                if any(a and b and a[0]() is b[0]() for a, b in zip(self._all, now, strict=False)):
+            if self._all_marks:
+                present = self._marks_of(stepped_by(self.optimizer))
+                if any(a and b and a[0]() is b[0]() for a, b in zip(self._all_marks, present, strict=False)):
                     self.reused = True
             is_looked_at = self._updates & (self._updates - 1) == 0
-            self._all = self._now(stepped_by(self.optimizer)) if is_looked_at else []
-        if not any(marks) and self._choose():
-            marks = self._now(self.sentinels)
-        self.marks, self.gone = marks, False
+            self._all_marks = self._marks_of(stepped_by(self.optimizer)) if is_looked_at else []
+        if not any(marks) and self._choose_sentinels():
+            marks = self._marks_of(self.sentinels)
+        self.marks, self.gradients_gone = marks, False
 
-    def held(self) -> bool | None:
+    def holds_last_gradients(self) -> bool | None:
         """Whether the gradients are still the objects of the last update; None before the first update."""
         last = self.marks[0] if self.marks else None
         if last is None:
-            return False if self.gone else None
-        now = self._now(self.sentinels)[0]
-        return now is not None and now[0]() is last[0]()
+            return False if self.gradients_gone else None
+        present = self._marks_of(self.sentinels)[0]
+        return present is not None and present[0]() is last[0]()
 
     def resume(self, reused: bool | None, held: bool | None) -> None:
         """Take over the saved facts; restored gradients count as still to be used."""
-        self.reused, self.marks, self.gone = reused, [], held is False
-        if held and self._choose():
-            self.marks = [mark and (mark[0], -1) for mark in self._now(self.sentinels)]
+        self.reused, self.marks, self.gradients_gone = reused, [], held is False
+        if held and self._choose_sentinels():
+            self.marks = [mark and (mark[0], -1) for mark in self._marks_of(self.sentinels)]
 
-    def _choose(self) -> bool:
+    def _choose_sentinels(self) -> bool:
         """Choose some parameters with a gradient, spread evenly over all; False if none has a gradient."""
-        having = [p for p in stepped_by(self.optimizer) if p.grad is not None]
-        places = {round((len(having) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
-        self.sentinels = [having[place] for place in sorted(places)] if having else []
-        return bool(having)
+        candidates = [p for p in stepped_by(self.optimizer) if p.grad is not None]
+        places = {round((len(candidates) - 1) * i / (_SENTINELS - 1)) for i in range(_SENTINELS)}
+        self.sentinels = [candidates[place] for place in sorted(places)] if candidates else []
+        return bool(candidates)
 
     def used_up(self) -> bool:
         """Whether the gradients are unchanged since the last step, and the next step makes new ones."""
         if self.reused is not False or not any(self.marks):
             return False
         return all(
-            now is then is None
-            or (now is not None and then is not None and now[0]() is then[0]() and now[1] == then[1])
-            for now, then in zip(self._now(self.sentinels), self.marks, strict=True)
+            mark is last is None
+            or (mark is not None and last is not None and mark[0]() is last[0]() and mark[1] == last[1])
+            for mark, last in zip(self._marks_of(self.sentinels), self.marks, strict=True)
         )
 
 
-def _own(value: Any, name: str) -> Any:
+def _attribute(value: Any, name: str) -> Any:
     """Return an attribute that an object or its class has; None without it.
 
     A wrapper's `__getattr__` is not asked: gymnasium's warns of each name that it hands on.
     """
-    there = name in getattr(value, "__dict__", ()) or hasattr(type(value), name)
-    return getattr(value, name) if there else None
+    exists = name in getattr(value, "__dict__", ()) or hasattr(type(value), name)
+    return getattr(value, name) if exists else None
 
 
 # ------------------------------------------------ what training changes and nothing saves
@@ -394,7 +394,7 @@ class TorchUnsavedObjects:
         self._task_is_saved = False
         self._outside: list[weakref.ref[Any]] = []
         """Modules and scalers that share nothing with the state."""
-        self._held: set[int] = set()
+        self._state_ids: set[int] = set()
         """Numbers of the objects that the state holds."""
         self._marks: dict[tuple[str, int], Any] | None = None
         """Marks of values by their paths, and a number where paths are equal; None before the first look."""
@@ -409,9 +409,9 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            self._held = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
-            self._outside = list(map(weakref.ref, self._search()))
-            self._marks = self._look()
+            self._state_ids = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
+            self._outside = list(map(weakref.ref, self._find_outside()))
+            self._marks = self._take_marks()
         in_epoch, self._epoch = epoch == self._epoch, epoch
         changed = self._changed()
         return changed if in_epoch else []
@@ -422,25 +422,25 @@ class TorchUnsavedObjects:
     def _changed(self) -> list[str]:
         if self._marks is None:
             return []
-        old, self._marks = self._marks, self._look()
+        old, self._marks = self._marks, self._take_marks()
         moved = (key[0] for key, mark in self._marks.items() if key in old and not same(old[key], mark))
         return list(dict.fromkeys(moved))
 
-    def _look(self) -> dict[tuple[str, int], Any]:
+    def _take_marks(self) -> dict[tuple[str, int], Any]:
         of_task = {} if self._task is None else attributes(self._task)
         names = {id(value): name for name, value in of_task.items()}
         outside = {
-            (names.get(id(root), type(root).__name__), id(root)): _mark_of(root)
+            (names.get(id(root), type(root).__name__), id(root)): _number_marks(root)
             for reference in self._outside
             if (root := reference()) is not None
         }
-        seen = set(self._held)
+        seen_ids = set(self._state_ids)
         leaves = (
             leaf
             for where, owner, saved in self._owners()
             for name, value in attributes(owner).items()
-            if not (saved and is_saveable(value)) and id(value) not in seen
-            for leaf in _leaves(where + name, value, seen)
+            if not (saved and is_saveable(value)) and id(value) not in seen_ids
+            for leaf in _leaves(where + name, value, seen_ids)
         )
         some = islice(leaves, _MOST)
         return outside | {(path, 0): mark for path, mark in some if not path.endswith(("time", "timer"))}
@@ -456,18 +456,18 @@ class TorchUnsavedObjects:
             elif isinstance(value, Optimizer):
                 yield from ((f"{name}.", layer, True) for layer in layers(value) if not _is_foreign(layer))
 
-    def _search(self) -> list[Module | GradScaler]:
+    def _find_outside(self) -> list[Module | GradScaler]:
         """List the outermost modules and the scalers that share nothing with the state of an open run."""
-        saved = {id(each): each for counter in _open for each in contents(counter._objects)}
-        held = [each for each in saved.values() if isinstance(each, Module)]
-        ours = {id(part) for root in held for part in _parts(root)}
-        ours |= {id(parameter) for *_, parameter in self._parameters()}
+        saved = {id(each): each for counter in _open_counters for each in contents(counter._objects)}
+        modules = [each for each in saved.values() if isinstance(each, Module)]
+        state_ids = {id(part) for root in modules for part in _parts(root)}
+        state_ids |= {id(parameter) for *_, parameter in self._parameters()}
         alive = alive_modules(GradScaler)
-        others = [each for each in alive if isinstance(each, Module) and id(each) not in ours]
+        others = [each for each in alive if isinstance(each, Module) and id(each) not in state_ids]
         inner = {id(part) for each in others for part in each.modules() if part is not each}
         outermost = (each for each in others if id(each) not in inner)
         return [
-            *(each for each in outermost if ours.isdisjoint(map(id, _parts(each)))),
+            *(each for each in outermost if state_ids.isdisjoint(map(id, _parts(each)))),
             *(each for each in alive if isinstance(each, GradScaler) and id(each) not in saved),
         ]
 
@@ -494,13 +494,13 @@ def _parts(root: Module) -> Iterator[Any]:
     yield from root.buffers()
 
 
-def _mark_of(root: Module | GradScaler) -> list[Any]:
+def _number_marks(root: Module | GradScaler) -> list[Any]:
     places = [vars(root)]
     if isinstance(root, Module):
-        places = [held for part in root.modules() for held in (vars(part), part._parameters, part._buffers)]
+        places = [place for part in root.modules() for place in (vars(part), part._parameters, part._buffers)]
     return [
         (name, mark_of(value))
-        for held in places
-        for name, value in held.items()
+        for place in places
+        for name, value in place.items()
         if isinstance(value, Tensor) or type(value) in (int, float)
     ]

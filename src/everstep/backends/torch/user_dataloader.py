@@ -40,8 +40,8 @@ from everstep.data.cursor import PassCursor
 from everstep.data.order import Sampling, key_at
 from everstep.data.other_libraries import (
     begin_anew,
+    declared_ranks,
     is_hugging_face,
-    ranks_said,
     require_ranks,
     shuffle_buffers,
 )
@@ -58,17 +58,17 @@ _SETTINGS = (
 class PassSampler(Sampler[Any]):
     """The first `count` items of a sampler, in the order of pass `pass_index`."""
 
-    def __init__(self, given: Any, count: int | None) -> None:
-        self.given, self.count, self.pass_index = given, count, 0
+    def __init__(self, sampler: Any, count: int | None) -> None:
+        self.sampler, self.count, self.pass_index = sampler, count, 0
 
     def __iter__(self) -> Iterator[Any]:
         # Here and not where the pass is opened: an evaluation on the same sampler may come in between.
-        if hasattr(self.given, "set_epoch"):
-            self.given.set_epoch(self.pass_index)
-        return itertools.islice(iter(self.given), self.count)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(self.pass_index)
+        return itertools.islice(iter(self.sampler), self.count)
 
     def __len__(self) -> int:
-        return len(self.given) if self.count is None else self.count
+        return len(self.sampler) if self.count is None else self.count
 
 
 class DataLoaderStream(Stream):
@@ -91,13 +91,13 @@ class DataLoaderStream(Stream):
         """Batches of all ranks; None where the data splits itself, at its word."""
         sampler = getattr(loader, _chosen_at(loader))
         # one process reads what several ranks read together where the sampler says that it hands out all
-        if share is not None or ranks_said(sampler) == (0, 1):
+        if share is not None or declared_ranks(sampler) == (0, 1):
             self._split(sampler)
         chosen = [*_samplers(self.loader).values(), self.loader, self.loader.collate_fn]
         self._generators = data_rng.places_of(chosen)
         self._user_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
-        self.kept = KeptBySamplers(self._user_samplers | weighted, [loader.dataset, *self.generators])
+        self.samplers = KeptBySamplers(self._user_samplers | weighted, [loader.dataset, *self.generators])
         """What the user's own samplers keep from pass to pass."""
         workers = loader.num_workers > 0
         self._draws_whole_pass = (
@@ -121,7 +121,7 @@ class DataLoaderStream(Stream):
             if share.size > 1:
                 require_ranks(loader.dataset, share)
             return
-        if ranks_said(sampler) is None:
+        if declared_ranks(sampler) is None:
             if share.size > 1:
                 raise DataError(_remedy(loader, share))
             return
@@ -143,7 +143,7 @@ class DataLoaderStream(Stream):
         if place == "sampler" and loader.batch_sampler is not None:
             kind: Any = type(loader.batch_sampler)
             place, chosen = "batch_sampler", kind(chosen, loader.batch_size, loader.drop_last)
-        self.loader = _copied(loader, place, chosen)
+        self.loader = _copy_with(loader, place, chosen)
 
     @property
     def generators(self) -> Sequence[Any]:  # type: ignore[override]
@@ -193,8 +193,8 @@ class DataLoaderStream(Stream):
         if not self._draws_whole_pass:
             return self.loader, None
         in_batches = self.loader._auto_collation
-        order = PassOrder(self.loader._index_sampler, in_batches, self.kept, entries)
-        return _copied(self.loader, "batch_sampler" if in_batches else "sampler", order), order
+        order = PassOrder(self.loader._index_sampler, in_batches, self.samplers, entries)
+        return _copy_with(self.loader, "batch_sampler" if in_batches else "sampler", order), order
 
     def split(self, share: Share) -> DataLoaderStream:
         return DataLoaderStream(self.given, share)
@@ -216,7 +216,7 @@ class DataLoaderStream(Stream):
         return [data_rng.keyed_state_of(each, key_at(rank_key, i)) for i, each in enumerate(self.generators)]
 
     def left_now(self, left: Any) -> Any:
-        return {**left, "samplers": self.kept.begin_head()}
+        return {**left, "samplers": self.samplers.begin_head()}
 
     def weight(self, batch: int) -> float:
         return 1.0 if self._sampling is None else self._sampling.weight(batch)
@@ -228,8 +228,8 @@ class DataLoaderStream(Stream):
     def carries_over(self) -> bool:  # type: ignore[override]
         """Whether the next pass depends on the end of this pass: a resume then opens and closes this one."""
         loader = self.loader
-        kept = bool(self.generators) or bool(self.kept)
-        return kept or loader.persistent_workers or is_stateful(loader)
+        has_state = bool(self.generators) or bool(self.samplers)
+        return has_state or loader.persistent_workers or is_stateful(loader)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> DataLoaderCursor:
         what = f"data {purpose!r} ({type(self.loader).__name__})"
@@ -257,7 +257,7 @@ class DataLoaderStream(Stream):
         if ranks > 1 and self._sampling is None:
             inside["ranks"] = ranks  # the place in data that splits itself is a place in one rank's part
         elif ranks > 1 and self._sampler is not None:
-            samples = len(self._sampler.given.dataset)
+            samples = len(self._sampler.sampler.dataset)
             samplers |= {"sampler.num_replicas": 1, "sampler.rank": 0, "sampler.num_samples": samples}
         return {
             "kind": "dataloader",
@@ -335,7 +335,7 @@ class DataLoaderCursor(PassCursor):
         self._last = last
         # last, because the advance draws: the generators stand where other passes have left them, too
         data_rng.set_states_of(self._generators, saved["now"])
-        stream.kept.load(saved.get("samplers", {}), saved.get("set"), in_pass=not saved["ended"])
+        stream.samplers.load(saved.get("samplers", {}), saved.get("set"), in_pass=not saved["ended"])
         return iter(()) if saved["ended"] else source
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
@@ -390,8 +390,8 @@ class DataLoaderCursor(PassCursor):
             "generators": self._began,
             "now": data_rng.states_of(self._generators),
             "order": None if self._order is None or self.ended else self._order.packed(),
-            "samplers": self._stream.kept.save(),
-            "set": self._stream.kept.set_by_head,
+            "samplers": self._stream.samplers.save(),
+            "set": self._stream.samplers.set_by_head,
             "last": self._last,
             "own": self._loader_state(),
         }
@@ -423,12 +423,12 @@ def _chosen_at(loader: DataLoader[Any]) -> str:
     return "batch_sampler" if loader.batch_size is None and loader.batch_sampler is not None else "sampler"
 
 
-def _copied(loader: DataLoader[Any], place: str, sampler: Any) -> DataLoader[Any]:
-    made = copy.copy(loader)
-    made._iterator = None
+def _copy_with(loader: DataLoader[Any], place: str, sampler: Any) -> DataLoader[Any]:
+    clone = copy.copy(loader)
+    clone._iterator = None
     # A loader refuses to have its sampler set; this loader is not read yet.
-    vars(made)[place] = sampler
-    return made
+    vars(clone)[place] = sampler
+    return clone
 
 
 def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:

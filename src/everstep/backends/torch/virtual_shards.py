@@ -244,7 +244,7 @@ class _Buffers:
                 tensor.copy_(value)
         self._versions = [0 if tensor is None else tensor._version for *_, tensor in self._places]
 
-    def _held(self, inexact: bool) -> Iterator[tuple[int, str, Tensor]]:
+    def _current(self, inexact: bool) -> Iterator[tuple[int, str, Tensor]]:
         """Yield number, name and tensor of the buffers of inexact numbers, or of the others."""
         for index, (holder, key, name, _) in enumerate(self._places):
             tensor = holder.get(key)
@@ -253,24 +253,24 @@ class _Buffers:
 
     def floating(self) -> list[Tensor]:
         """List the buffers of which the mean over the shards is made: those of inexact numbers."""
-        return [tensor for *_, tensor in self._held(inexact=True)]
+        return [tensor for *_, tensor in self._current(inexact=True)]
 
     def put(self, means: Iterator[Tensor]) -> None:
         """Give the means to the buffers that `floating` lists: in place, unless the program replaces them."""
-        for (index, _, now), mean in zip(list(self._held(inexact=True)), means, strict=True):
+        for (index, _, current), mean in zip(list(self._current(inexact=True)), means, strict=True):
             holder, key, _, tensor = self._places[index]
-            if now is tensor:
-                now.copy_(mean)
+            if current is tensor:
+                current.copy_(mean)
             else:
                 holder[key] = mean.clone()
 
     def counters(self) -> list[str]:
         """Names of the other buffers (counters, masks), which each shard has to change alike."""
-        return [name for _, name, _ in self._held(inexact=False)]
+        return [name for _, name, _ in self._current(inexact=False)]
 
     def changes(self) -> Iterator[Tensor | int]:
         """Yield for each of `counters` a digest of 20 bits of its change by the shard, 0 for none."""
-        for index, _, now in self._held(inexact=False):
+        for index, _, now in self._current(inexact=False):
             begun = self._begun[index]
             # a large mask that nobody writes to is not read
             if now is self._places[index][3] and now._version == self._versions[index]:
@@ -314,13 +314,13 @@ def _hand_out(
 ) -> None:
     """Give the means to gradients and buffers; a parameter that no shard has used gets none, as always."""
 
-    def taken(like: Tensor) -> Tensor:
+    def next_part(like: Tensor) -> Tensor:
         kind = _kind(like)
         first, means[kind] = means[kind].tensor_split([like.numel()])
         return first.view(like.shape)
 
     for parameter, anywhere in zip(parameters, used, strict=True):
-        gradient = taken(parameter)
+        gradient = next_part(parameter)
         if not anywhere:
             continue
         if parameter.grad is None:
@@ -330,7 +330,7 @@ def _hand_out(
         # as a backward pass does: an optimizer may step in such a hook
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(parameter)
-    buffers.put(taken(buffer) for buffer in buffers.floating())
+    buffers.put(next_part(buffer) for buffer in buffers.floating())
 
 
 def _metrics(result: Any) -> tuple[dict[str, Tensor], bool]:
@@ -382,9 +382,9 @@ def _divided(batch: Any, count: int) -> list[Any]:
 
 def require_saved(objects: Iterable[Any], parameters: Iterable[Tensor]) -> None:
     """Require that all that train the parameters are among the objects of the state."""
-    held, trained = set(map(id, objects)), set(map(id, parameters))
+    ids, trained = set(map(id, objects)), set(map(id, parameters))
     for shards in _alive:
-        if id(shards) not in held and not trained.isdisjoint(map(id, shards.parameters())):
+        if id(shards) not in ids and not trained.isdisjoint(map(id, shards.parameters())):
             raise StateError(
                 "the state lacks the VirtualShards of its model, whose random numbers a resume would repeat; "
                 "add the object, as in state={'model': model, 'optimizer': optimizer, 'shards': shards}"

@@ -69,19 +69,19 @@ class ProgramVariables:
         self._objects, self._warn = objects, warn
         self._opener: CodeType | None = None
         """Code of the function that opened the run: its frame would keep all its variables alive."""
-        self._began = [clock() for clock in _CLOCKS]
-        self._now = self._began
-        self._first: Collection[Variable] | None = None
+        self._clocks_began = [clock() for clock in _CLOCKS]
+        self._clocks_now = self._clocks_began
+        self._first_names: Collection[Variable] | None = None
         """The variables that existed when the first steps of this start began."""
-        self._before: dict[Variable, str] = {}
+        self._epoch_marks: dict[Variable, str] = {}
         """Marks of the variables when the steps of this epoch began."""
         self._changed: set[Variable] = set()
-        self._unlike: dict[Variable, str] = {}
+        self._unrestored: dict[Variable, str] = {}
         """Marks of generators not in their saved state when an epoch began; data may still bring it back."""
         self._lines: dict[str, tuple[str, int]] = {}
         """File and line of each function on the stack at its last look, by its name, inner ones first."""
 
-    def entered(self) -> None:
+    def find_opener(self) -> None:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_library(frame.f_code.co_filename):
             frame = frame.f_back
@@ -89,25 +89,25 @@ class ProgramVariables:
 
     def steps_begin(self) -> None:
         """Look at the variables before the first step of an epoch, or of a loop without epochs."""
-        self._before = {name: mark for name, (mark, _) in self._look().items()}
-        lost = [name[1] for name, mark in self._unlike.items() if self._before.get(name) == mark]
-        self._unlike = {}
+        self._epoch_marks = {name: mark for name, (mark, _) in self._read_marks().items()}
+        lost = [name[1] for name, mark in self._unrestored.items() if self._epoch_marks.get(name) == mark]
+        self._unrestored = {}
         if lost:
             self._warn(
                 f"{some(sorted(set(lost)), 8)}: this generator of your program is not as it was at the "
                 "checkpoint, and the data of these steps does not bring it back; put it into the state, as "
                 "in state={..., 'generator': generator} (docs/guide/exactness.md)"
             )
-        if self._first is None:
-            self._first = self._before.keys()
+        if self._first_names is None:
+            self._first_names = self._epoch_marks.keys()
 
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
-        now, unsaved = self._look(), []
-        for name in self._before.keys() & now.keys() & set(self._first or ()):
-            if name not in self._changed and now[name][0] != self._before[name]:
+        marks, unsaved = self._read_marks(), []
+        for name in self._epoch_marks.keys() & marks.keys() & set(self._first_names or ()):
+            if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
-                if isinstance(now[name][1], _SCALARS) and not self._is_set_first(name):
+                if isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
                     unsaved.append(name[1])
         if unsaved:
             self._warn(
@@ -118,8 +118,8 @@ class ProgramVariables:
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
         return {
-            ".".join(name): now[name][0]
-            for name in sorted(self._changed & now.keys())
+            ".".join(name): marks[name][0]
+            for name in sorted(self._changed & marks.keys())
             if not self._is_set_first(name)
         }
 
@@ -127,7 +127,7 @@ class ProgramVariables:
         """Whether the loops around a line set a variable before they read it: its old value is of no use."""
         function, variable = name
         lines = [self._lines[function]] if function in self._lines else [*self._lines.values()]
-        return _first(_first_use(loop, variable) for line in lines for loop in _loops(*line)) == "set"
+        return _first_in(_first_use(loop, variable) for line in lines for loop in _loops(*line)) == "set"
 
     def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
@@ -136,27 +136,27 @@ class ProgramVariables:
         """
         lost: dict[str, str] = {}
         marks = saved if isinstance(saved, dict) else {}  # None: an older checkpoint has no such page
-        for name, (mark, _) in self._look().items():
-            was = str(marks.get(".".join(name), mark))
-            if was != mark and at_epoch_end and mark.startswith("~"):
-                self._unlike[name] = mark
-            elif was != mark:
-                lost[name[1]] = "another value" if {"#", "~"} & {was[:1], mark[:1]} else f"{mark}, was {was}"
+        for name, (mark, _) in self._read_marks().items():
+            old = str(marks.get(".".join(name), mark))
+            if old != mark and at_epoch_end and mark.startswith("~"):
+                self._unrestored[name] = mark
+            elif old != mark:
+                lost[name[1]] = "another value" if {"#", "~"} & {old[:1], mark[:1]} else f"{mark}, was {old}"
         return lost
 
-    def _look(self) -> dict[Variable, tuple[str, Any]]:
+    def _read_marks(self) -> dict[Variable, tuple[str, Any]]:
         marks: dict[Variable, tuple[str, Any]] = {}
         if self._opener is None:
             return marks
-        self._now = [clock() for clock in _CLOCKS]
+        self._clocks_now = [clock() for clock in _CLOCKS]
         lines: dict[str, tuple[str, int]] = {}
         in_state = set(map(id, self._objects.values()))
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
-        held: set[int] = set()
+        held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
-            parts = [each for entry in self._objects.values() for each in (_own(entry) or {}).values()]
+            parts = [each for entry in self._objects.values() for each in (_vars(entry) or {}).values()]
             # numbers left out: a small one is the same object everywhere
-            held = {id(each) for each in parts if not isinstance(each, _SCALARS)}
+            held_ids = {id(each) for each in parts if not isinstance(each, _SCALARS)}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -171,13 +171,13 @@ class ProgramVariables:
                 items: list[tuple[str, str, Any]] = []
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
-                    skip = in_state | _brought_back(read)
+                    skip = in_state | _restored_ids(read)
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
                         for path, part in () if name.startswith("_") else _parts(name, value, skip):
                             if (mark := self._mark(part)) is not None:
-                                marks.setdefault((home, path), (mark, () if id(value) in held else part))
+                                marks.setdefault((home, path), (mark, () if id(value) in held_ids else part))
                 items, value, read = [], None, {}
                 if is_copy:
                     values.clear()
@@ -191,7 +191,7 @@ class ProgramVariables:
         if isinstance(value, numpy.generic):
             value = value.item()
         if isinstance(value, float):
-            clocks = zip(self._began, self._now, strict=True)
+            clocks = zip(self._clocks_began, self._clocks_now, strict=True)
             return None if any(began <= value <= now for began, now in clocks) else repr(float(value))
         if isinstance(value, bool | int | None):
             return repr(value)
@@ -228,33 +228,33 @@ def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tu
     """
     if id(value) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
-    if (own := _own(value)) is None:
+    if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
             yield path, value
     elif depth:
         kind: Any = type(value)
         is_data = hasattr(kind, "__iter__")
-        anew = own if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
-        skip = skip | _brought_back(own)
-        for name, each in [*own.items()]:
-            held = [each, *_held_by_data(each if isinstance(each, list | tuple) else [each])]
-            if is_data and (generators := [part for part in held if _is_generator(part)]):
+        anew = attributes if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
+        skip = skip | _restored_ids(attributes)
+        for name, each in [*attributes.items()]:
+            values = [each, *_data_attributes(each if isinstance(each, list | tuple) else [each])]
+            if is_data and (generators := [part for part in values if _is_generator(part)]):
                 each = [make_entry("generator", part).save() for part in generators]
             if name not in anew:
                 yield from _parts(f"{path}.{name}", each, skip, depth - 1)
 
 
-def _brought_back(values: Mapping[str, Any]) -> set[int]:
+def _restored_ids(values: Mapping[str, Any]) -> set[int]:
     """Return the identities of generators and samplers that a library's data among the values holds."""
-    held = _held_by_data(values.values())
+    parts = _data_attributes(values.values())
     return {
-        id(each) for each in held if _is_generator(each) or hasattr(_own(each) and type(each), "__iter__")
+        id(each) for each in parts if _is_generator(each) or hasattr(_vars(each) and type(each), "__iter__")
     }
 
 
-def _held_by_data(values: Iterable[Any]) -> list[Any]:
+def _data_attributes(values: Iterable[Any]) -> list[Any]:
     """List the attributes of a library's data among the values."""
-    data = [each for each in values if hasattr(type(each), "__iter__") and _own(each) is None]
+    data = [each for each in values if hasattr(type(each), "__iter__") and _vars(each) is None]
     return [part for each in data if getattr(type(each), "__dictoffset__", 0) for part in vars(each).values()]
 
 
@@ -263,7 +263,7 @@ def _is_generator(value: Any) -> bool:
     return of_torch or isinstance(value, random.Random | numpy.random.Generator | numpy.random.RandomState)
 
 
-def _own(value: Any) -> dict[str, Any] | None:
+def _vars(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object of the program's own; None for others."""
     kind: Any = type(value)
     return vars(value) if _is_own(kind) else None
@@ -278,7 +278,7 @@ def _set_by_iter(kind: type) -> set[str]:
         return set()
     names = {each.attr for each in ast.walk(method) if isinstance(each, ast.Attribute)}
     return {
-        name for name in names if _first(_first_use(each, f"self.{name}") for each in method.body) == "set"
+        name for name in names if _first_in(_first_use(each, f"self.{name}") for each in method.body) == "set"
     }
 
 
@@ -319,11 +319,11 @@ def _loops(path: str, line: int) -> list[ast.For | ast.While]:
     except (SyntaxError, ValueError, RecursionError):  # a cell of a notebook with commands of its own
         return []
     loops = [each for each in ast.walk(tree) if isinstance(each, ast.For | ast.While)]
-    around = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
-    return sorted(around, key=lambda each: -each.lineno)
+    enclosing = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
+    return sorted(enclosing, key=lambda each: -each.lineno)
 
 
-def _first(uses: Iterable[Use]) -> Use:
+def _first_in(uses: Iterable[Use]) -> Use:
     return next((use for use in uses if use is not None), None)
 
 
@@ -344,7 +344,7 @@ def _first_use(node: ast.AST, name: str) -> Use:
         case ast.Assign() | ast.AnnAssign(value=ast.expr()):
             parts = [node.value, *(node.targets if isinstance(node, ast.Assign) else [node.target])]
         case ast.If(test, body, orelse):
-            branches = [_first(_first_use(each, name) for each in part) for part in ([test], body, orelse)]
+            branches = [_first_in(_first_use(each, name) for each in part) for part in ([test], body, orelse)]
             return "set" if branches == [None, "set", "set"] else "read"
         case ast.For() | ast.With():
             opening = [node.iter, node.target] if isinstance(node, ast.For) else node.items
@@ -357,4 +357,4 @@ def _first_use(node: ast.AST, name: str) -> Use:
             parts = [node.context_expr, *([node.optional_vars] if node.optional_vars else [])]
         case _:
             return "read"
-    return _first(_first_use(part, name) for part in parts)
+    return _first_in(_first_use(part, name) for part in parts)

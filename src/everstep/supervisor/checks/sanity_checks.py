@@ -76,8 +76,7 @@ class ProgramChecks:
                 f"goes on in the middle of the data, {_WRAPPERS[kind]}"
             )
         try:
-            epoch = self._progress.epoch
-            names = [name for each in self._counters for name in each.outside.changed(epoch)]
+            names = [name for each in self._counters for name in each.outside.changed(self._progress.epoch)]
         except Exception as error:  # of objects that do not belong to this run
             self.looks_left = 0
             self._voice.say(f"objects outside the state were not checked ({type(error).__name__}: {error})")
@@ -182,10 +181,10 @@ class Rounds:
         self._work = work
         self._thread = get_ident()
         self._place = (-1, -1)
-        self._second = self._judged = Work(0, 0)
-        self._began = self._used = 0.0
+        self._second_work = self._last_work = Work(0, 0)
+        self._wall_began = self._cpu_began = 0.0
 
-    def asked(self, place: tuple[int, int]) -> str | None:
+    def note_round(self, place: tuple[int, int]) -> str | None:
         """Count a round; return what the rounds were spent on once there are too many, else None."""
         if get_ident() != self._thread:
             return None
@@ -193,8 +192,8 @@ class Rounds:
             self._place, self._most, self.count = place, max(self._most, self.count), 0
         self.count += 1
         if self.count == 2:
-            self._second = self._judged = self._work()
-            self._began, self._used = time.monotonic(), time.thread_time()
+            self._second_work = self._last_work = self._work()
+            self._wall_began, self._cpu_began = time.monotonic(), time.thread_time()
         return self._verdict() if self.count % WORKING == 0 else None
 
     @property
@@ -203,10 +202,10 @@ class Rounds:
         return get_ident() == self._thread and self.count > self._most
 
     def _verdict(self) -> str | None:
-        before, self._judged = self._judged, self._work()
-        if made := self._judged.updates - before.updates:
-            return f"in which the optimizers of the state made {made:,} updates"
-        if self._judged.drawn - self._second.drawn >= self.count - 2:
+        earlier, self._last_work = self._last_work, self._work()
+        if updates := self._last_work.updates - earlier.updates:
+            return f"in which the optimizers of the state made {updates:,} updates"
+        if self._last_work.drawn - self._second_work.drawn >= self.count - 2:
             return "each of which drew a batch"
-        used, passed = time.thread_time() - self._used, time.monotonic() - self._began
-        return "between which it did not wait" if self.count >= BUSY and used >= _WAITING * passed else None
+        cpu, wall = time.thread_time() - self._cpu_began, time.monotonic() - self._wall_began
+        return "between which it did not wait" if self.count >= BUSY and cpu >= _WAITING * wall else None

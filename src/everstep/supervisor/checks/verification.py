@@ -43,7 +43,7 @@ OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 class Verifier:
     """Keeps the findings of one start's steps, and compares them with earlier executions.
 
-    Where a divergence is to stop the run, DivergenceError leaves `drew`, `pass_ended` or `boundary`.
+    Where a divergence is to stop the run, DivergenceError leaves `note_batch`, `pass_ended` or `boundary`.
 
     Args:
         streams: by name; their ledgers take the digest of each batch.
@@ -76,13 +76,13 @@ class Verifier:
         """Digest of all batches so far, where other ranks are handed the same; None: nobody asks."""
         self.places: dict[str, int] = {}
         """Number of batches that the open step has drawn, by stream."""
-        self._noted: Difference | None = None
-        self._seen: Difference | None = None
-        self._stopped = self._said = False
+        self._first_difference: Difference | None = None
+        self._last_difference: Difference | None = None
+        self._has_stopped = self._is_reported = False
         self._error: DivergenceError | None = None
         trail.compare = None if comparison.done else comparison.note
 
-    def drew(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
+    def note_batch(self, step: int, stream: str, pass_index: int, batch: Any) -> None:
         """Note a batch that is handed out for `step`; nobody has changed it yet."""
         places = self.places
         place = places.get(stream, 0)
@@ -96,7 +96,7 @@ class Verifier:
             self._notice()
             self.require_agreement()
 
-    def drew_again(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
+    def note_redrawn(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
         """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
 
         Where the run does not read on with what was drawn, a difference is only a warning by default: lines
@@ -109,7 +109,7 @@ class Verifier:
             if not is_read_on:
                 self._only_warned += 1
                 self._warn_once(_LAST_DIFFERS.format(stream))
-            if self._said:
+            if self._is_reported:
                 self.say()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
@@ -122,16 +122,16 @@ class Verifier:
         if not self._started:
             self._started = True
             self._first_step_done(step)
-        pending, read = self._collector.pending, self._collector.open_rows
+        pending, open_rows = self._collector.pending, self._collector.open_rows
         if self.places:
             for stream, count in self.places.items():
                 self._streams[stream].per_step[1] = count
             self.places.clear()
-        elif not (pending and pending[-1][0] == step) and all(at != step for at, *_ in read.values()):
+        elif not (pending and pending[-1][0] == step) and all(at != step for at, *_ in open_rows.values()):
             digest = self._update()
             if digest is not None:
                 self._trail.note(step, "copy", "update/parameters", digest)
-        self._trail.step(step, epoch, pending, read)
+        self._trail.step(step, epoch, pending, open_rows)
         if self._trail.compare is not None:
             self._comparison.step_done(step)
             self._notice()
@@ -192,7 +192,7 @@ class Verifier:
     def say(self) -> None:
         """Tell the user and the journal the result of the comparison."""
         self._notice()
-        self._trail.compare, self._said = None, True
+        self._trail.compare, self._is_reported = None, True
         comparison = self._comparison
         report = comparison.report()
         self._journal.event("verified", {"report": report, "steps": comparison.steps}, wall=True)
@@ -205,7 +205,7 @@ class Verifier:
     @property
     def diverged(self) -> int | None:
         """The first step that this start found otherwise than an earlier execution."""
-        return None if self._noted is None else self._noted.step
+        return None if self._first_difference is None else self._first_difference.step
 
     def require_agreement(self) -> None:
         """Raise the DivergenceError that is to stop the run: once, as the way out of the loop asks again."""
@@ -220,18 +220,18 @@ class Verifier:
             only_warns: whether a batch that differs stops nothing by default.
         """
         new, latest = self._comparison.difference, self._comparison.latest
-        if new is None or latest is None or latest is self._seen:
+        if new is None or latest is None or latest is self._last_difference:
             return
-        self._seen = latest
-        if new != self._noted:
-            self._noted = new
+        self._last_difference = latest
+        if new != self._first_difference:
+            self._first_difference = new
             values = {"component": new.name, "old": new.expected, "new": new.actual}
             self._journal.event(DIVERGED, {"step": new.step, **values, "in_data": new.component == "samples"})
             self._journal.flush()
         in_data = latest.component == "samples"  # also behind a difference that only warned
         stops = self._on_divergence is None and in_data and not only_warns
-        if not self._stopped and (self._on_divergence == "stop" or stops):
-            self._stopped = True
+        if not self._has_stopped and (self._on_divergence == "stop" or stops):
+            self._has_stopped = True
             cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
             stream = self._streams.get(latest.name.removeprefix("batch of ")) if in_data else None
             source = None if stream is None or stream.stream is None else stream.stream.source
@@ -292,8 +292,8 @@ class Recording:
             if ledger:
                 data["ledger"] = ledger
             # a description may have the names of the user's classes
-            described = any("data" in each for each in ledger.values())
-            self._journal.event("progress", data, wall=True, plain=not described)
+            is_described = any("data" in each for each in ledger.values())
+            self._journal.event("progress", data, wall=True, plain=not is_described)
         for service in self._board.bests:
             for place in service.places[:1]:
                 best = {"metric": service.metric, "value": place.value, "step": place.step}
@@ -306,8 +306,8 @@ class Recording:
 def _digests(encoded: Encoded) -> Iterator[tuple[str, int]]:
     """Digest the random state and each entry of the user's state; of large arrays only parts count."""
     structure: Any = encoded.structure
-    own = next(name for name in structure["rng"] if name.startswith("rank"))
-    parts = {f"rng/{own}": ("random state", structure["rng"][own])}
+    key = next(name for name in structure["rng"] if name.startswith("rank"))
+    parts = {f"rng/{key}": ("random state", structure["rng"][key])}
     parts |= {f"user/{name}": (name, entry) for name, entry in structure["user"].items()}
     totals = dict.fromkeys(parts, 0)
     for path, array in sorted(encoded.arrays.items()):  # the order of a dict makes no difference

@@ -99,7 +99,7 @@ class Exit:
         self._engine = engine
         self._at_end = True
         """Whether the program reached the loop's own end."""
-        self._alone = False
+        self._fails_alone = False
         """Whether this rank leaves by an error that the other ranks do not have."""
 
     def leave(self, error: BaseException | None) -> bool:
@@ -110,14 +110,14 @@ class Exit:
         if ended:
             error = None  # next(batches) after the last pass: as clean an end as should_stop()
         hazard.reach("loop.exit")
-        step, given = engine.step, error
-        self._alone = given is not None and not self._on_all_ranks(given, step)
-        if given is not None and self._alone:
+        step, body_error = engine.step, error
+        self._fails_alone = body_error is not None and not self._on_all_ranks(body_error, step)
+        if body_error is not None and self._fails_alone:
             engine.reporter.leaving.set()
-            engine.reporter.report(given)  # first: the other ranks wait in their collectives
+            engine.reporter.report(body_error)  # first: the other ranks wait in their collectives
         failures = _attempt(self._finish if error is None else self._abandon)
         # before the resources close: a decision to go back is written to the journal
-        error = self._undone([*([] if given is None else [given]), *failures], step) or given
+        error = self._go_back([*([] if body_error is None else [body_error]), *failures], step) or body_error
         cause = error or (failures[0] if failures else None)
         # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
         failures += _attempt(lambda: self._conclude(cause))
@@ -134,8 +134,8 @@ class Exit:
                 error = exit_error(128 + number, describe(number))
         if error is not None:
             _note(error, failures)
-            if error is not given:
-                raise error from given
+            if error is not body_error:
+                raise error from body_error
             return False
         if failures:
             _note(failures[0], failures[1:])
@@ -148,13 +148,13 @@ class Exit:
             raise exit_error(128 + number, f"{describe(number)} while the loop was ending")
         return ended
 
-    def _undone(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
+    def _go_back(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
         """Decide to go back, or to try again, if the error that ended the loop allows it."""
         engine = self._engine
-        if self._alone and engine.ranks.several:
+        if self._fails_alone and engine.ranks.several:
             return None
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
-            return engine.retries.again(errors[0], step) if errors and engine.begun else None
+            return engine.retries.prepare_retry(errors[0], step) if errors and engine.begun else None
         # may find an earlier bad step
         errors = [*errors, *_attempt(lambda: engine.saver.announce_commits(wait=True))]
         return engine.rollbacks.undo(errors, step)
@@ -218,7 +218,7 @@ class Exit:
         engine, current = self._engine, self._engine.progress
         if not engine.begun:
             return
-        if engine.saver.step == current.step and not engine.saver.asked:
+        if engine.saver.step == current.step and not engine.saver.save_due:
             engine.saver.commit_kept()
             return
         drawn, completed = engine.loop.batches()
@@ -245,7 +245,7 @@ class Exit:
         interruption = engine.decisions.interruption
         status, reason = end_status(cause, current.stop, interruption, at_end=self._at_end)
         if status == "failed" and cause is not None:
-            reason = engine.reporter.failed(cause)
+            reason = engine.reporter.describe_failure(cause)
         at = {"step": current.step, "epoch": current.epoch}
         engine.journal.event("closed", {"status": status, "reason": reason, **at}, wall=True)
         engine.journal.flush()
@@ -299,24 +299,24 @@ def _attempt(action: Callable[[], object]) -> list[BaseException]:
 
 def restore_best(service: Best, store: Store, user: UserState, voice: Voice) -> BestRecord | None:
     """Load the weights of the best value, or of the next best; an error would come again at every start."""
-    lost: list[str] = []
+    problems: list[str] = []
     for place in service.places:
         what = f"{place.value:.6g}, step {place.step}"
         try:
-            found = _load(service, place, store, user)
+            record = _load(service, place, store, user)
         except (CheckpointError, RestoreError) as error:
-            lost.append(f"those of {what}: {error}")
+            problems.append(f"those of {what}: {error}")
             continue
-        if lost:
+        if problems:
             voice.warn(
                 f"{service.name!r}: restore_at_end loaded the next best weights by {service.metric} "
-                f"({what}); not {'; '.join(lost)}"
+                f"({what}); not {'; '.join(problems)}"
             )
         else:
             part = "" if service.part is None else f" into {', '.join(map(repr, service.part))}"
             voice.say(f"the best weights by {service.metric} ({what}) are loaded{part}")
-        return found
-    why = "; ".join(lost) or "there is no value of it"
+        return record
+    why = "; ".join(problems) or "there is no value of it"
     voice.warn(f"{service.name!r}: restore_at_end restored nothing: {why}; the last weights stay")
     return None
 

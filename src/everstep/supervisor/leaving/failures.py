@@ -51,7 +51,7 @@ class FailureReporter:
         give_up: Callable[[str], None],
     ) -> None:
         self._pages, self._progress, self._give_up = pages, progress, give_up
-        self.leaving, self.left = threading.Event(), threading.Event()
+        self.leaving, self.has_left = threading.Event(), threading.Event()
         self.group, self.journal, self.voice = group, journal, voice
         self._reported: BaseException | None = None
         self._cause: str | None = None
@@ -61,7 +61,7 @@ class FailureReporter:
         if self._reported is None:
             self._reported, self._cause = error, report(self.group, error)
 
-    def failed(self, error: BaseException) -> str:
+    def describe_failure(self, error: BaseException) -> str:
         """Report the exception that ends the loop; return it in words, with its cause."""
         self.report(error)
         what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
@@ -92,7 +92,7 @@ class FailureReporter:
             print(*redacted(lines), f"everstep: {reason}", sep="\n", file=sys.stderr, flush=True)
             sys.stdout.flush()
 
-        _within(PATIENCE, write_report)
+        _call_within(PATIENCE, write_report)
         os._exit(1)
 
     def await_leaving(self, error: BaseException) -> None:
@@ -105,7 +105,7 @@ class FailureReporter:
         self._give_up(str(error))
         # now: the rank that hosts the store may leave first
         cause = failure_of_another(self.group)
-        if not self.left.wait(LEAVING):
+        if not self.has_left.wait(LEAVING):
             what = f"the main thread did not leave the loop within {LEAVING:g} s of the loss: {error}"
             self.end_process("lost", what, cause)
 
@@ -129,7 +129,7 @@ def tell_torchrun(what: str, lines: list[str]) -> None:
         print(f"torchrun's error file could not be written ({error})", file=sys.stderr)
 
 
-def _within(seconds: float, action: Callable[[], object]) -> None:
+def _call_within(seconds: float, action: Callable[[], object]) -> None:
     """Call `action` in a thread, and wait for up to `seconds`: what it touches may be what hangs."""
     thread = threading.Thread(target=action, name="everstep-failure", daemon=True)
     thread.start()
@@ -162,8 +162,8 @@ class HangThread:
         self._watch, self._position, self._marks = watch, position, marks
         self._reporter, self._group = reporter, reporter.group
         self._main = threading.get_ident()
-        self._after = watch.after or (HALF_AN_HOUR if self._group.size == 1 else NINE_MINUTES)
-        self._tick = min(1.0, self._after / _TICKS)
+        self._timeout = watch.after or (HALF_AN_HOUR if self._group.size == 1 else NINE_MINUTES)
+        self._tick = min(1.0, self._timeout / _TICKS)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-hang-watch", daemon=True)
         self._thread.start()
@@ -173,26 +173,26 @@ class HangThread:
         self._thread.join()
 
     def _run(self) -> None:
-        limit = math.ceil(self._after / self._tick)
+        limit = math.ceil(self._timeout / self._tick)
         last: dict[str, object] = {}
         looks = dict.fromkeys(self._marks, 0)
         """Number of looks since each has moved."""
         while not self._ending.wait(self._tick):
-            for name, read in self._marks.items():
-                now, stood = read(), looks[name] >= limit
-                looks[name] = looks[name] + 1 if now is not None and now == last.get(name) else 0
-                last[name] = now
-                if stood and not looks[name] and isinstance(self._group, StoreGroup):
+            for name, read_mark in self._marks.items():
+                mark, was_hanging = read_mark(), looks[name] >= limit
+                looks[name] = looks[name] + 1 if mark is not None and mark == last.get(name) else 0
+                last[name] = mark
+                if was_hanging and not looks[name] and isinstance(self._group, StoreGroup):
                     with suppress(GroupError):  # which the main thread finds out
                         self._group.store.delete(f"stands/{self._group.rank}")
                 if looks[name] == limit:  # once, until it moves again
-                    self._noticed(name)
+                    self._report_hang(name)
 
-    def _noticed(self, name: str) -> None:
+    def _report_hang(self, name: str) -> None:
         where = self._places(self._group) if isinstance(self._group, StoreGroup) else self._place()
-        what, reporter = f"{name} for {self._after:g} s; {where}", self._reporter
+        what, reporter = f"{name} for {self._timeout:g} s; {where}", self._reporter
         if self._watch.then == "stop":
-            _within(_TELLING, lambda: self._tell_all(what))
+            _call_within(_TELLING, lambda: self._tell_all(what))
             reporter.end_process("hang", what)
         page = reporter.page("hang", what, stacks())
         reporter.journal.event("hang", {"what": what, "rank": self._group.rank}, wall=True)

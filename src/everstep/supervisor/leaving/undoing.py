@@ -34,20 +34,20 @@ class Rollbacks:
             return None
         reason = reason.partition("; ")[0]  # what follows are remedies
         used = self._recovery.used(self.decided, step)
-        rollback = self._new(self._recovery, used, step, reason) if self._group.writer else ""
+        rollback = self._make_rollback(self._recovery, used, step, reason) if self._group.writer else ""
         shared = self._group.share(rollback if isinstance(rollback, str) else rollback.stored(), "a rollback")
         if not self._group.writer:
             rollback = shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
         if isinstance(rollback, str):
             batches = [batch for each in self.decided for batch in each.batches]
-            so_far = f"; quarantined are {_listed(batches)}" if batches else ""
+            so_far = f"; quarantined are {_join_batches(batches)}" if batches else ""
             self._refused = f"step {step} is not undone: {rollback}{so_far}"
             self._voice.say(self._refused)
             return None
         self.decided.append(rollback)
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
-            f"Quarantined: {_listed(rollback.batches)}; the run continues from {rollback.checkpoint}"
+            f"Quarantined: {_join_batches(rollback.batches)}; the run continues from {rollback.checkpoint}"
         )
         self._voice.say(text)
         return RolledBack(text, str(self._store.run_dir), rollback.number)
@@ -57,14 +57,14 @@ class Rollbacks:
         for error in errors:
             if isinstance(error, RolledBack):
                 return error
-        bad = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
-        at, first = min(bad, key=lambda each: each[0])
-        rolled = self.decide(at, str(first))
-        if rolled is None and self._refused:  # on the error that ended the loop
+        bad_steps = [(step if e.step is None else e.step, e) for e in errors if isinstance(e, BadStepError)]
+        at, bad_step_error = min(bad_steps, key=lambda each: each[0])
+        rollback = self.decide(at, str(bad_step_error))
+        if rollback is None and self._refused:  # on the error that ended the loop
             errors[0].add_note(self._refused)
-        return rolled
+        return rollback
 
-    def _new(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
+    def _make_rollback(self, recovery: Recovery, used: int, step: int, reason: str) -> Rollback | str:
         """Decide and record a rollback; return it, or the reason why there is none."""
         if used >= recovery.max_rollbacks:
             return self._used_up(recovery, used)
@@ -82,13 +82,13 @@ class Rollbacks:
         if not checkpoints:
             return "no checkpoint from before that step is left; keep more with Checkpoints(keep_last=...)"
         # the oldest checkpoint that is left bounds how far the run can go back
-        blamed = [drawn for drawn in blamed if drawn.step > checkpoints[0].step]
-        first = blamed[0].step
-        target = [name for name in checkpoints if name.step < first][-1]
-        places = [(drawn.stream, drawn.pass_index, drawn.batch_index) for drawn in blamed]
+        blamed = [batch for batch in blamed if batch.step > checkpoints[0].step]
+        first_step = blamed[0].step
+        target = [name for name in checkpoints if name.step < first_step][-1]
+        places = [(batch.stream, batch.pass_index, batch.batch_index) for batch in blamed]
         batches = tuple(Batch(*place, self._streams.sample_ids(*place)) for place in places)
         number = max((each.number for each in self.decided), default=0) + 1
-        rollback = Rollback(number, step, reason, first, str(target), batches, self._journal.segment)
+        rollback = Rollback(number, step, reason, first_step, str(target), batches, self._journal.segment)
         try:
             hazard.reach("loop.rollback")
             # durable before the loop is left: a kill from here on leads to the same resume
@@ -112,7 +112,7 @@ class Rollbacks:
         return message
 
 
-def _listed(batches: Sequence[Batch]) -> str:
+def _join_batches(batches: Sequence[Batch]) -> str:
     return ", ".join(map(str, batches))
 
 
@@ -128,7 +128,7 @@ class Retries:
         self._streams, self._ends = streams, ends
         self._journal, self._voice = opening.journal, opening.voice
 
-    def again(self, error: BaseException, step: int) -> TriedAgain | None:
+    def prepare_retry(self, error: BaseException, step: int) -> TriedAgain | None:
         """Decide to try again from the newest checkpoint, and wait; None if the error is final."""
         retry = self._retry
         if retry is None or not retry.takes(error):
@@ -154,7 +154,7 @@ class Retries:
         """Forget the tries of a run that has ended, or given up."""
         _tries.pop(self._run_dir, None)
 
-    def in_place(self, what: str, action: Callable[[], T]) -> T:
+    def retry_in_place(self, what: str, action: Callable[[], T]) -> T:
         """Call `action`, which leaves nothing behind where it fails, again after each listed error."""
         attempt = 0
         while True:
@@ -197,15 +197,15 @@ def recovering(main: Callable[[], T]) -> T:
     Raises:
         RolledBack: the run began from nothing instead of going back (`resume=False`).
     """
-    last: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
     while True:
         try:
             return main()
-        except RolledBack as rolled:
-            if isinstance(rolled, TriedAgain):
+        except RolledBack as rollback:
+            if isinstance(rollback, TriedAgain):
                 continue  # Retry counts its own tries
-            run = str(Path(rolled.run_dir).resolve())
-            if rolled.number <= last.get(run, 0):
-                rolled.add_note("the run started over instead of continuing; leave out resume=False")
+            run = str(Path(rollback.run_dir).resolve())
+            if rollback.number <= last_numbers.get(run, 0):
+                rollback.add_note("the run started over instead of continuing; leave out resume=False")
                 raise
-            last[run] = rolled.number
+            last_numbers[run] = rollback.number

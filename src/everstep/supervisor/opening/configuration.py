@@ -75,12 +75,12 @@ class Configuration:
         object.__setattr__(self, "tree", redacted(self.tree))  # so it is compared as it is recorded
 
     @classmethod
-    def of(cls, given: Any, free: Iterable[str] = ()) -> Configuration | None:
-        if given is None or isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"config={given!r}: give a dictionary, as vars(parser.parse_args()) is one")
-        tree = {str(name): _json(value, f"config[{name!r}]") for name, value in given.items()}
+    def of(cls, config: Any, free: Iterable[str] = ()) -> Configuration | None:
+        if config is None or isinstance(config, cls):
+            return config
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"config={config!r}: give a dictionary, as vars(parser.parse_args()) is one")
+        tree = {str(name): _json(value, f"config[{name!r}]") for name, value in config.items()}
         free = [free] if isinstance(free, str) else list(free)
         if unknown := [name for name in free if name.split(".")[0] not in tree]:
             raise ConfigError(
@@ -102,15 +102,15 @@ class Configuration:
 
     def is_free(self, path: str) -> bool:
         """Whether a change at a dotted path touches no step of the training."""
-        return _below(path, self.free)
+        return _is_below(path, self.free)
 
     def changes(self, stored: Mapping[str, Json]) -> list[ChangedSetting]:
         """List the `differences` from a stored tree, without those of a default that is not stored."""
         listed = differences(redacted(stored), self.tree, self.sections)
-        return [each for each in listed if each.stored != NONE or not _below(each.path, self.defaults)]
+        return [each for each in listed if each.stored != NONE or not _is_below(each.path, self.defaults)]
 
 
-def _below(path: str, places: Iterable[str]) -> bool:
+def _is_below(path: str, places: Iterable[str]) -> bool:
     """Whether a dotted path is one of `places`, or inside one of them."""
     return any(path == place or path.startswith(f"{place}.") for place in places)
 
@@ -152,16 +152,16 @@ def refusal(
 
 
 def differences(
-    stored: Mapping[str, Json], given: Mapping[str, Json], sections: Collection[str] = ()
+    stored: Mapping[str, Json], current: Mapping[str, Json], sections: Collection[str] = ()
 ) -> list[ChangedSetting]:
     """List the places in which two trees differ; 1, 1.0, true and "1" are four different values."""
 
     def compare(old: Any, new: Any, place: tuple[object, ...]) -> Iterator[ChangedSetting]:
         before, now = _parts(old, new), _parts(new, old)
         if before is None or now is None or not (before or now):
-            if (was := _shown(old)) != (is_now := _shown(new)):
+            if (left := _as_text(old)) != (right := _as_text(new)):
                 yield ChangedSetting(
-                    ".".join(_shown(part) if "." in str(part) else str(part) for part in place), was, is_now
+                    ".".join(_as_text(part) if "." in str(part) else str(part) for part in place), left, right
                 )
             return
         are_settings = not place or (len(place) == 1 and place[0] in sections)
@@ -170,7 +170,7 @@ def differences(
             if not (are_settings and all(value is None or value is _MISSING for value in both)):
                 yield from compare(*both, (*place, name))
 
-    return list(compare(stored, given, ()))
+    return list(compare(stored, current, ()))
 
 
 def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
@@ -182,7 +182,7 @@ def _parts(value: Any, other: Any) -> Mapping[Any, Any] | None:
     return {} if value is _MISSING and isinstance(other, Mapping | list) else None
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     return NONE if value is _MISSING else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -204,26 +204,26 @@ def _json(value: Any, where: str) -> Json:
 # ------------------------------------------------------------------------- what a start compares
 
 
-def changed_config(stored: Mapping[str, Json] | None, given: Configuration | None) -> list[ChangedSetting]:
+def changed_config(stored: Mapping[str, Json] | None, current: Configuration | None) -> list[ChangedSetting]:
     """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
-    if stored is None or given is None:
+    if stored is None or current is None:
         return []
     return [
-        each._replace(path=f"config.{each.path}", free=given.is_free(each.path))
-        for each in given.changes(stored)
+        each._replace(path=f"config.{each.path}", free=current.is_free(each.path))
+        for each in current.changes(stored)
     ]
 
 
 def changed_controllers(
-    stored: Mapping[str, Json], given: Mapping[str, Json], reopened_by: StopRecord | None
+    stored: Mapping[str, Json], live: Mapping[str, Json], reopened_by: StopRecord | None
 ) -> list[ChangedSetting]:
     """Compare the configurations of controllers; the controller whose change reopens the run may differ."""
     reason = None if reopened_by is None else (reopened_by.kind, reopened_by.by)
-    both = {name: (stored.get(name, NONE), given.get(name, NONE)) for name in sorted(stored.keys() | given)}
+    both = {name: (stored.get(name, NONE), live.get(name, NONE)) for name in sorted(stored.keys() | live)}
     return [
-        ChangedSetting(f"service {name!r}", was, now, reason == ("service", name))
-        for name, (was, now) in both.items()
-        if differences({name: was}, {name: now}, sections=[name])
+        ChangedSetting(f"service {name!r}", old, new, reason == ("service", name))
+        for name, (old, new) in both.items()
+        if differences({name: old}, {name: new}, sections=[name])
     ]
 
 
@@ -236,33 +236,33 @@ def changed_options(
     """Compare options by entry; with a raised limit, step counts may grow; `skip`: stored by another rank."""
     changed: dict[str, dict[str, ChangedSetting]] = {}
     raised = reopened_by is not None and reopened_by.kind != "service"
-    given = user.options()
+    current = user.options()
     # an entry whose options are all gone has changed, too
-    for entry in [*given, *sorted(stored.keys() & user.entries.keys() - given.keys())]:
-        options = given.get(entry, {})
+    for entry in [*current, *sorted(stored.keys() & user.entries.keys() - current.keys())]:
+        options = current.get(entry, {})
         before = options if entry in skip else stored.get(entry, {})
         for name in [*options, *(before.keys() - options.keys())]:
-            was, now = before.get(name, NONE), options.get(name, NONE)
-            if was != now:
-                follows = raised and user.entries[entry].in_schedule(name) and _grew(was, now)
-                difference = ChangedSetting(f"state {entry!r}: {name}", was, now, follows)
+            old, new = before.get(name, NONE), options.get(name, NONE)
+            if old != new:
+                follows = raised and user.entries[entry].in_schedule(name) and _grew(old, new)
+                difference = ChangedSetting(f"state {entry!r}: {name}", old, new, follows)
                 changed.setdefault(entry, {})[name] = difference
     return changed
 
 
-def _grew(was: str, now: str) -> bool:
+def _grew(old_text: str, new_text: str) -> bool:
     """Whether two strings hold integers in the same form, and none is smaller now."""
-    if not all(re.fullmatch(r"[\[\], \d]+", text) for text in (was, now)):
+    if not all(re.fullmatch(r"[\[\], \d]+", text) for text in (old_text, new_text)):
         return False
-    before, after = (list(map(int, re.findall(r"\d+", text))) for text in (was, now))
-    same_form = re.sub(r"\d+", "n", was) == re.sub(r"\d+", "n", now)
+    before, after = (list(map(int, re.findall(r"\d+", text))) for text in (old_text, new_text))
+    same_form = re.sub(r"\d+", "n", old_text) == re.sub(r"\d+", "n", new_text)
     return same_form and all(old <= new for old, new in zip(before, after, strict=True))
 
 
-def limits_set(given: LimitsByName, meta: Mapping[str, Any]) -> dict[str, int | None]:
+def limits_set(limits: LimitsByName, meta: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the limits at a checkpoint, as its program had set them; not those given otherwise now."""
     stored = meta.get("limits", {}).items()
-    return {name: now for name, (given_then, now) in stored if given[name] == given_then}
+    return {name: limit for name, (given_then, limit) in stored if limits[name] == given_then}
 
 
 def reason_to_reopen(
@@ -316,14 +316,14 @@ def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
     return facts
 
 
-def changes(stored: Fingerprint | None, given: Fingerprint) -> list[ChangedSetting]:
+def changes(stored: Fingerprint | None, current: Fingerprint) -> list[ChangedSetting]:
     """List facts that differ, but for the layout; a framework in one alone may have computed nothing."""
     stored = stored or {}
     return [
-        ChangedSetting(f"{who}.{name}", was, now)
-        for who in stored.keys() & given.keys()
-        for name in sorted((stored[who].keys() | given[who].keys()) - {_LAYOUT})
-        if (was := stored[who].get(name, NONE)) != (now := given[who].get(name, NONE))
+        ChangedSetting(f"{who}.{name}", old, new)
+        for who in stored.keys() & current.keys()
+        for name in sorted((stored[who].keys() | current[who].keys()) - {_LAYOUT})
+        if (old := stored[who].get(name, NONE)) != (new := current[who].get(name, NONE))
     ]
 
 
@@ -343,7 +343,7 @@ def require_same_start(
     if group.size == 1:
         return
     frameworks = {backend.name: backend.describe() for backend in backends.active()}
-    mine = {
+    arguments = {
         "everstep": version("everstep"),
         "python": platform.python_version(),
         **{name: facts.get(name, NONE) for name, facts in frameworks.items()},
@@ -353,16 +353,16 @@ def require_same_start(
         "on_change": settings.on_change,
         "uneven": settings.uneven,
         "config": {} if settings.config is None else dict(settings.config.tree),
-        "state": user.described(),
+        "state": user.describe(),
         "services": {service.name: type(service).__name__ for service in board},
         "controllers": board.controllers(),
         **limits,
     }
-    first, *others = group.gather(mine, "the arguments of the loop")
+    first, *others = group.gather(arguments, "the arguments of the loop")
     differing = [
         (rank, each)
-        for rank, theirs in enumerate(others, 1)
-        for each in differences(first, theirs)
+        for rank, own in enumerate(others, 1)
+        for each in differences(first, own)
         if each.path.split(".")[-1] not in _OWN
     ]
     if differing:

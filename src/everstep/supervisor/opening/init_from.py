@@ -87,8 +87,8 @@ class InitFrom:
                 raise ConfigError(f'InitFrom({name}={getattr(self, name)!r}): give "error", "warn" or "skip"')
 
     @classmethod
-    def of(cls, given: str | Path | Self | None) -> Self | None:
-        return given if given is None or isinstance(given, cls) else cls(path=given)  # type: ignore[arg-type]
+    def of(cls, value: str | Path | Self | None) -> Self | None:
+        return value if value is None or isinstance(value, cls) else cls(path=value)  # type: ignore[arg-type]
 
     def load(self, user: UserState, progress: Progress, say: Say) -> dict[str, Any] | None:
         """Load the chosen parts into the state of a new run; return the origin of what is a run's."""
@@ -98,8 +98,8 @@ class InitFrom:
         for name, rates in _rates(user).items():
             if rates != own[name] and "lr" not in self.reset:
                 say(
-                    f"init_from: {name!r} goes on with the learning rate of {where}, {_listed(rates)}, and "
-                    f"not with this program's, {_listed(own[name])}; "
+                    f"init_from: {name!r} goes on with the learning rate of {where}, {_as_text(rates)}, and "
+                    f"not with this program's, {_as_text(own[name])}; "
                     f"InitFrom(..., reset={sorted({'lr', *self.reset})}) keeps this program's"
                 )
         if isinstance(source, Foreign):
@@ -131,8 +131,8 @@ class InitFrom:
         # each entry as it is: the arrays of other entries are not read
         is_whole = not starts and self == InitFrom(self.path)
         names = [("user", name) for name in user.entries]
-        wanted = within(names if is_whole else [("user",), ("progress",)])
-        source = self._open_foreign(path, say) or find_checkpoint(path, say, wanted=wanted)
+        select = within(names if is_whole else [("user",), ("progress",)])
+        source = self._open_foreign(path, say) or find_checkpoint(path, say, select=select)
         if source is None:
             raise NoCheckpointError(
                 f"{str(path)!r} is neither a checkpoint, nor best weights, nor a run with a "
@@ -210,23 +210,23 @@ class InitFrom:
     ) -> dict[str, Any]:
         """Return the tree to load per entry: the program's own, with the chosen names of what is saved."""
         own = {name: entry.save() for name, entry in user.entries.items()}
-        ours = {path: value for name, tree in own.items() for path, value in _split(name, tree)}
+        live = {path: value for name, tree in own.items() for path, value in _split(name, tree)}
         anew = {
             name for name, tree in (own | saved).items() if "optimizer" in self.reset and _is_optimizer(tree)
         }
-        theirs = self._chosen_of({name: tree for name, tree in saved.items() if name not in anew}, where)
+        chosen = self._chosen_of({name: tree for name, tree in saved.items() if name not in anew}, where)
         missing = [
             path
-            for path in ours
-            if path not in theirs and path not in anew and self._takes(path)
+            for path in live
+            if path not in chosen and path not in anew and self._takes(path)
             if path.partition("/")[0] in required
         ]
-        both = {path: _kinds(theirs[path], ours[path]) for path in theirs if path in ours}
+        both = {path: _kinds(chosen[path], live[path]) for path in chosen if path in live}
         differing = {path: f"{path} {old} -> {new}" for path, (old, new) in both.items() if old != new}
         lists = {
-            "missing": _untied(missing, ours, theirs),
+            "missing": _untied(missing, live, chosen),
             "unexpected": [
-                path for path in theirs if path not in ours and (starts or path.partition("/")[0] in own)
+                path for path in chosen if path not in live and (starts or path.partition("/")[0] in own)
             ],
             "reshaped": list(differing.values()),
         }
@@ -245,8 +245,8 @@ class InitFrom:
             say(about_base.removeprefix(". "))
         for path in (path for path in both if path not in differing):
             copies = user.entries[path.partition("/")[0]].copies
-            ours[path] = self._keep_lr(ours[path], _read(theirs[path], ours[path], copies))
-        return {name: _join(name, tree, ours) for name, tree in own.items()}
+            live[path] = self._keep_lr(live[path], _read(chosen[path], live[path], copies))
+        return {name: _join(name, tree, live) for name, tree in own.items()}
 
     def _chosen_of(self, saved: dict[str, Any], where: str) -> dict[str, Any]:
         """Return the chosen values of the checkpoint, under the names here."""
@@ -291,16 +291,16 @@ class InitFrom:
                 return changed
         return path
 
-    def _keep_lr(self, ours: Any, theirs: Any) -> Any:
-        if "lr" not in self.reset or not _is_optimizer(theirs):
-            return theirs
-        kept = ("lr", "initial_lr")  # the second one is a schedule's
+    def _keep_lr(self, live: Any, saved: Any) -> Any:
+        if "lr" not in self.reset or not _is_optimizer(saved):
+            return saved
+        keys = ("lr", "initial_lr")  # the second one is a schedule's
         groups = [
-            {name: value for name, value in new.items() if name not in kept}
-            | {name: old[name] for name in kept if name in old}
-            for old, new in zip(ours["param_groups"], theirs["param_groups"], strict=False)
+            {name: value for name, value in new.items() if name not in keys}
+            | {name: old[name] for name in keys if name in old}
+            for old, new in zip(live["param_groups"], saved["param_groups"], strict=False)
         ]
-        return {**theirs, "param_groups": groups}
+        return {**saved, "param_groups": groups}
 
 
 def names_in(checkpoint: Checkpoint) -> list[str]:
@@ -402,14 +402,12 @@ def _rates(user: UserState) -> dict[str, list[float]]:
         if _is_optimizer(tree)
     }
     return {
-        name: [
-            float(rate) for rate in of if isinstance(rate, int | float) or getattr(rate, "shape", None) == ()
-        ]
-        for name, of in rates.items()
+        name: [float(r) for r in values if isinstance(r, int | float) or getattr(r, "shape", None) == ()]
+        for name, values in rates.items()
     }
 
 
-def _listed(rates: list[float]) -> str:
+def _as_text(rates: list[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
 
 
@@ -432,35 +430,35 @@ def _join(name: str, tree: Any, parts: Mapping[str, Any]) -> Any:
     return {key: value if key in BESIDE else parts[f"{name}/{key}"] for key, value in tree.items()}
 
 
-def _kinds(theirs: Any, ours: Any) -> tuple[str, str]:
+def _kinds(saved: Any, live: Any) -> tuple[str, str]:
     """Return shape and element type of both arrays; all values that are not arrays are of one kind."""
-    if isinstance(theirs, Unread):
-        backend = backends.of(ours)
-        live = "no array" if backend is None else f"{tuple(ours.shape)} {backend.facts(ours).dtype}"
-        return f"{theirs.shape} {theirs.dtype}", live
-    old, new = (f"{tuple(v.shape)} {v.dtype}" if hasattr(v, "shape") else "no array" for v in (theirs, ours))
+    if isinstance(saved, Unread):
+        backend = backends.of(live)
+        live_form = "no array" if backend is None else f"{tuple(live.shape)} {backend.facts(live).dtype}"
+        return f"{saved.shape} {saved.dtype}", live_form
+    old, new = (f"{tuple(v.shape)} {v.dtype}" if hasattr(v, "shape") else "no array" for v in (saved, live))
     return old, new
 
 
-def _untied(missing: list[str], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def _untied(missing: list[str], live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return the missing names without those whose array is stored under another name (tied weights)."""
 
     def place(path: str) -> object:
-        backend = backends.of(ours[path])
-        return None if backend is None else backend.facts(ours[path]).place
+        backend = backends.of(live[path])
+        return None if backend is None else backend.facts(live[path]).place
 
-    unread = (path for path, value in theirs.items() if path in ours and isinstance(value, Unread))
+    unread = (path for path, value in saved.items() if path in live and isinstance(value, Unread))
     stored = {place(path) for path in unread} - {None}
     return [path for path in missing if not stored or place(path) not in stored]
 
 
-def _read(theirs: Any, ours: Any, copies: bool) -> Any:
+def _read(saved: Any, live: Any, copies: bool) -> Any:
     """Return a value to be loaded in place of ours; `copies`: whether its elements are copied at once."""
-    if isinstance(theirs, Unread):
-        backend = backends.of(ours)
+    if isinstance(saved, Unread):
+        backend = backends.of(live)
         assert backend is not None  # `_kinds` tells it from ours
-        return backend.late(theirs) if copies else backend.from_host(theirs.read())
-    return _in_memory(theirs)
+        return backend.late(saved) if copies else backend.from_host(saved.read())
+    return _in_memory(saved)
 
 
 def _in_memory(tree: Any) -> Any:

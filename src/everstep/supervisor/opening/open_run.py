@@ -51,7 +51,7 @@ from everstep.supervisor.opening.configuration import (
     layout,
     refusal,
 )
-from everstep.supervisor.saving.rank_parts import another_number, for_rank
+from everstep.supervisor.saving.rank_parts import for_rank, ranks_message
 from everstep.supervisor.saving.state_tree import (
     Progress,
     StopRecord,
@@ -80,8 +80,8 @@ class ResumePoint:
         finished: whether the run was complete and nothing reopened it.
         ranks_before: number of ranks that wrote the checkpoint, if this start has another; else None.
         partial: whether a stop has cut a pass of its epoch short.
-        kept: facts that the record keeps as stored: `parent`, with whose weights this run began; and those of
-            a run that is finished, because no step runs with what was given.
+        stored_facts: facts that the record keeps as stored: `parent`, with whose weights this run began; and
+            those of a run that is finished, because no step runs with what was given.
         one_fingerprint: as in `Ending`.
     """
 
@@ -97,7 +97,7 @@ class ResumePoint:
     finished: bool = False
     ranks_before: int | None = None
     partial: bool = False
-    kept: dict[str, Any] = field(default_factory=dict)
+    stored_facts: dict[str, Any] = field(default_factory=dict)
     fingerprint: Fingerprint = field(default_factory=dict)
     one_fingerprint: bool = True
 
@@ -163,10 +163,10 @@ class OpenRun:
 
     def _share_run(self) -> None:
         """Give the run of the writer to the other ranks."""
-        mine, config = None, self.config
+        facts, config = None, self.config
         if self.writer:
-            mine = self.run_dir.id, self.segment, None if config is None else dict(config.tree)
-        run_id, segment, tree = self.group.share(mine, "the opening of the run directory")
+            facts = self.run_dir.id, self.segment, None if config is None else dict(config.tree)
+        run_id, segment, tree = self.group.share(facts, "the opening of the run directory")
         if self.writer:
             return
         try:
@@ -193,8 +193,8 @@ class OpenRun:
             inside, top = chosen.path.is_relative_to(self.run_dir.path), self.run_dir.path
             where = chosen.path.relative_to(top) if inside else chosen.path.absolute()
             what = [str(where), chosen.digest]
-        mine = [what, [rollback.stored() for rollback in self.rollbacks], self.not_compared, self.request]
-        what, rollbacks, why, request = self.group.share(mine, "the choice of a checkpoint")
+        choice = [what, [rollback.stored() for rollback in self.rollbacks], self.not_compared, self.request]
+        what, rollbacks, why, request = self.group.share(choice, "the choice of a checkpoint")
         if self.writer:
             return chosen
         self.rollbacks = Rollback.among(tuple(each) for each in rollbacks)
@@ -212,8 +212,8 @@ class OpenRun:
         return checkpoint
 
     def _choose(self) -> Checkpoint | None:
-        wanted = self.settings.resume
-        if wanted is False:
+        resume = self.settings.resume
+        if resume is False:
             if self.store.names():
                 self.store.continue_from(None)
                 self.voice.say(
@@ -224,21 +224,21 @@ class OpenRun:
         # at whichever start comes next: a kill may have followed the decision at once
         for rollback in self.rollbacks:
             self.store.abandon(rollback.first, rollback.segment)
-        if isinstance(wanted, str | Path) and Path(wanted).name != str(wanted):  # a path, not a name
-            wanted = to_read(user_path(wanted, "resume"))
+        if isinstance(resume, str | Path) and Path(resume).name != str(resume):  # a path, not a name
+            resume = to_read(user_path(resume, "resume"))
             # a path to a checkpoint of this run stands for its name: only another run's is copied
-            if wanted.parent.resolve() == self.run_dir.checkpoints.resolve():
-                wanted = wanted.name
-        if wanted is not True:
-            self.request = str(wanted.resolve() if isinstance(wanted, Path) else wanted)
-        checkpoint, notes = self._followed() or self.store.find(wanted)
+            if resume.parent.resolve() == self.run_dir.checkpoints.resolve():
+                resume = resume.name
+        if resume is not True:
+            self.request = str(resume.resolve() if isinstance(resume, Path) else resume)
+        checkpoint, notes = self._followed_request() or self.store.find(resume)
         for note in notes:
             self.voice.say(note)
         if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
             self.not_compared = "another checkpoint than the newest"
         return checkpoint
 
-    def _followed(self) -> tuple[Checkpoint, list[str]] | None:
+    def _followed_request(self) -> tuple[Checkpoint, list[str]] | None:
         """Find the newest checkpoint, if a start with the same `resume=` was the last to save or to go back.
 
         So a program that is killed and started again does not go back twice.
@@ -287,7 +287,7 @@ class OpenRun:
             "code": list(map(str, config.code)),
             "controllers": board.controllers(),
             "parent": self.run_dir.facts.get("parent"),
-            **point.kept,
+            **point.stored_facts,
             "fingerprint": point.fingerprint,
             "resume": self.request,
             **({"starts_over": True} if self.settings.resume is False else {}),
@@ -313,8 +313,7 @@ class OpenRun:
 
     def trail(self, point: ResumePoint) -> Trail:
         """Open this start's trail, and delete earlier trails that no resume can need."""
-        folder = self.run_dir.path / "journal"
-        for path in folder.glob("segment-*.trail"):
+        for path in (self.run_dir.path / "journal").glob("segment-*.trail"):
             last = last_step(path)
             if last is None or last < point.step:
                 with suppress(OSError):
@@ -378,8 +377,8 @@ def _initialise(run: OpenRun, user: UserState) -> ResumePoint:
         settings.init_fn()
     progress = Progress(seed=run.run_dir.seed if settings.seed is None else settings.seed)
     origin = settings.init_from and settings.init_from.load(user, progress, run.voice.say)
-    here = configuration.fingerprint(user.objects, run.group.data)
-    return ResumePoint(progress, fingerprint=here, kept={"parent": origin} if origin else {})
+    machine = configuration.fingerprint(user.objects, run.group.data)
+    return ResumePoint(progress, fingerprint=machine, stored_facts={"parent": origin} if origin else {})
 
 
 class _Resume:
@@ -396,7 +395,7 @@ class _Resume:
         self._read(checkpoint)
         self.reopened_by = self._reopen(limits)
         self.finished = self.progress.stop is not None and run.history.ended() is not None
-        self.kept: dict[str, Any] = {}
+        self.stored_facts: dict[str, Any] = {}
 
     def _read(self, checkpoint: Checkpoint) -> None:
         """Read the tree that this rank continues from, its counters and facts."""
@@ -426,7 +425,7 @@ class _Resume:
             return None
         if checkpoint.partial:  # the epoch continues inside, as under the new limit from the start
             # not where the program left the last step by `break`, or asked for the stop after the steps
-            inside, why = run.store.inside(checkpoint, run.group.rank)
+            inside, why = run.store.inside_epoch(checkpoint, run.group.rank)
             how = f"epoch {checkpoint.epoch} stays cut short and the next one begins ({why})"
             if inside is not None:
                 how = f"the epoch continues from {inside.name}"
@@ -441,8 +440,7 @@ class _Resume:
         options = self._compare_settings()
         for name, entry in self.user.entries.items():
             if names := dropped(entry, self.tree["user"][name]):
-                lacks = ", ".join(map(repr, names))
-                run.voice.say(f"state {name!r}: the checkpoint has no {lacks}: dropped")
+                run.voice.say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
         with reading(checkpoint.path, "user"):
             self.user.load(self.tree, progress.updates)
         # after the load, which brings the stored options back
@@ -459,13 +457,13 @@ class _Resume:
             run.voice.say(f"journal: {lost}")
         if parent is not None and parent.segment >= run.segment:  # its file is gone, and may be brought back
             run.segment = run.store.segment = parent.segment + 1
-        here = configuration.fingerprint(self.user.objects, run.group.data)
-        differing = configuration.changes(self.meta.get("fingerprint"), here)
-        again = [] if parent is None else run.history.facts_since(parent.segment)
+        machine = configuration.fingerprint(self.user.objects, run.group.data)
+        differing = configuration.changes(self.meta.get("fingerprint"), machine)
+        starts = [] if parent is None else run.history.facts_since(parent.segment)
         # known to the start that wrote the checkpoint; a copy that nothing followed is of the newest start
-        writer = next(iter(again or run.history.facts_since(1)[-1:]), run.run_dir.facts)
-        self.kept["parent"] = checkpoint.origin if is_foreign else writer.get("parent")
-        same_before = not any(configuration.changes(facts.get("fingerprint"), here) for facts in again)
+        writer = next(iter(starts or run.history.facts_since(1)[-1:]), run.run_dir.facts)
+        self.stored_facts["parent"] = checkpoint.origin if is_foreign else writer.get("parent")
+        same_before = not any(configuration.changes(facts.get("fingerprint"), machine) for facts in starts)
         one_fingerprint = self.meta.get("one_fingerprint", True)
         if not self.finished:
             if differing:
@@ -475,7 +473,7 @@ class _Resume:
                     "bit for bit; results that are computed from here on may differ from those of an "
                     "uninterrupted run"
                 )
-            one_fingerprint &= self._compare_ranks(parent, layout(here)) and not differing
+            one_fingerprint &= self._compare_ranks(parent, layout(machine)) and not differing
         self._say_resumed()
         return ResumePoint(
             progress=progress,
@@ -490,8 +488,8 @@ class _Resume:
             finished=self.finished,
             ranks_before=None if self.finished or checkpoint.ranks == run.group.size else checkpoint.ranks,
             partial=checkpoint.partial,
-            kept=self.kept,
-            fingerprint=here,
+            stored_facts=self.stored_facts,
+            fingerprint=machine,
             one_fingerprint=one_fingerprint,
         )
 
@@ -511,8 +509,8 @@ class _Resume:
             if (touching := [each for each in config if not each.free]) and on_change == "error":
                 raise refusal(run.run_dir.path, touching, run.config) from error
             raise
-        stored, given = redacted(meta["controllers"]), self.board.controllers()
-        controllers = configuration.changed_controllers(stored, given, self.reopened_by)
+        stored, current = redacted(meta["controllers"]), self.board.controllers()
+        controllers = configuration.changed_controllers(stored, current, self.reopened_by)
         skip = user.per_rank if run.group.rank else frozenset[str]()
         options = configuration.changed_options(redacted(meta["options"]), user, self.reopened_by, skip)
         if (seed := run.settings.seed) is not None and seed != progress.seed:
@@ -522,29 +520,29 @@ class _Resume:
         if touching and on_change == "error":
             raise refusal(run.run_dir.path, touching, run.config)
         if touching and progress.stop is not None:
-            listed = format_differences(touching).rstrip(". ")
-            run.voice.say(f"no step is run, so this is neither used nor recorded:{listed}")
+            lines = format_differences(touching).rstrip(". ")
+            run.voice.say(f"no step is run, so this is neither used nor recorded:{lines}")
             facts = {name: meta.get(name) for name in ("config", "controllers")}
-            self.kept |= {name: fact for name, fact in facts.items() if fact is not None}
+            self.stored_facts |= {name: fact for name, fact in facts.items() if fact is not None}
             return {}
         if touching or others:
             run.not_compared = run.not_compared or OTHER_CONFIGURATION
         if config or others:
-            listed = format_differences(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
-            run.voice.say(f"changed since the checkpoint, and used as given:{listed}")
+            lines = format_differences(sorted([*config, *others], key=lambda each: each.free)).rstrip(". \n")
+            run.voice.say(f"changed since the checkpoint, and used as given:{lines}")
         progress.seed = progress.seed if seed is None else seed
         return options
 
     def _add_rollbacks(self) -> None:
         """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""
-        known = {each.number: each for each in self.run.rollbacks}
+        rollbacks = {each.number: each for each in self.run.rollbacks}
         for each in Rollback.among(tuple(each) for each in self.meta.get("rollbacks", [])):
-            if each.number not in known:
+            if each.number not in rollbacks:
                 self.run.voice.say(
                     f"journal: rollback {each.number} is missing; it is taken from the checkpoint"
                 )
-                known[each.number] = each
-        self.run.rollbacks = [known[number] for number in sorted(known)]
+                rollbacks[each.number] = each
+        self.run.rollbacks = [rollbacks[number] for number in sorted(rollbacks)]
 
     def _compare_ranks(self, parent: Position | None, here: str) -> bool:
         """Say that the number of ranks, or the layout of the state, has changed; `here`: this start's layout.
@@ -561,7 +559,7 @@ class _Resume:
             if run.history.meets(differ, parent, self.checkpoint.step):
                 run.not_compared = run.not_compared or why
         if before != size:
-            run.voice.say(another_number(saved_data(self.checkpoint), run.group.data, exact=exact))
+            run.voice.say(ranks_message(saved_data(self.checkpoint), run.group.data, exact=exact))
             return exact and was == here
         if was != here:
             whole = "whole on each rank"

@@ -68,11 +68,11 @@ def for_rank(checkpoint: Checkpoint, group: Group, user: UserState) -> Checkpoin
     common, own = checkpoint.common, checkpoint.own
     if saved_data(checkpoint).of != group.data.of:
         common, own = _OtherRanks(checkpoint, group, user).trees()
-    whole = merge(_on_current_devices(common) if group.rank else common, own)
-    return replace(checkpoint, structure=whole.structure, arrays=whole.arrays)
+    tree = merge(_on_current_devices(common) if group.rank else common, own)
+    return replace(checkpoint, structure=tree.structure, arrays=tree.arrays)
 
 
-def another_number(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
+def ranks_message(saved: DataRanks, now: DataRanks, *, exact: bool) -> str:
     """Say what another number of ranks means; `exact`: steps have the same bits on any number of ranks."""
     keyed = "; ranks from 1 on draw random numbers keyed by (seed, rank, step)" if now.size > 1 else ""
     bits = (
@@ -103,16 +103,16 @@ class _OtherRanks:
 
     def trees(self) -> tuple[Encoded, Encoded]:
         """Return the common tree, and this rank's own."""
-        common, own = self._checkpoint.common, self._rest()
+        common, own = self._checkpoint.common, self._equal_rest()
         entries = sorted(self._user.per_rank & {*_user(common), *_user(self._parts[0])})
-        for made in (self._random(), self._streams(), *map(self._merged, entries)):
-            branches = children(made.structure) or {}
+        for tree in (self._random(), self._streams(), *map(self._merge_entry, entries)):
+            branches = children(tree.structure) or {}
             paths = [(name, part) for name, branch in branches.items() for part in children(branch) or ()]
             common = split(common, paths)[0]
-            own = merge(own, made)
+            own = merge(own, tree)
         return common, own
 
-    def _rest(self) -> Encoded:
+    def _equal_rest(self) -> Encoded:
         window = any(
             name.startswith("gradients/")
             for tree in (self._checkpoint.common, *self._parts)
@@ -141,7 +141,7 @@ class _OtherRanks:
         """Return the random state of this rank; nothing is drawn or changed here."""
         first = self._data.first[0]
         (now, again), (its_now, its_again) = random_parts(self._group.rank), random_parts(first)
-        saved = self._saved_at("rng", first)
+        saved = self._decode_saved("rng", first)
         state, lines = saved[its_now], saved[its_again]
         if self._group.rank != first:
             state = portable(state)
@@ -158,13 +158,13 @@ class _OtherRanks:
 
     def _rekey(self, rank: int) -> None:
         """Seed the global generators from the place in the run and a number: the same at each start."""
-        progress = self._saved_at("progress", 0)
+        progress = self._decode_saved("progress", 0)
         rekey(progress["seed"], rank, progress["step"])
 
     def _streams(self) -> Encoded:
         """Return the streams as rank 0 had them, each with what those of all parts of the data had."""
-        branches = [self._saved_at("streams", each) for each in self._data.first]
-        words = [self._saved_at("wall", each).get("streams", {}) for each in self._data.first]
+        branches = [self._decode_saved("streams", each) for each in self._data.first]
+        words = [self._decode_saved("wall", each).get("streams", {}) for each in self._data.first]
         streams = {}
         for name, first in branches[0].items():
             of_ranks = [
@@ -176,7 +176,7 @@ class _OtherRanks:
         first_words = {name: {**word, "contents": None} for name, word in words[0].items()}
         return encode({"streams": streams, "wall": {"streams": first_words}})
 
-    def _merged(self, name: str) -> Encoded:
+    def _merge_entry(self, name: str) -> Encoded:
         function, rank = self._user.merges.get(name), self._group.rank
         if function is None:
             raise RestoreError(
@@ -193,19 +193,19 @@ class _OtherRanks:
         try:
             with isolated():  # what it draws is the same at each start
                 self._rekey(1 + rank)  # 0 leaves the generators as they are
-                made = function(states, rank, self._group.size)
-            tree = {**trees[0], "value": made} if in_slot else made
+                merged = function(states, rank, self._group.size)
+            tree = {**trees[0], "value": merged} if in_slot else merged
             encoded = encode({"user": {name: tree}})
-            wrong = [text for texts in self._user.entries[name].check(tree) for text in texts]
+            misfits = [text for texts in self._user.entries[name].check(tree) for text in texts]
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise RestoreError(
                 f"{what} has failed on rank {rank} ({why}); fix it, or start with {self._saved}"
             ) from error
-        if wrong or type(made).__name__ not in kinds:
-            why = ", ".join(wrong) or f"a {type(made).__name__} for a {' or '.join(kinds)}"
+        if misfits or type(merged).__name__ not in kinds:
+            why = ", ".join(misfits) or f"a {type(merged).__name__} for a {' or '.join(kinds)}"
             raise RestoreError(
-                f"{what} has returned {made!r:.100} on rank {rank}, which does not fit the entry ({why}); "
+                f"{what} has returned {merged!r:.100} on rank {rank}, which does not fit the entry ({why}); "
                 "return a state of the form that the saved states have"
             )
         return encoded
@@ -217,14 +217,14 @@ class _OtherRanks:
         with reading(self._checkpoint.path, f"user/{name} of rank {rank}"):
             return decode(Encoded(node, arrays))
 
-    def _saved_at(self, branch: str, rank: int) -> Any:
-        whole = Encoded({branch: {}})
+    def _decode_saved(self, branch: str, rank: int) -> Any:
+        branch_tree = Encoded({branch: {}})
         for tree in (self._checkpoint.common, self._parts[rank]):
             node = (children(tree.structure) or {}).get(branch)
             if node is not None:
-                whole = merge(whole, Encoded({branch: node}, tree.arrays))
+                branch_tree = merge(branch_tree, Encoded({branch: node}, tree.arrays))
         with reading(self._checkpoint.path, f"{branch} of rank {rank}"):
-            return decode(whole)[branch]
+            return decode(branch_tree)[branch]
 
 
 def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,26 +284,26 @@ def leaf_digests(
     common: Encoded, part: str, own: Encoded = _NOTHING, together: Sequence[int] = ()
 ) -> dict[str, str]:
     """Digest each leaf of a part, by its path; a path that ends with "#" has the form of what is there."""
-    found = _compared(common, own, together)
-    return {path: xxhash.xxh3_64_hexdigest(data) for name, path, data in found if name == part}
+    compared = _compared(common, own, together)
+    return {path: xxhash.xxh3_64_hexdigest(data) for name, path, data in compared if name == part}
 
 
 def differing(ranks: Sequence[Mapping[str, str]]) -> str | None:
     """Find the first name whose digest is not the same on all ranks; None if there is no such name."""
     first = ranks[0]
-    names = dict.fromkeys(name for found in ranks for name in found)
+    names = dict.fromkeys(name for digests in ranks for name in digests)
     return next((name for name in names if any(r.get(name) != first.get(name) for r in ranks)), None)
 
 
 def difference(part: str, ranks: Sequence[Mapping[str, str]]) -> StateError:
     """Make the error for a part that differs, given its `leaf_digests` by rank."""
     branch_and_name, _, holders = part.partition("#")
-    telling = list(map(int, holders.split(","))) if holders else list(range(len(ranks)))
-    path = differing([dict(sorted(ranks[rank].items())) for rank in telling]) or part
-    first = ranks[telling[0]].get(path)
-    others = ", ".join(str(rank) for rank in telling if ranks[rank].get(path) != first)
+    holding = list(map(int, holders.split(","))) if holders else list(range(len(ranks)))
+    path = differing([dict(sorted(ranks[rank].items())) for rank in holding]) or part
+    first = ranks[holding[0]].get(path)
+    others = ", ".join(str(rank) for rank in holding if ranks[rank].get(path) != first)
     where = f"{unquote(path.partition('#')[0])!r} of rank {others}"
-    whose = f"rank {telling[0]}" if telling[0] else "the writer"
+    whose = f"rank {holding[0]}" if holding[0] else "the writer"
     branch, _, name = branch_and_name.partition("/")
     what, remedy = _REMEDIES.get(branch, _REMEDIES["progress"])
     name = unquote(name)
@@ -333,7 +333,7 @@ def _compared(common: Encoded, own: Encoded, together: Sequence[int]) -> Iterato
     """Yield (part, path, bytes) of what must be equal; the boxes that some ranks hold alike are apart."""
     structure: Any = common.structure
     compared = {branch: structure[branch] for branch in COMPARED if branch in structure}
-    arrays = {name: _anywhere(array) for name, array in common.arrays.items()}
+    arrays = {name: _without_place(array) for name, array in common.arrays.items()}
     for path, data in leaves(Encoded(compared, arrays)):
         branch, _, rest = path.rstrip("#").partition("/")
         name = rest.partition("/")[0]
@@ -345,14 +345,14 @@ def _compared(common: Encoded, own: Encoded, together: Sequence[int]) -> Iterato
             yield f"{branch}/{rest.partition('/')[0]}#{holders}", f"{name}#{holders}", array.data
     if len(together) > 1:
         holders, tree = ",".join(map(str, together)), cast(Any, own.structure)["rng"]
-        now = next(name for name in tree if name.startswith("rank"))
+        key = next(name for name in tree if name.startswith("rank"))
         # a rank that sees all devices draws on its own alone: on the others the ranks' states differ
-        state = portable(decode(Encoded(tree[now], own.arrays)))
+        state = portable(decode(Encoded(tree[key], own.arrays)))
         for path, data in leaves(encode({"rng": state})):
             yield f"rng#{holders}", f"{path}#{holders}", data
 
 
-def _anywhere(array: HostArray) -> HostArray:
+def _without_place(array: HostArray) -> HostArray:
     """Leave out what is each rank's own: the device, and of a large array the box that the rank holds."""
     extra = {key: fact for key, fact in array.extra.items() if key != "device"}
     if array.region is None:

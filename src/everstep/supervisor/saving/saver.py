@@ -77,14 +77,14 @@ class Saver:
         self._buffers = Buffers(rule.copy)
         self._spill = Spill(engine.opening.run_dir.path)
         self._writer = Writer(engine.voice.warn)
-        self.asked = False
+        self.save_due = False
         """Whether a save is asked for at the next boundary."""
-        self.last: CommittedCheckpoint | None = None
+        self.last_commit: CommittedCheckpoint | None = None
         """The newest commit of this process."""
         self.failures = 0
         self.error: OSError | MemoryError | None = None
         """The error of the newest save; None after a save that succeeded."""
-        self._written: deque[CommittedCheckpoint] = deque()
+        self._commits: deque[CommittedCheckpoint] = deque()
         """Commits that are not announced; the writer thread appends."""
         self._in_doubt: list[tuple[str, str, float]] = []
         """Metric, name and value of best weights whose save has failed, with or after them."""
@@ -124,13 +124,13 @@ class Saver:
         if not (best or whole) or not self._is_good():
             return
         self._forget_lost_best()
-        left = engine.loop.steps_left() if phase == "step" else None
-        last = left is not None and left < 1 and self.one_before()
-        if last:
+        steps_left = engine.loop.steps_left() if phase == "step" else None
+        is_last = steps_left is not None and steps_left < 1 and self.one_before()
+        if is_last:
             # an interruption leaves here; otherwise the copy is only used until the epoch's end
             self.commit_kept(interim=engine.decisions.interruption is None)
-        self.asked = last and (whole or self.asked)  # then at the epoch's end
-        whole = whole and not last
+        self.save_due = is_last and (whole or self.save_due)  # then at the epoch's end
+        whole = whole and not is_last
         if not (best or whole):
             return
         name = self._name(phase)
@@ -142,7 +142,7 @@ class Saver:
         if self._snapshot is None:
             return
         self._commit(self._snapshot, best, whole=whole)
-        self._kept_only = not (whole or last)
+        self._kept_only = not (whole or is_last)
         if self._kept_only and not self._buffers.copy:
             # the live arrays will not be these any more
             self._snapshot, self._kept_only = None, False
@@ -189,7 +189,7 @@ class Saver:
         self._writer.wait()
         return encode(tree, self._buffers)
 
-    def copied(self, tree: dict[str, Any]) -> Encoded:
+    def encode_apart(self, tree: dict[str, Any]) -> Encoded:
         """Copy a tree into memory of its own; without copies in memory, onto the disk."""
         if self._buffers.copy:
             return encode(tree)
@@ -206,7 +206,7 @@ class Saver:
         except MemoryError as error:
             if self._engine.ranks.several:  # the others would save without this rank
                 raise
-            self._failed(error, str(name), best)
+            self._on_error(error, str(name), best)
             return None
 
     def _lasting(self, snapshot: Snapshot) -> Snapshot | None:
@@ -223,7 +223,7 @@ class Saver:
             return replace(snapshot, commit=replace(snapshot.commit, common=on_disk))
         self._spill.close()
         if isinstance(error, OSError | MemoryError):
-            self._failed(error)
+            self._on_error(error)
         return None
 
     def tidy(self) -> None:
@@ -240,7 +240,7 @@ class Saver:
         name = str(snapshot.commit.name)
 
         def write() -> CommittedCheckpoint | None:
-            return engine.retries.in_place(
+            return engine.retries.retry_in_place(
                 f"the save of {name}", lambda: self.writing.write(snapshot, best, whole)
             )
 
@@ -248,18 +248,18 @@ class Saver:
             for backend in backends.active():
                 # the writer thread reads what a device may still be computing
                 backend.synchronize()
-        self._writer.submit(write, self._done, lambda error: self._failed(error, name, best))
+        self._writer.submit(write, self._on_commit, lambda error: self._on_error(error, name, best))
         if not self._buffers.copy:
             self._writer.wait_idle()
 
-    def _done(self, committed: CommittedCheckpoint | None) -> None:
+    def _on_commit(self, committed: CommittedCheckpoint | None) -> None:
         self.error = None
         if committed is not None:
-            self.last = committed
-            self._written.append(committed)
+            self.last_commit = committed
+            self._commits.append(committed)
         self._engine.wakeups.wish()
 
-    def _failed(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
+    def _on_error(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
         """Count a failed save, and warn; training goes on."""
         run_dir = self._engine.opening.run_dir.path
         if not run_dir.is_dir():
@@ -289,14 +289,14 @@ class Saver:
 
     def await_commit(
         self,
-        failed: str = "the last state could not be saved",
-        then: str = " and start again: the run continues from the previous checkpoint",
+        problem: str = "the last state could not be saved",
+        advice: str = " and start again: the run continues from the previous checkpoint",
     ) -> None:
         """Wait until the writer has committed what it was given."""
         self.announce_commits(wait=True)
         if self.error is not None:
             cure = "do so" if isinstance(self.error, RunDirError) else remedy(self.error)
-            raise CheckpointError(f"{failed}: {self.error}; {cure}{then}") from self.error
+            raise CheckpointError(f"{problem}: {self.error}; {cure}{advice}") from self.error
 
     def announce_commits(self, *, wait: bool = False) -> None:
         """Announce the new commits of the writer thread, in the journal and to observers."""
@@ -312,8 +312,8 @@ class Saver:
             engine.decisions.apply([(guard, action) for action in actions])
         except DivergedRanksError as error:
             raise self._difference(error) from None
-        for _ in range(len(self._written)):  # counted once: the writer thread may append meanwhile
-            committed = self._written.popleft()
+        for _ in range(len(self._commits)):  # counted once: the writer thread may append meanwhile
+            committed = self._commits.popleft()
             name = str(committed.name)
             engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
@@ -322,11 +322,11 @@ class Saver:
     def _forget_lost_best(self) -> None:
         """Name no best weights that a failed save has not kept; no later save has them."""
         engine = self._engine
-        tried, self._in_doubt = self._in_doubt, []
-        if not tried:
+        doubtful, self._in_doubt = self._in_doubt, []
+        if not doubtful:
             return
-        kept = engine.opening.store.has_best
-        lost = [[metric, name] for metric, name, value in tried if not kept(metric, name, value)]
+        has_best = engine.opening.store.has_best
+        lost = [[metric, name] for metric, name, value in doubtful if not has_best(metric, name, value)]
         # the writer's view: what it deletes depends on these names, and all ranks must ask for the same
         for metric, name in engine.ranks.group.share(lost, "best weights of a failed save"):
             for service in engine.board.bests:
@@ -343,8 +343,8 @@ class Saver:
         if snapshot is None or group.failure() is not None:
             return error
         common, own = split(snapshot.commit.common, snapshot.own)
-        mine = leaf_digests(common, error.name, own, group.data.together(group.rank))
-        return difference(error.name, group.gather(mine, "a state that differs"))
+        own_digests = leaf_digests(common, error.name, own, group.data.together(group.rank))
+        return difference(error.name, group.gather(own_digests, "a state that differs"))
 
     def close(self) -> None:
         """Wait for the running write, and end the writer thread."""
@@ -377,7 +377,7 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     rank, data = engine.ranks.group.rank, engine.ranks.group.data
     current.updates = engine.user.updates
     user = engine.user.save()
-    for warning in (*engine.user.outgrown(user["user"]), *engine.user.come_to_share(user["user"])):
+    for warning in (*engine.user.growth_warnings(user["user"]), *engine.user.sharing_warnings(user["user"])):
         engine.voice.warn(warning)
     # inside an epoch its head has run, and what it did to data that is not opened yet stays known
     streams, words = engine.streams.tree(head_may_follow=phase == "epoch" or current.epoch == 0)
@@ -387,12 +387,12 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     if variables := engine.variables.saved():
         wall["variables"] = variables
     services = {**board.state(), "metrics": {"version": 1, "state": engine.collector.state()}}
-    now, again = random_parts(rank)
+    now_key, lines_key = random_parts(rank)
     tree = {
         "progress": current.tree(phase),
         **user,
         "streams": streams,
-        "rng": {now: capture(), again: engine.rng_marks.tree()},
+        "rng": {now_key: capture(), lines_key: engine.rng_marks.tree()},
         "services": services,
         "wall": wall,
     }
@@ -494,14 +494,14 @@ class Writing:
     def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
         self._journal.fsync_only(snapshot.position)
-        whole = snapshot.commit.common
-        common, own = split(whole, snapshot.own)
+        tree = snapshot.commit.common
+        common, own = split(tree, snapshot.own)
         # what is in common counts once: services that report have their state on the writer alone
-        mine = whole if self._opening.writer else with_regions(own, common)
-        note_digests(mine)
+        part = tree if self._opening.writer else with_regions(own, common)
+        note_digests(part)
         exchange = self._exchange
         replicated = {} if exchange is None else digests(common, own, self._together_with)
-        commit = replace(snapshot.commit, common=common, digest=digest(mine), own=own, replicated=replicated)
+        commit = replace(snapshot.commit, common=common, digest=digest(part), own=own, replicated=replicated)
         if exchange is not None and not exchange.leads:
             return exchange.write_part(self._opening.store.folder, commit)
         return self._opening.store.commit(commit, exchange)
@@ -521,7 +521,7 @@ class Writing:
             return
         together: dict[str, Any] = {}
         if spread and exchange is not None:
-            together = {"writing": exchange.leading, "token": secrets.token_hex(4)}
+            together = {"writing": exchange.folder_writer, "token": secrets.token_hex(4)}
         # a resume from a checkpoint on disk needs the best weights that it names
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
@@ -542,7 +542,7 @@ class Spill:
         """
         self.close()
         self._file = file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        return replace(encoded, arrays=dict(_written(file, encoded.arrays)))
+        return replace(encoded, arrays=dict(_write_arrays(file, encoded.arrays)))
 
     def close(self) -> None:
         if self._file is not None:
@@ -550,7 +550,7 @@ class Spill:
             self._file = None
 
 
-def _written(file: FileIO, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, HostArray]]:
+def _write_arrays(file: FileIO, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, HostArray]]:
     at = 0
     for name, array in arrays.items():
         digest = content_digest(array)
@@ -558,18 +558,18 @@ def _written(file: FileIO, arrays: Mapping[str, HostArray]) -> Iterator[tuple[st
         rest = array.data.data
         while rest:
             rest = rest[file.write(rest) :]
-        yield name, _stored(file, at, array, digest)
+        yield name, _array_on_disk(file, at, array, digest)
         at += array.nbytes
 
 
-def _stored(file: FileIO, at: int, array: HostArray, digest: str) -> HostArray:
+def _array_on_disk(file: FileIO, at: int, array: HostArray, digest: str) -> HostArray:
     size = array.nbytes
 
     def fetch() -> NDArray[np.uint8]:
         data = np.empty(size, np.uint8)
-        done = 0
-        while done < size and (count := os.preadv(file.fileno(), [data.data[done:]], at + done)):
-            done += count
+        end = 0
+        while end < size and (count := os.preadv(file.fileno(), [data.data[end:]], at + end)):
+            end += count
         if xxhash.xxh3_128_hexdigest(data.data) != digest:
             raise OSError(errno.EIO, "the state that was kept on disk has changed there")
         return data

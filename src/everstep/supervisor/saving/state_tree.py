@@ -82,11 +82,11 @@ class Progress:
     def from_tree(cls, tree: dict[str, Any]) -> Progress:
         fields = {name: value for name, value in tree.items() if name != "batch_in_epoch"}
         stop = fields.pop("stop")
-        made = cls(**fields, stop=None if stop is None else StopRecord(**stop))
+        progress = cls(**fields, stop=None if stop is None else StopRecord(**stop))
         for name, value in asdict(cls(seed=0)).items():
-            if value is not None and type(getattr(made, name)) is not type(value):
-                raise TypeError(f"{name} is {getattr(made, name)!r}")
-        return made
+            if value is not None and type(getattr(progress, name)) is not type(value):
+                raise TypeError(f"{name} is {getattr(progress, name)!r}")
+        return progress
 
 
 BRANCHES = ("progress", "user", "gradients", "streams", "rng", "services", "wall")

@@ -24,21 +24,21 @@ class UserState:
     """The objects that the user passed as `state=`."""
 
     def __init__(self, state: Mapping[str, Any] | Sequence[tuple[str, Any]] | None) -> None:
-        given: dict[str, Any] = {}
-        for name, value in _named(state):
-            if valid_name("state", name) in given:
+        objects: dict[str, Any] = {}
+        for name, value in _named_pairs(state):
+            if valid_name("state", name) in objects:
                 raise ConfigError(f"two state entries are named {name!r}; give each its own name")
-            given[name] = value
-        declared = {name: value for name, value in given.items() if isinstance(value, PerRank)}
-        self.per_rank = frozenset(declared)
+            objects[name] = value
+        per_rank = {name: value for name, value in objects.items() if isinstance(value, PerRank)}
+        self.per_rank = frozenset(per_rank)
         """Names of the entries that are each rank's own."""
-        self.merges = {name: each.merge for name, each in declared.items() if each.merge is not None}
+        self.merges = {name: each.merge for name, each in per_rank.items() if each.merge is not None}
         """Functions that merge them for another number of ranks, by name."""
-        self.objects: dict[str, Any] = undeclared(given)
+        self.objects: dict[str, Any] = undeclared(objects)
         """Object by name, bare also where it was declared by `PerRank`."""
-        bare = given | {name: each.value for name, each in declared.items()}
-        self.entries: dict[str, Entry] = {name: make_entry(name, value) for name, value in bare.items()}
-        every = dict(_every(self.entries.items()))
+        values = objects | {name: each.value for name, each in per_rank.items()}
+        self.entries: dict[str, Entry] = {name: make_entry(name, value) for name, value in values.items()}
+        every = dict(_all_entries(self.entries.items()))
         for entry in every.values():
             entry.relate(every)
         self.counters: dict[str, UpdateCounter] = {}
@@ -55,11 +55,11 @@ class UserState:
         self._shared: Collection[tuple[str, str]] | None = None
         """Pairs of entries that share an array; None until somebody looks, at the first step's place."""
 
-    def belongs_to(self, task: Any, *, saved: bool) -> None:
+    def set_task(self, task: Any, *, saved: bool) -> None:
         """Name the task of the state, before it is opened; `saved`: its own attributes are saved, too."""
         self.task = task
-        made = (each.attributes(task, self.objects) for each in backends.active() if saved)
-        self._attributes = next((entry for entry in made if entry is not None), None)
+        attributes = (each.attributes(task, self.objects) for each in backends.active() if saved)
+        self._attributes = next((entry for entry in attributes if entry is not None), None)
 
     @property
     def replicated(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class UserState:
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths of what is a rank's own: whole entries, and keys of others."""
-        whole = [("user", name) for name in self.per_rank]
+        entries = [("user", name) for name in self.per_rank]
         keys = [
             ("user", name, key)
             for name, entry in self.entries.items()
@@ -76,9 +76,9 @@ class UserState:
             if name not in self.per_rank
         ]
         # in an open window each rank has the sum of its own gradients, until they are averaged
-        return [*whole, *keys, ("gradients",)]
+        return [*entries, *keys, ("gradients",)]
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Describe each entry by its class, or as each rank's own: equal on all ranks of one program."""
         return {
             name: "PerRank"
@@ -100,7 +100,7 @@ class UserState:
                 stack.callback(counter.close)
                 counter.outside.watch(self.task, saved=self._attributes is not None)
 
-    def outgrown(self, saved: Mapping[str, Any]) -> Iterator[str]:
+    def growth_warnings(self, saved: Mapping[str, Any]) -> Iterator[str]:
         """Yield a warning of each entry with other parts than at the start: a resume would refuse it."""
         for name, expects in list(self._expected.items()):
             if name in saved and any(differing := expects(saved[name])):
@@ -112,7 +112,7 @@ class UserState:
                     f"or leave {name!r} out of state"
                 )
 
-    def come_to_share(self, saved: Mapping[str, Any]) -> list[str]:
+    def sharing_warnings(self, saved: Mapping[str, Any]) -> list[str]:
         """Return a warning of each two entries that share an array, and did not at the first call."""
         holders: dict[Any, str] = {}
         shared: dict[tuple[str, str], tuple[Any, ...]] = {}
@@ -143,7 +143,7 @@ class UserState:
 
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save."""
-        user = {name: _saved(name, entry) for name, entry in self.entries.items()}
+        user = {name: _save_entry(name, entry) for name, entry in self.entries.items()}
         unsaved = [text for counter in self.counters.values() for text in counter.unsaved(user)]
         if unsaved:
             raise StateError(
@@ -162,7 +162,7 @@ class UserState:
         """Return the branches `user`, `gradients` (of an open accumulation window), and a part of `wall`."""
         gradients = {name: counter.gradients() for name, counter in self.counters.items()}
         return {
-            "user": {name: _saved(name, entry) for name, entry in self.entries.items()},
+            "user": {name: _save_entry(name, entry) for name, entry in self.entries.items()},
             "gradients": {name: tree for name, tree in gradients.items() if tree is not None},
             "wall": {} if self._attributes is None else {_ATTRIBUTES: self._attributes.save()},
         }
@@ -183,7 +183,7 @@ class UserState:
 
     def regions(self) -> Regions:
         """Return the function that tells which region of a saved array of the state this process holds."""
-        held: dict[str, Region] = {}
+        region_by_name: dict[str, Region] = {}
         for name, entry in self.entries.items():
             for path, array in _layouts(entry, ("user", name)):
                 home = backends.of(array)
@@ -194,12 +194,12 @@ class UserState:
                         "(it is sharded): leave out PerRank"
                     )
                 if region is not None:
-                    held[array_name(path)] = region
+                    region_by_name[array_name(path)] = region
 
         def region_of(name: str, shape: tuple[int, ...]) -> Region | None:
             # state of an optimizer lies below the place of its parameter, and may have another shape
-            found = held.get(name) or held.get(name.rpartition("/")[0])
-            return found if found is not None and found.whole == shape else None
+            region = region_by_name.get(name) or region_by_name.get(name.rpartition("/")[0])
+            return region if region is not None and region.whole == shape else None
 
         return region_of
 
@@ -208,17 +208,17 @@ class UserState:
         # the branch is walked only where the names of all arrays have changed
         names = list(arrays)
         if names != self._guarded[0]:
-            found = frozenset(
+            guarded_names = frozenset(
                 array_name(("user", name, *path))
                 for name, tree in user.items()
                 for path in array_paths(tree)
                 if self.entries[name].guarded(path)
             )
-            self._guarded = (names, found)
+            self._guarded = (names, guarded_names)
         return self._guarded[1]
 
     def check(self, user: Mapping[str, Any], where: str) -> None:
-        found = Mismatch(
+        mismatch = Mismatch(
             [name for name in self.entries if name not in user],
             [name for name in user if name not in self.entries],
             [],
@@ -227,17 +227,17 @@ class UserState:
             if name in user:
                 with _about(name):
                     compared = entry.check(user[name])
-                for ours, theirs in zip(found, compared, strict=True):
-                    ours += [f"{name}/{text}" for text in theirs]
-        if any(found):
-            names, renamed = (*found.missing, *found.unexpected), "..."
-            if [*map(len, found)] == [1, 1, 0] and names[0] in self.entries and names[1] in user:
+                for problems, entry_problems in zip(mismatch, compared, strict=True):
+                    problems += [f"{name}/{text}" for text in entry_problems]
+        if any(mismatch):
+            names, renamed = (*mismatch.missing, *mismatch.unexpected), "..."
+            if [*map(len, mismatch)] == [1, 1, 0] and names[0] in self.entries and names[1] in user:
                 renamed = f"..., rename={{{names[1]!r}: {names[0]!r}}}"
             raise RestoreError(
                 f"{where} does not fit the state of this program; make the program as it was, or begin a new "
                 f"run in another directory, with parts of it by init_from=InitFrom({renamed})"
-                f"{base_hint(user, found.reshaped, found.missing)}",
-                **found._asdict(),
+                f"{base_hint(user, mismatch.reshaped, mismatch.missing)}",
+                **mismatch._asdict(),
             )
 
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
@@ -266,12 +266,12 @@ class UserState:
         entries are copied.
         """
         refusing = [name for name, each in self.entries.items() if is_read_late or each.may_refuse]
-        kept = encode({name: _saved(name, self.entries[name]) for name in refusing})
+        copies = encode({name: _save_entry(name, self.entries[name]) for name in refusing})
         try:
             self.load_user(user, refusing)
             self.load_user(user, self.entries.keys() - refusing)
         except Exception as error:
-            for name, tree in decode(kept).items():
+            for name, tree in decode(copies).items():
                 try:
                     self.entries[name].load(tree)
                 except Exception as again:
@@ -288,10 +288,10 @@ class UserState:
                 )
 
     def random_state(self) -> dict[str, Any]:
-        return {path: entry.save() for path, entry in _every(self.entries.items()) if entry.is_random}
+        return {path: entry.save() for path, entry in _all_entries(self.entries.items()) if entry.is_random}
 
     def set_random_state(self, saved: Mapping[str, Any]) -> None:
-        for path, entry in _every(self.entries.items()):
+        for path, entry in _all_entries(self.entries.items()):
             if entry.is_random and path in saved:
                 entry.load(saved[path])
 
@@ -303,8 +303,8 @@ class UserState:
 
     def exact_on_any_ranks(self) -> bool:
         """Whether steps have the same bits on any number of ranks, as far as the backends know."""
-        known = any(backend.exact_on_any_ranks(self.objects) for backend in backends.active())
-        return known and not self.per_rank
+        is_exact = any(backend.exact_on_any_ranks(self.objects) for backend in backends.active())
+        return is_exact and not self.per_rank
 
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
         """Use these options, by entry, as the program gave them; called after `load`."""
@@ -323,17 +323,17 @@ class UserState:
             places: list[Any] = [{option: obj.value}]
         else:
             places = getattr(obj, "param_groups", None) or [obj if isinstance(obj, dict) else {}]
-        found: list[tuple[Any, Callable[[float], object]]] = []
+        setters: list[tuple[Any, Callable[[float], object]]] = []
         for place in places:
             value = place.get(option)
             fill = getattr(value, "fill_", None)  # a compiled step reads this very tensor
             if fill is None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                known = nearest(option, map(str, place))
-                raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {known}")
+                hint = nearest(option, map(str, place))
+                raise ConfigError(f"state entry {name!r} has no number {option!r} to be set; {hint}")
             in_slot = isinstance(obj, Slot)
             put = partial(setattr, obj, "value") if in_slot else partial(place.__setitem__, option)
-            found.append((value, put if in_slot else fill or put))
-        return found
+            setters.append((value, put if in_slot else fill or put))
+        return setters
 
     def set_value(self, action: SetValue) -> list[tuple[str, float]]:
         """Set the numbers that an action names; return (name, new value) of each that has changed."""
@@ -403,19 +403,19 @@ def _about(name: str, done: str = "restored") -> Iterator[None]:
         raise
 
 
-def _saved(name: str, entry: Entry) -> Any:
+def _save_entry(name: str, entry: Entry) -> Any:
     with _about(name, "saved"):
         return entry.save()
 
 
-def _every(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
+def _all_entries(entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[str, Entry]]:
     """Yield entries, and those inside of them, with their paths."""
     for name, entry in entries:
         yield str(name), entry
-        yield from _every((f"{name}/{key}", each) for key, each in entry.inner())
+        yield from _all_entries((f"{name}/{key}", each) for key, each in entry.inner())
 
 
-def _named(state: Any) -> list[tuple[Any, Any]]:
+def _named_pairs(state: Any) -> list[tuple[Any, Any]]:
     if isinstance(state, Mapping):
         return list(state.items())
     # An object given by itself may well be iterable: a Sequential gives its layers.

@@ -55,7 +55,7 @@ class Streams:
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
-        compared: called where batches before the resume point were drawn again, as `Verifier.drew_again`.
+        compared: called where batches before the resume point were drawn again, as `Verifier.note_redrawn`.
         changed: called when a person has chosen to continue with other data.
         warn_once: called with a warning about data that cannot be resumed everywhere.
     """
