@@ -185,6 +185,9 @@ def test_the_file_of_a_start_that_is_missing_is_told(tmp_path: Path) -> None:
     assert words in problem
     with pytest.warns(RuntimeWarning, match="which is missing"):
         assert words in everstep.runs.show(run).facts["problems"][0]
+    segment_path(run, 1).write_bytes(b"")  # as where a copy was cut short
+    with pytest.warns(RuntimeWarning, match="of which only 0 bytes are left"):
+        assert everstep.runs.show(run).facts["metrics"]
 
 
 def test_a_damaged_name_in_run_json_is_not_another_run(tmp_path: Path) -> None:

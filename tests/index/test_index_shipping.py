@@ -162,7 +162,8 @@ def test_a_copied_and_a_moved_run_are_merged(tmp_path: Path, place: Location) ->
     shutil.copytree(there / "run", here / "run")
     database = Database(place)
     assert sync(database, [here]).rows == 3
-    write(there / "run", [3.0], 2, Position(1, 10_000))  # it went on there, and is copied again
+    end = segment_path(there / "run", 1).stat().st_size
+    write(there / "run", [3.0], 2, Position(1, end))  # it went on there, and is copied again
     shutil.copytree(there / "run", here / "run", dirs_exist_ok=True)
     assert sync(database, [here]).rows == 1
     (here / "run").rename(here / "moved")
@@ -193,7 +194,8 @@ def test_runs_of_other_machines_are_left_alone(tmp_path: Path, server: Server) -
     assert forget_gone(database, [there]) == {}
     (problem,) = sync(database, [here]).problems
     assert f"is a copy of elsewhere:{there / 'run'}" in problem
-    write(here / "run", [3.0], 2, Position(1, 10_000))
+    end = segment_path(here / "run", 1).stat().st_size
+    write(here / "run", [3.0], 2, Position(1, end))
     assert sync(database, [here]).problems == []
     (run,) = all_runs(database)
     assert (run["path"], run["host"]) == (str(here / "run"), platform.node())

@@ -269,6 +269,25 @@ def test_a_second_run_goes_on_where_another_stands(trained: Path) -> None:
     assert RunJournal(third).series("learning_rate", "step") == ([1, 2], [0.05, 0.05])
 
 
+def test_a_second_run_counts_from_the_weights_that_it_took_of_a_run_that_trains_on(trained: Path) -> None:
+    def model(inputs: Mapping[str, Any], train: bool, seed: int, width: int = 4) -> digits_params.Net:
+        if seed == 9:  # the second run is built: meanwhile the first one saves steps 11 and 12
+            start(**params(train_params__num_steps=12))
+        return mnist_model(inputs, train, seed, width)
+
+    given = {**HERE, "exp_id": "basic"}
+    ending = train(
+        "second",
+        train_params__num_steps=18,
+        model_params__func=model,
+        model_params__seed=9,
+        load_params=given,
+    )
+    assert (trained / "checkpoints" / "epoch-0002-step-00000012").exists() and ending.step == 18
+    steps, rates = RunJournal(BASIC.with_name("second")).series("learning_rate", "step")
+    assert steps == list(range(13, 19)) and rates == [0.025] * 4 + [0.0125] * 2
+
+
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
     "choice",

@@ -889,7 +889,10 @@ def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFro
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:
         raise NoCheckpointError(f"{path} has no checkpoint to load; check load_params")
-    known = [name for name in names_in(checkpoint) if name != _COUNTER]
+    names_there = names_in(checkpoint)
+    # from the checkpoint that the weights come from: a run that trains may have another one by then
+    is_counted = load.restore_global_step and entry is None and _COUNTER in names_there
+    known = [name for name in names_there if name != _COUNTER]
     known = [name for name in known if entry in (None, name.partition("/")[0])]
     wanted = None
     rename: dict[str, str] = {}
@@ -908,10 +911,11 @@ def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFro
             wanted = [_complete(name, known) for name in names]
         if not wanted:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
+    if wanted is not None and is_counted:
+        wanted.append(_COUNTER)
     include = None if wanted is None else f"^(?:{'|'.join(map(re.escape, wanted))})$"
-    reset = () if load.restore_global_step else ("step",)
-    init = InitFrom(path, include=include, exclude=f"^{_COUNTER}$", rename=rename, reset=reset)
-    return init, checkpoint.step
+    exclude, reset = None if is_counted else f"^{_COUNTER}$", () if load.restore_global_step else ("step",)
+    return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
 
 
 def _complete(name: str, known: list[str]) -> str:

@@ -435,11 +435,15 @@ def _conclude(
     problems = list[str]()
     for number, start in starts.items():
         problems += stored(start["problems"], list)
-        if start["parent"] is not None and start["parent"] not in starts:
-            problems.append(
-                f"segment-{number:04d}.evj continues segment-{start['parent']:04d}.evj, which is missing: "
-                "its metrics are not shown; restore the file from a copy"
-            )
+        if (parent := start["parent"]) is not None:
+            size = starts[parent]["size"] if parent in starts else -1
+            if size < start["parent_offset"]:
+                short = f"of which only {size} bytes are left: the lost metrics"
+                lost = "which is missing: its metrics" if size < 0 else short
+                problems.append(
+                    f"segment-{number:04d}.evj continues segment-{parent:04d}.evj, {lost} "
+                    "are not shown; restore the file from a copy"
+                )
         if start["torn"] is not None and status != "running":  # a running start is still writing there
             problems.append(start["torn"])
     values = {
