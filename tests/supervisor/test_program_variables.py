@@ -552,6 +552,18 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
 
 
+class Listed(nn.Linear):
+    """Holds its parameters in a list of its own, too, as torch's DistributedDataParallel does."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.groups = {"decay": [self.weight], "none": [self.bias]}
+
+
+def test_a_list_of_the_models_own_parameters_is_not_named(tmp_path: Path) -> None:
+    assert warnings(tmp_path / "run", {"model": Listed()}, lambda step: None) == []
+
+
 def test_what_is_collected_while_it_is_compared_has_not_changed() -> None:
     """Models of earlier runs in a notebook, say, which the collector of garbage finds just then."""
     weight = torch.ones(1)

@@ -409,7 +409,8 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            self._state_ids = {id(each) for each in contents(self._objects) if type(each) not in SCALARS}
+            parts = (part for each in contents(self._objects) for part in _parts(each))
+            self._state_ids = {id(part) for part in parts if type(part) not in SCALARS}
             self._outside = list(map(weakref.ref, self._find_outside()))
             self._marks = self._take_marks()
         in_epoch, self._epoch = epoch == self._epoch, epoch
@@ -459,8 +460,7 @@ class TorchUnsavedObjects:
     def _find_outside(self) -> list[Module | GradScaler]:
         """List the outermost modules and the scalers that share nothing with the state of an open run."""
         saved = {id(each): each for counter in _open_counters for each in contents(counter._objects)}
-        modules = [each for each in saved.values() if isinstance(each, Module)]
-        state_ids = {id(part) for root in modules for part in _parts(root)}
+        state_ids = {id(part) for root in saved.values() for part in _parts(root)}
         state_ids |= {id(parameter) for *_, parameter in self._parameters()}
         alive = alive_modules(GradScaler)
         others = [each for each in alive if isinstance(each, Module) and id(each) not in state_ids]
@@ -488,10 +488,10 @@ def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[t
             yield from _leaves(path + place, each, seen, depth - 1)
 
 
-def _parts(root: Module) -> Iterator[Any]:
-    yield from root.modules()
-    yield from root.parameters()
-    yield from root.buffers()
+def _parts(root: Any) -> Iterator[Any]:
+    yield root
+    if isinstance(root, Module):
+        yield from (*root.modules(), *root.parameters(), *root.buffers())
 
 
 def _number_marks(root: Module | GradScaler) -> list[Any]:
