@@ -126,12 +126,12 @@ def step_time(keeps: bool, made: Callable[[], Any], batch: int, every: int, step
 @contextmanager
 def switched(keeps: bool) -> Iterator[None]:
     """Without: nothing is accounted for, and nothing told; the list of a step is still there."""
-    kept = Ledger.take, Streams.account
+    kept = Ledger.account_for, Streams.account
     if not keeps:
-        Ledger.take = lambda self, cursor: self.drawn.clear()  # type: ignore[method-assign]
+        Ledger.account_for = lambda self, cursor: self.drawn.clear()  # type: ignore[method-assign]
         Streams.account = lambda self: []  # type: ignore[method-assign]
     yield
-    Ledger.take, Streams.account = kept  # type: ignore[method-assign]
+    Ledger.account_for, Streams.account = kept  # type: ignore[method-assign]
 
 
 def work_alone(samples: int, batch: int, every: int) -> list[float]:

@@ -445,7 +445,7 @@ def test_batches_that_one_process_read_are_not_compared_with_the_parts_of_a_rank
     alone = Ledger("train", Share())
     cursor = as_stream([1, 2, 3]).open("train", 0, seed=0)
     alone.drawn += [10 + next(cursor), 10 + next(cursor)]
-    alone.take(cursor)
+    alone.account_for(cursor)
     parts = Ledger("train", Share(0, 2))
     for ledger in (alone, parts):
         ledger.load(alone.account, 0)

@@ -199,8 +199,7 @@ class KeptBySamplers:
     """
 
     def __init__(self, samplers: Mapping[str, Any], apart: Collection[Any]) -> None:
-        self._samplers = samplers
-        self._apart = [*apart, *samplers.values()]
+        self._samplers, self._apart = samplers, [*apart, *samplers.values()]
         self._changing: dict[str, set[str]] = {place: set() for place in samplers}
         self._declared = set[str]()
         """Places of samplers whose `state_dict` is saved, too."""
@@ -220,44 +219,38 @@ class KeptBySamplers:
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Note which attributes of the samplers the block changes, which draws a pass."""
-        before = self._last
-        self._note_changes()
+        changed = self._note_changes()
         if self._head_began:
-            self.set_by_head = {
-                place: [name for name, mark in marks.items() if mark != before[place].get(name)]
-                for place, marks in self._last.items()
-            }
-        self._head_began = False
+            self.set_by_head, self._head_began = changed, False
         _read.update({id(s): weakref.ref(s) for s in self._samplers.values() if type(s).__weakrefoffset__})
         yield
         self._note_changes(drawn=True)
 
-    def _note_changes(self, drawn: bool = False) -> None:
+    def _note_changes(self, drawn: bool = False) -> dict[str, list[str]]:
         """Note what is not as it was last; `drawn`: in between a pass was drawn, which may also use it up."""
-        now = self._all_marks()
-        for place, last in self._last.items():
-            for name, mark in now[place].items():
-                if mark != last.get(name) or (drawn and mark is None):
-                    self._note(place, name, _attributes(self._samplers[place])[name])
-        self._last = now
+        before, self._last = self._last, self._mark_all()
+        changed = dict[str, list[str]]()
+        for place, marks in before.items():
+            now = self._last[place].items()
+            changed[place] = [n for n, mark in now if mark != marks.get(n) or (drawn and mark is None)]
+            for name in changed[place]:
+                self._note(place, name)
+        return changed
 
-    def _all_marks(self) -> dict[str, dict[str, str | None]]:
-        now = {place: self._marks(sampler) for place, sampler in self._samplers.items()}
-        for place, marks in now.items():
-            self._first.setdefault(place, _digests(self._samplers[place], marks))
+    def _mark_all(self) -> dict[str, dict[str, str | None]]:
+        now, apart = dict[str, dict[str, str | None]](), {*map(id, self._apart)}
+        for place, sampler in self._samplers.items():
+            values = _attributes(sampler).items()
+            now[place] = {name: _mark(value) for name, value in values if id(value) not in apart}
+            if place not in self._first:
+                self._first[place] = _digests(sampler, now[place])
         return now
 
-    def _marks(self, sampler: Any) -> dict[str, str | None]:
-        return {
-            name: _mark(value)
-            for name, value in _attributes(sampler).items()
-            if not any(value is each for each in self._apart)
-        }
-
-    def _note(self, place: str, name: str, value: Any) -> None:
+    def _note(self, place: str, name: str) -> None:
         sampler = self._samplers[place]
         if name in self._changing[place] or (place, name) in self._named:
             return
+        value = _attributes(sampler)[name]
         if name in getattr(sampler, "__dict__", {}) and can_be_saved(value):
             self._changing[place].add(name)
             return
@@ -287,15 +280,10 @@ class KeptBySamplers:
                 stacklevel=2,
             )
 
-    def begin_head(self) -> dict[str, Any]:
-        """Return what `save` does; from here on the lines before the next pass are watched."""
-        saved = self.save()
-        self._head_began = True
-        return saved
-
-    def save(self) -> dict[str, Any]:
-        """Return what the samplers keep now, by their places, in a copy."""
+    def save(self, *, head_follows: bool = False) -> dict[str, Any]:
+        """Copy what samplers keep, by their places; `head_follows`: lines up to the next pass are watched."""
         self._note_changes()
+        self._head_began |= head_follows
         return copy.deepcopy(
             {
                 place: {
@@ -309,23 +297,23 @@ class KeptBySamplers:
 
     def load(self, saved: Mapping[str, Any], by_head: dict[str, list[str]] | None, *, in_pass: bool) -> None:
         """Give the samplers back what they kept; between passes what the program has just set stays."""
-        self._all_marks()
+        self._mark_all()
         for place, tree in copy.deepcopy(dict(saved)).items():
-            sampler, known = self._samplers[place], (by_head or {}).get(place)
+            sampler, watched = self._samplers[place], (by_head or {}).get(place)
             self._first[place] |= tree.get("first", {})
             if tree["state"] is not None:
                 sampler.load_state_dict(tree["state"])
                 self._declared.add(place)
-            read = (reference := _read.get(id(sampler))) is not None and reference() is sampler
+            is_read = (read := _read.get(id(sampler))) is not None and read() is sampler
             for name, value in tree["attributes"].items():
                 live = vars(sampler).get(name)
                 now = digest(encode(live)) if can_be_saved(live) else None
-                # not watched before the first pass: then it is not as the start, or this process, has left it
-                is_set = (
-                    not read and now != self._first[place].get(name, now) if known is None else name in known
-                )
+                if watched is not None:
+                    is_set = name in watched
+                else:  # the first pass: then it is neither as the start nor as this process has left it
+                    is_set = not is_read and now != self._first[place].get(name, now)
                 # what is equal stays: the state, which is restored first, may hold the same object
                 if now != digest(encode(value)) and (in_pass or not is_set):
                     vars(sampler)[name] = value
             self._changing[place].update(tree["attributes"])
-        self._last, self.set_by_head = self._all_marks(), by_head
+        self._last, self.set_by_head = self._mark_all(), by_head

@@ -63,7 +63,7 @@ from everstep.supervisor.saving.state_tree import (
 )
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
-from everstep.supervisor.streams.generators import restore_given
+from everstep.supervisor.streams.generators import restore_first_states
 from everstep.supervisor.streams.run_streams import Streams
 
 
@@ -390,7 +390,7 @@ class _Resume:
     def __init__(
         self, run: OpenRun, checkpoint: Checkpoint, user: UserState, board: ServiceBoard, limits: LimitsByName
     ) -> None:
-        restore_given()
+        restore_first_states()
         self.run, self.user, self.board = run, user, board
         self._read(checkpoint)
         self.reopened_by = self._reopen(limits)

@@ -35,25 +35,22 @@ class Generators:
 
     def __init__(self) -> None:
         self._state: list[Any] = []
-        self._back: list[Any] = []
+        self._restored: list[Any] = []
         """Generators that stand where the checkpoint had them."""
 
     def keep(self, objects: Iterable[Any]) -> None:
         """Take the objects of the state, which are restored already: no stream may move them."""
         self._state = [*objects]
-        self.stand(self._state)
+        self.mark_restored(self._state)
 
     def in_state(self, generator: Any) -> bool:
         return any(generator is each for each in _flat(self._state))
 
     def state_is_held_by(self, data: Iterable[Any], apart: Sequence[Any]) -> bool:
         """Whether data, but for generators `apart`, holds an object of the state: it may follow the steps."""
+        plain = int, float, complex, str, bytes, tuple, type(None)
         values = _flat(self._state, containers=True)
-        wanted = {
-            id(each)
-            for each in values
-            if not isinstance(each, int | float | complex | str | bytes | tuple | None)
-        }
+        wanted = {id(value) for value in values if not isinstance(value, plain)}
         seen, front = {id(each) for each in apart}, [*data]
         while front and len(seen) < _MOST_OBJECTS:
             value = front.pop()
@@ -65,24 +62,24 @@ class Generators:
                 front += (inside or ())[:_MOST_OBJECTS]
         return False
 
-    def stand(self, objects: Iterable[Any]) -> None:
+    def mark_restored(self, objects: Iterable[Any]) -> None:
         """Mark objects, and their contents, as standing where the checkpoint had them."""
-        self._back += _flat(objects)
+        self._restored += _flat(objects)
 
-    def stands(self, generator: Any) -> bool:
-        return any(generator is each for each in self._back)
+    def is_restored(self, generator: Any) -> bool:
+        return any(generator is each for each in self._restored)
 
     @contextmanager
-    def returning(self, stream: Stream, saved: list[Any], given: Sequence[bool]) -> Iterator[None]:
-        """Put generators as they were `saved` after the block; those that the program has `given`, as now."""
-        held = stream.generators
-        now = states_of(held)
+    def restoring(self, generators: Sequence[Any], saved: list[Any], keep: Sequence[int]) -> Iterator[None]:
+        """Set generators to their `saved` states after the block; those to `keep`, to their states before."""
+        before = states_of(generators)
         yield
-        for generator, was, state, ours in zip(held, saved, now, given, strict=True):
-            if was is None:
+        for index, (generator, state) in enumerate(zip(generators, saved, strict=True)):
+            if state is None:
                 continue  # another on each rank of another number: it stands where the place has put it
-            make_entry("generator", generator).load(state if ours or self.stands(generator) else was)
-        self.stand(held)
+            stays = index in keep or self.is_restored(generator)
+            make_entry("generator", generator).load(before[index] if stays else state)
+        self.mark_restored(generators)
 
 
 def _flat(objects: Iterable[Any], *, containers: bool = False) -> Iterator[Any]:
@@ -96,8 +93,8 @@ def _flat(objects: Iterable[Any], *, containers: bool = False) -> Iterator[Any]:
             yield each
 
 
-def states_of(held: Sequence[Any]) -> list[Any]:
-    return [make_entry("generator", each).save() for each in held]
+def states_of(generators: Sequence[Any]) -> list[Any]:
+    return [make_entry("generator", each).save() for each in generators]
 
 
 class HeadWatch:
@@ -111,43 +108,43 @@ class HeadWatch:
         self.opened: list[list[Any]] | None = []
         """States of the generators when the run's first pass was opened, and when its last pass was; None:
         unknown, as ranks of another number had others."""
-        self._given: list[int] = []
+        self._reset: list[int] = []
         """Indices of the generators that the last head set: nothing depends on where they stood before."""
         self._touched = False
         """Whether the last head did anything else to a generator."""
-        self._left: list[tuple[Any, Any]] | None = None
+        self._before_head: list[tuple[Any, Any]] | None = None
         """The generators, and their states where the next head begins."""
         self._assumed: list[int] | None = None
         """Indices that were taken as set by a head, without a record of that head."""
         self._warned = False
 
     def tree(self) -> dict[str, Any]:
-        return {"opened": self.opened, "given": self._given, "touched": self._touched}
+        return {"opened": self.opened, "given": self._reset, "touched": self._touched}
 
     def load(self, tree: dict[str, Any]) -> None:
-        self.opened, self._given, self._touched = tree["opened"], tree["given"], tree.get("touched", False)
+        self.opened, self._reset, self._touched = tree["opened"], tree["given"], tree.get("touched", False)
 
-    def begin(self, held: Sequence[Any]) -> None:
+    def begin(self, generators: Sequence[Any]) -> None:
         """Begin a head: it is blamed for changes to the generators from here on."""
-        self._left = list(zip(held, states_of(held), strict=True))
+        self._before_head = list(zip(generators, states_of(generators), strict=True))
 
     @property
     def began(self) -> bool:
-        return self._left is not None
+        return self._before_head is not None
 
-    def open(self, held: Sequence[Any]) -> None:
+    def open(self, generators: Sequence[Any]) -> None:
         """Note the states at which a pass is opened at its start."""
-        now = states_of(held)
+        now = states_of(generators)
         self.opened = [self.opened[0] if self.opened else now, now]
 
-    def end(self, held: Sequence[Any], *, in_pass: bool) -> None:
+    def end(self, generators: Sequence[Any], *, in_pass: bool) -> None:
         """End the head, and note what it has done; `in_pass`: whether a pass continues after it."""
-        before, self._left = self._left, None
-        if before is None or len(before) != len(held):
+        before, self._before_head = self._before_head, None
+        if before is None or len(before) != len(generators):
             return
-        given, touched = [], False
+        reset, touched = [], False
         known = {id(each): state for each, state in before}
-        for index, (generator, (same, _)) in enumerate(zip(held, before, strict=True)):
+        for index, (generator, (same, _)) in enumerate(zip(generators, before, strict=True)):
             entry = make_entry("generator", generator)
             unmoved = id(generator) in known and _equal(entry.save(), known[id(generator)])
             if (unmoved and generator is same) or self._streams.generators.in_state(generator):
@@ -159,21 +156,22 @@ class HeadWatch:
                 )
             # one that only changed its place was not set: it goes on from where it stood
             if not in_pass and not unmoved and (id(generator) not in known or entry.as_seeded()):
-                given.append(index)
+                reset.append(index)
             else:
                 touched = True
         self._touched = touched
         if not in_pass:
-            self._given = given
-        if held:  # that a head did nothing is worth knowing, too
-            self._streams.noticed(self._name, {"given": given, "touched": touched})
-        self._warn(given, touched)
+            self._reset = reset
+        if generators:  # that a head did nothing is worth knowing, too
+            self._streams.noticed(self._name, {"given": reset, "touched": touched})
+        self._warn(reset, touched)
 
-    def set_by_head(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
+    def set_by_head(self, generators: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[int]:
         """Tell which generators the head has set before a resume; refuse what else it did to them."""
-        given = self._are_given(held, pass_index, in_pass=in_pass)
-        free = [index for index, each in enumerate(held) if not self._streams.generators.stands(each)]
-        seen = [index for index in free if given[index]]
+        reset = self._find_reset(generators, pass_index, in_pass=in_pass)
+        is_restored = self._streams.generators.is_restored
+        free = [index for index, each in enumerate(generators) if not is_restored(each)]
+        seen = [index for index in free if index in reset]
         recorded, self.recorded = self.recorded, None
         if recorded is None:
             touched, self._assumed = self._touched, seen
@@ -186,28 +184,30 @@ class HeadWatch:
                 "back before they run"
             )
         if not in_pass and self.opened:
-            self._given = [index for index, chosen in enumerate(given) if chosen]
-        return given
+            self._reset = reset
+        return reset
 
-    def _are_given(self, held: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[bool]:
+    def _find_reset(self, generators: Sequence[Any], pass_index: int, *, in_pass: bool) -> list[int]:
         """Tell which generators the head has set, as far as their states show; else by the last head."""
         if self.opened is None and not in_pass:
-            last = self._given if self.recorded is None else self.recorded["given"]
-            return [index in last for index in range(len(held))]
-        if in_pass or self.opened is None or [len(states) for states in self.opened] != [len(held)] * 2:
-            return [False] * len(held)
-        given = []
-        for index, (generator, first, last) in enumerate(zip(held, *self.opened, strict=True)):
+            last_reset: list[int] = self._reset if self.recorded is None else self.recorded["given"]
+            return last_reset
+        if in_pass or self.opened is None or [len(states) for states in self.opened] != [len(generators)] * 2:
+            return []
+        reset = []
+        for index, (generator, first, last) in enumerate(zip(generators, *self.opened, strict=True)):
             entry = make_entry("generator", generator)
             now = entry.save()
             is_other = not _equal(now, first)  # a new process has it so, unless a head sets it
             if pass_index == 1:  # only one was read: another seed than it had was set on purpose
-                given.append(entry.as_seeded() and is_other)
+                is_set = entry.as_seeded() and is_other
             else:
-                given.append(index in self._given and (is_other or _equal(now, last)))
-        return given
+                is_set = index in self._reset and (is_other or _equal(now, last))
+            if is_set:
+                reset.append(index)
+        return reset
 
-    def _warn(self, given: list[int], touched: bool) -> None:
+    def _warn(self, reset: list[int], touched: bool) -> None:
         if touched and not self.declared and not self._warned:
             self._warned = True
             self._streams.say(
@@ -216,7 +216,7 @@ class HeadWatch:
                 "of their own"
             )
         assumed, self._assumed = self._assumed, None
-        if assumed is not None and (touched or not set(given) <= set(assumed)):
+        if assumed is not None and (touched or not set(reset) <= set(assumed)):
             self._streams.say(
                 f"warning: stream {self._name!r}: this start continued from the end of an epoch, when it was "
                 "not yet recorded that lines at the head of an epoch set its generator or draw from it: "
@@ -273,41 +273,41 @@ class _Read:
     """
 
     get: Callable[[], Any]
-    given: Encoded
-    left: Encoded | None = None
+    first: Encoded
+    last: Encoded | None = None
 
-    def is_left(self, entry: Entry) -> bool:
-        return self.left is None or digest(self.left) == digest(_state(entry))
+    def is_at_last(self, entry: Entry) -> bool:
+        return self.last is None or digest(self.last) == digest(_state(entry))
 
 
 _read: dict[int, _Read] = {}
 """By the id of the object; an object without weak references (a generator of NumPy's) stays alive here."""
 
 
-def note_given(stream: Stream) -> None:
+def note_first_state(stream: Stream) -> None:
     """Note the state of a stream that a run begins to read, unless the last run has left it like this."""
     for obj, entry in _keepers(stream):
         read = _read.get(id(obj))
-        if read is None or not read.is_left(entry):
+        if read is None or not read.is_at_last(entry):
             _read[id(obj)] = _Read(_reference(obj), _state(entry))
         else:
-            read.left = None
+            read.last = None
 
 
-def note_left(stream: Stream) -> None:
+def note_last_state(stream: Stream) -> None:
     for obj, entry in _keepers(stream):
         if (read := _read.get(id(obj))) is not None:
-            read.left = _state(entry)
+            read.last = _state(entry)
 
 
-def restore_given() -> None:
+def restore_first_states() -> None:
     """Give back the first state of data that was left in this process, and not touched since."""
     for read in list(_read.values()):
-        if read.left is not None and (obj := read.get()) is not None:
+        if read.last is not None and (obj := read.get()) is not None:
             entry = make_entry("data", obj)
-            if read.is_left(entry):
-                entry.load(decode(read.given))
-                read.left = _state(entry)
+            if read.is_at_last(entry):
+                entry.load(decode(read.first))
+                read.last = _state(entry)
 
 
 def _reference(obj: Any) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from everstep.contracts.data import Cursor, Share, Stream
@@ -13,15 +14,42 @@ from everstep.errors import DataError, DivergenceError, NotResumableError, Resto
 from everstep.record import batch_digest, data_digest, ledger_format
 from everstep.record.ledger_format import LEFT_OUT, Entry, Place, link
 from everstep.state import digest, encode, isolated, make_entry
-from everstep.supervisor.streams.generators import HeadWatch, note_given, states_of
+from everstep.supervisor.streams.generators import HeadWatch, note_first_state, states_of
 from everstep.untrusted_files import is_count
 
 if TYPE_CHECKING:
     from everstep.supervisor.streams.run_streams import Streams
 
 
+_CHANGING = 0
+"""In place of a digest: the run's first pass changes what the data holds, as a cache does: not compared."""
+
+
+@dataclass
+class _Saved:
+    """What a checkpoint has of a stream, until the data stands there again; then nothing."""
+
+    where: object = ""
+    position: Any = None
+    """Position in the open pass; None between two passes."""
+    generators: list[Any] | None = None
+    """States of the source's generators; None: they need not be restored any more."""
+    unhashed_keys: Collection[str] = ()
+    by_rank: list[dict[str, Any]] | None = None
+    """Places of the ranks of another number that wrote the checkpoint, until this rank has made its own."""
+    generators_restored: bool = False
+    """Whether the generators were restored before the head ran, because the data is declared."""
+    contents: int | None = None
+    """Digest of what the data held, until that is compared or a pass is open."""
+
+
 class RunStream:
-    """A named stream of a run: the data, once the program has bound it, and the open pass, if one is."""
+    """A named stream of a run: the data, once the program has bound it, and the open pass, if one is.
+
+    A start that resumes calls `load`, `bind` and `open` in this order: what the checkpoint has is kept from
+    `load` until the data stands there, at the resume point or where the pass is opened.  After that, and in
+    a new run, `open` and `end_pass` take turns.  `tree` may be called at any time.
+    """
 
     def __init__(self, name: str, streams: Streams) -> None:
         self.name, self._streams = name, streams
@@ -30,32 +58,36 @@ class RunStream:
         self.per_step = [0, 0]
         """How many batches the run's first step drew, and its last one."""
         self.stream: Stream | None = None
-        self.pass_index = 0
-        """Number of the pass that is open or comes next, from 0."""
-        self.cursor: Cursor | None = None
-        self._saved_position: Any = None
-        """Position in the checkpoint, until the pass is open there."""
-        self._last_end: Any = None
-        """End of the last pass, if the next pass depends on it; or the error in place of it."""
-        self._must_return = False
-        """Whether the source must still be moved to that end."""
-        self._saved_generators: list[Any] | None = None
-        """States of the source's generators in the checkpoint, until the generators stand there."""
-        self._saved_by_rank: list[dict[str, Any]] | None = None
-        """Places of the ranks of another number that wrote the checkpoint, until the data is bound."""
-        self._brought_back = False
-        """Whether the generators were brought back before the head ran, because the data is declared."""
         self.description: dict[str, Any] | None = None
         self._varies = False
         """Whether the description has changed in this run: the program gives other data from pass to pass."""
-        self._resuming = False
-        """Whether the program has yet to bind the data of the checkpoint."""
-        self._where: object = ""
-        """Checkpoint that the stream was loaded from, for messages."""
-        self._saved_unhashed_keys: Collection[str] = ()
-        """`Stream.unhashed_keys` of the checkpoint's data."""
-        self._contents: list[int | None] = [None, None]
-        """Digests as the first pass began (None: other data; 0: changed inside), and at the checkpoint."""
+        self.pass_index = 0
+        """Number of the pass that is open or comes next, from 0."""
+        self.cursor: Cursor | None = None
+        self._last_end: Any = None
+        """End of the last pass, if the next pass depends on it; or the error in place of it."""
+        self._first_contents: int | None = None
+        """Digest of what the data held as the run's first pass began; None: of other data, or of nothing."""
+        self._saved = _Saved()
+
+    def load(self, tree: dict[str, Any], unhashed: dict[str, Any], where: object) -> None:
+        if not is_count(tree["pass"]) or not isinstance(tree["generators"], list):
+            raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
+        self.pass_index = tree["pass"]
+        position, self._last_end = (
+            {**tree[place], **unhashed[place]} if unhashed.get(place) else tree[place]
+            for place in ("position", "left")
+        )
+        self._first_contents, contents = unhashed.get("contents") or (None, None)
+        unhashed_keys = {key for place in ("position", "left") for key in unhashed.get(place) or ()}
+        by_rank = tree.get("of_ranks")
+        self._saved = _Saved(where, position, tree["generators"], unhashed_keys, by_rank, contents=contents)
+        self.description = None if tree["data"] is None else dict(tree["data"])
+        self._varies = tree["varies"]
+        self.head.load(tree)
+        self.ledger.load(tree["ledger"], self.pass_index)
+        self.per_step[:] = tree.get("per_step", [0, 0])
+        self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
@@ -63,30 +95,27 @@ class RunStream:
             raise NotResumableError(f"stream {self.name!r}: {refusal}")
         description = describe(stream, self._streams.seed)
         accepted = False
-        inside = self._saved_position is not None
-        changes = "" if self.description is None else _changes(self.description, description, inside=inside)
-        if changes:
-            if self._resuming:
-                self._accept(changes, override)
-                accepted = override
-                # the saved states are those of other generators
-                if len(self._saved_generators or ()) != len(stream.generators):
-                    self._saved_generators = None
-            self._varies = True
         if self.description is not None and description != self.description:
-            self.ledger.give_other_data(self.description)
+            inside = self._saved.position is not None
+            if changes := _changes(self.description, description, inside=inside):
+                if self.stream is None:  # the description is the checkpoint's
+                    self._accept_changes(stream, changes, override)
+                    accepted = override
+                self._varies = True
+            self.ledger.end_event(self.description)
         if stream is not self.stream:
-            self._contents[0] = self._contents[0] if self.stream is None else self._contents[0] and None
-            note_given(stream)  # before the first batch is drawn: as the program gave it
-        self.stream, self.description, self._resuming = stream, description, False
-        self._take_share(stream)
+            if self.stream is not None and self._first_contents != _CHANGING:
+                self._first_contents = None
+            note_first_state(stream)  # before the first batch is drawn: as the program gave it
+        self.stream, self.description = stream, description
+        self._combine_ranks(stream)
         if self.cursor is not None:  # the data of the open pass, given again: the head is over
             self.head.end(stream.generators, in_pass=True)
         return accepted
 
-    def _accept(self, changes: str, override: bool) -> None:
+    def _accept_changes(self, stream: Stream, changes: str, override: bool) -> None:
         """Drop the positions in the checkpoint's data, or refuse the given data."""
-        inside = self._saved_position is not None
+        inside = self._saved.position is not None
         # between passes, data that has varied before may vary again
         if not override and (inside or not self._varies):
             remedy = (
@@ -102,32 +131,34 @@ class RunStream:
             raise DataError(f"stream {self.name!r}: {changes}; {remedy}")
         anew = "; the open pass starts from its beginning" if inside else ""
         self._streams.say(f"stream {self.name!r} is used as given: {changes}{anew}")
-        self._saved_position, self._last_end, self._must_return = None, None, False
+        self._saved.position = self._last_end = None
         if inside:
-            self._saved_generators = None
             self.ledger.begin_again()
+        if inside or len(self._saved.generators or ()) != len(stream.generators):
+            self._saved.generators = None
 
-    def _take_share(self, stream: Stream) -> None:
+    def _combine_ranks(self, stream: Stream) -> None:
         """Make this rank's place of those that the ranks of another number had; acts once after a `load`."""
-        places, self._saved_by_rank = self._saved_by_rank, None
+        saved = self._saved
+        places, saved.by_rank = saved.by_rank, None
         if places is None:
             return
         key = pass_key("ranks", self._streams.seed, self.name, self.pass_index)
         try:
-            for name, place in (("position", self._saved_position), ("left", self._last_end)):
+            for name, place in (("position", saved.position), ("left", self._last_end)):
                 for part in stream.rank_keys if isinstance(place, dict) else ():
-                    saved = _distinct([each[name][part] for each in places])
-                    place[part] = stream.of_other_ranks(part, saved, key)
+                    values = _distinct([each[name][part] for each in places])
+                    place[part] = stream.of_other_ranks(part, values, key)
         except DataError as error:
             raise RestoreError(
-                f"stream {self.name!r}: the checkpoint {self._where} is of another number of ranks "
+                f"stream {self.name!r}: the checkpoint {saved.where} is of another number of ranks "
                 f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
                 "another directory with init_from="
             ) from error
         self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
-        if self._saved_generators is not None and len(_distinct([each["generators"] for each in places])) > 1:
-            self._saved_generators = [None] * len(self._saved_generators)
+        if saved.generators is not None and len(_distinct([each["generators"] for each in places])) > 1:
+            saved.generators = [None] * len(saved.generators)
         opened = _distinct([each["opened"] for each in places])
         self.head.opened = opened[0] if len(opened) == 1 else None
 
@@ -141,11 +172,11 @@ class RunStream:
             if self.cursor is None:
                 self._compare_contents(inside=False)
                 if self.pass_index == 0:
-                    self._contents[0] = self._digest(self.stream)
+                    self._first_contents = self._digest()
                 self.head.open(self.stream.generators)
                 cursor = self.stream.open(self.name, self.pass_index, seed=self._streams.seed)
                 self.cursor = self._streams.without_quarantined(self, cursor)
-            self._last_end, self._must_return, self._contents[1] = None, False, None
+            self._last_end = self._saved.contents = None
         return self.cursor
 
     def go_back(self, *, at_resume_point: bool = False, at_epoch_end: bool = False) -> None:
@@ -153,45 +184,46 @@ class RunStream:
 
         At the resume point what the program has done to the generators is undone; later a head has run.
         """
-        if self._saved_generators is None:
+        saved = self._saved
+        if saved.generators is None:
             return
         assert self.stream is not None
-        held = self._require_held(self.stream)
-        if at_resume_point or self._brought_back:
-            given = [self._brought_back] * len(held)
-        else:
-            given = self.head.set_by_head(held, self.pass_index, in_pass=self.in_pass)
+        generators = self._require_generators(self.stream, saved.generators)
+        keep: Sequence[int] = range(len(generators)) if saved.generators_restored else ()
+        if not at_resume_point and not saved.generators_restored:
+            keep = self.head.set_by_head(generators, self.pass_index, in_pass=self.in_pass)
         # opening at a position may draw from the generators, so they are put right afterwards
-        with self._streams.generators.returning(self.stream, self._saved_generators, given):
-            if self._saved_position is not None:
-                cursor = self._open_at(self.pass_index, self._saved_position)
-                self.cursor, self._saved_position = self._streams.without_quarantined(self, cursor), None
-            elif self._must_return:
+        with self._streams.generators.restoring(generators, saved.generators, keep):
+            if saved.position is not None:
+                cursor = self._open_at(self.pass_index, saved.position)
+                self.cursor = self._streams.without_quarantined(self, cursor)
+            elif self._last_end is not None:
                 # the head of an epoch may have given data for this pass alone
                 same_data = at_resume_point or self.head.declared
                 if same_data or self.stream.carries_over:
                     self._open_at(self.pass_index - 1, self._last_end, compare=same_data).close()
-        self._must_return, self._saved_generators = False, None
+        self._saved = _Saved(contents=saved.contents)
         # inside a pass only the end of an epoch is followed by a head: the pass itself may draw
         if at_resume_point and (at_epoch_end or not self.in_pass):
-            self.head.begin(held)
+            self.head.begin(generators)
 
-    def bring_back(self, stream: Stream) -> None:
-        """Bring back the generators of declared data, which the program has yet to give."""
-        if not self._saved_generators:
+    def restore_generators(self, stream: Stream) -> None:
+        """Restore the generators of declared data, which the program has yet to bind."""
+        saved = self._saved
+        if not saved.generators:
             return
-        held = self._require_held(stream)
-        self._take_share(stream)
-        for generator, state in zip(held, self._saved_generators, strict=True):
+        generators = self._require_generators(stream, saved.generators)
+        self._combine_ranks(stream)
+        for generator, state in zip(generators, saved.generators, strict=True):
             if state is not None:
                 make_entry("generator", generator).load(state)
-        self._streams.generators.stand(held)
-        self.head.begin(held)
-        self._brought_back = True
+        self._streams.generators.mark_restored(generators)
+        self.head.begin(generators)
+        saved.generators_restored = True
 
-    def _require_held(self, stream: Stream) -> Sequence[Any]:
+    def _require_generators(self, stream: Stream, saved: list[Any]) -> Sequence[Any]:
         """Return the stream's generators, as many as at the checkpoint."""
-        before, now = len(self._saved_generators or ()), len(stream.generators)
+        before, now = len(saved), len(stream.generators)
         if before != now:
             raise DataError(
                 f"stream {self.name!r}: its data held {before} generators at the checkpoint and "
@@ -215,13 +247,13 @@ class RunStream:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RestoreError(
                 f"stream {self.name!r}: its data cannot be opened at the position {position!r:.200} of "
-                f"checkpoint {self._where} ({type(error).__name__}: {error}); fix the data if the error is "
-                "its own, or resume from another checkpoint: another program or version has written this"
+                f"checkpoint {self._saved.where} ({type(error).__name__}: {error}); fix the data if the "
+                "error is its own, or resume from another checkpoint: another program or version wrote this"
             ) from error
         finally:
             source.replayed = None
         try:
-            self._compare(pass_index, cursor.done, drawn)
+            self._compare_drawn_again(pass_index, cursor.done, drawn)
         except DivergenceError:
             cursor.close()
             raise
@@ -229,7 +261,7 @@ class RunStream:
             self._streams.say(f"stream {self.name!r}: {cursor.note}")
         return cursor
 
-    def _compare(self, pass_index: int, done: int | None, drawn: list[int | None]) -> None:
+    def _compare_drawn_again(self, pass_index: int, done: int | None, drawn: list[int | None]) -> None:
         """Compare batches that were drawn again, of which the last is batch `done`, with those of the run."""
         assert self.stream is not None
         last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
@@ -247,25 +279,28 @@ class RunStream:
         if equal and not is_other and pass_index == self.pass_index:
             self._compare_contents(inside=True)
 
-    def _digest(self, stream: Stream | None) -> int | None:
-        """Digest what data holds now; rank 0 alone does, since data may split itself."""
-        return data_digest(stream.contents) if stream is not None and self._streams.share.rank == 0 else None
+    def _digest(self) -> int | None:
+        """Digest what the data holds now; rank 0 alone does, since data may split itself."""
+        contents = () if self.stream is None or self._streams.share.rank else self.stream.contents
+        return data_digest(contents)
 
     def _compare_contents(self, *, inside: bool) -> None:
         """Compare what the data holds with the checkpoint: between passes, whether changes of it are lost."""
-        (first, was), self._contents[1] = self._contents, None
-        now = self._digest(self.stream) if was else None
-        if was and now not in (was, None) and (inside or now == first):
-            words = f"of data with digest {was:016x}", f"of data with digest {now:016x}"
+        saved, self._saved.contents = self._saved.contents, None
+        now = self._digest() if saved else None
+        if saved and now not in (saved, None) and (inside or now == self._first_contents):
+            words = f"of data with digest {saved:016x}", f"of data with digest {now:016x}"
             self._streams.compared(self.name, words, False)
 
-    def _held(self) -> list[int | None] | None:
-        """Return `_contents` for a checkpoint; what changes in the first pass, as a cache, is left out."""
-        first, was = self._contents
-        now = was if was or first == 0 else self._digest(self.stream)
-        if self.cursor is not None and self.pass_index == 0 and was is None and now != first:
-            self._contents[0] = first = now = 0
-        return None if now is None and first is None else [first, now]
+    def _contents_now(self) -> int | None:
+        """Return the digest for a checkpoint; note that the open first pass changes what the data holds."""
+        saved, first = self._saved.contents, self._first_contents
+        if saved is not None or first == _CHANGING:
+            return saved
+        now = self._digest()
+        if self.cursor is not None and self.pass_index == 0 and now != first:
+            self._first_contents, now = _CHANGING, None
+        return now
 
     def changing_parts(self) -> list[str]:
         """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
@@ -287,15 +322,20 @@ class RunStream:
 
     def end_pass(self) -> None:
         if self.pass_index == 0:
-            self._held()
+            self._contents_now()  # which notes that the pass changes them
         if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
-            # a pass that this process has not opened: the source does not stand at its end
-            self._must_return = self.cursor is None
             self._last_end = self._position()
         self.ledger.end_pass(self.cursor)
         self.close()
-        self._saved_position = None
+        self._saved.position = None
         self.pass_index += 1
+
+    def end_epoch(self) -> None:
+        """Begin to watch for a head, between two passes or two epochs."""
+        if self.stream is not None and self._saved.generators is None:
+            self.head.begin(self.stream.generators)
+            if self._last_end is not None and self.stream.source is self.stream:
+                self._last_end = self.stream.left_now(self._last_end)
 
     def close(self) -> None:
         if self.cursor is not None:
@@ -308,14 +348,19 @@ class RunStream:
 
     @property
     def in_pass(self) -> bool:
-        return self.cursor is not None or self._saved_position is not None
+        return self.cursor is not None or self._saved.position is not None
+
+    def _position(self) -> Any:
+        return self._saved.position if self.cursor is None else self.cursor.position()
 
     def tree(self, *, head_may_follow: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the stream's branch of the state tree, and the parts of its position that are not hashed."""
-        self.ledger.take(self.cursor)
+        self.ledger.account_for(self.cursor)
         if head_may_follow and (not self.in_pass or self.head.began):
             self.end_epoch()  # what services did since the epoch's end is saved here
-        unhashed_keys = self._saved_unhashed_keys if self.stream is None else self.stream.unhashed_keys
+        saved, stream = self._saved, self.stream
+        generators = () if stream is None else stream.generators
+        unhashed_keys = saved.unhashed_keys if stream is None else stream.unhashed_keys
         position, unhashed = _split(self._position(), unhashed_keys)
         last_end, unhashed_end = _split(self._last_end, unhashed_keys)
         here = {
@@ -328,14 +373,13 @@ class RunStream:
             "last": None if self.ledger.last is None else list(self.ledger.last),
             "per_step": list(self.per_step),
             **self.head.tree(),
-            **({} if self._saved_by_rank is None else {"of_ranks": self._saved_by_rank}),
+            **({} if saved.by_rank is None else {"of_ranks": saved.by_rank}),
+            # until the generators stand there, what the checkpoint had of them is saved again
+            "generators": states_of(generators) if saved.generators is None else saved.generators,
         }
-        if self._saved_generators is not None or self.stream is None:
-            # the generators do not stand there yet: what the checkpoint had of them is saved again
-            here["generators"] = self._saved_generators or []
-        else:
-            here["generators"] = states_of(self.stream.generators)
-        return here, {"position": unhashed, "left": unhashed_end, "contents": self._held()}
+        now = self._contents_now()
+        contents = None if now is None and self._first_contents is None else [self._first_contents, now]
+        return here, {"position": unhashed, "left": unhashed_end, "contents": contents}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`."""
@@ -345,37 +389,6 @@ class RunStream:
         places = [(place, key) for place in ("position", "left") for key in keys]
         # with keys of its own a rank reads through generators of its own
         return [*places, *((part,) for part in ("generators", "opened") if keys), ("last",)]
-
-    def end_epoch(self) -> None:
-        """Begin to watch for a head, between two passes or two epochs."""
-        if self.stream is not None and self._saved_generators is None:
-            self.head.begin(self.stream.generators)
-            if self._last_end is not None and self.stream.source is self.stream:
-                self._last_end = self.stream.left_now(self._last_end)
-
-    def load(self, tree: dict[str, Any], unhashed: dict[str, Any], where: object) -> None:
-        if not is_count(tree["pass"]) or not isinstance(tree["generators"], list | None):
-            raise ValueError(f"stream {self.name!r} has {tree!r:.300}")
-        self._where = where
-        self.pass_index = tree["pass"]
-        self._saved_position, self._last_end = (
-            {**tree[place], **unhashed[place]} if unhashed.get(place) else tree[place]
-            for place in ("position", "left")
-        )
-        self._contents = [*(unhashed.get("contents") or (None, None))]
-        self._saved_unhashed_keys = {k for place in ("position", "left") for k in unhashed.get(place) or ()}
-        self._saved_generators = tree["generators"]
-        self._must_return = self._last_end is not None
-        self.description = None if tree["data"] is None else dict(tree["data"])
-        self._varies, self._resuming = tree["varies"], True
-        self._saved_by_rank = tree.get("of_ranks")
-        self.head.load(tree)
-        self.ledger.load(tree["ledger"], self.pass_index)
-        self.per_step[:] = tree.get("per_step", [0, 0])
-        self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
-
-    def _position(self) -> Any:
-        return self._saved_position if self.cursor is None else self.cursor.position()
 
 
 def _differing(one: Any, other: Any, place: str) -> Iterator[str]:
@@ -404,11 +417,9 @@ def _split(position: Any, unhashed_keys: Collection[str]) -> tuple[Any, dict[str
 
 def _changes(stored: dict[str, Any], given: dict[str, Any], *, inside: bool) -> str:
     """Say how two descriptions of data differ; "" if not.  Facts "inside" count inside passes only."""
-    stored, given = ({**one, **one.get("inside", {})} if inside else dict(one) for one in (stored, given))
-    for one in (stored, given):
-        one.pop("inside", None)
+    stored, given = ({**facts, **(facts.get("inside", {}) if inside else {})} for facts in (stored, given))
     pairs = {fact: (stored.get(fact, "absent"), given.get(fact, "absent")) for fact in {**stored, **given}}
-    differ = {fact: (was, now) for fact, (was, now) in pairs.items() if was != now}
+    differ = {fact: (was, now) for fact, (was, now) in pairs.items() if was != now and fact != "inside"}
     return ", ".join(
         f"{fact} was {was!r} at the checkpoint and is {now!r} now"
         for fact, (was, now) in differ.items()
@@ -434,10 +445,11 @@ class Ledger:
         """Digests of the batches that were handed out and not accounted for; None: nothing to digest."""
         self._name, self._share = name, share
         self.entries: list[Entry] = []
+        """Entries since the last event; the last one grows until its pass is over."""
         self.last: tuple[int, int, int] | None = None
         """Pass, number from 1 and digest of the batch that was accounted for last, if it has one."""
-        self._earlier: list[dict[str, Any]] = []
-        """News of data that the program has read before it gave other data."""
+        self._events: list[dict[str, Any]] = []
+        """Events that the journal has yet to get, of data that was read before the program gave other."""
         self._of: str | None = None
         """What the chains are of, "samples" or "digests"; None: not known."""
         self._data: tuple[dict[str, Any], str | None] | None = None
@@ -448,14 +460,13 @@ class Ledger:
 
     def _begin_pass(self, pass_index: int) -> None:
         self._at = Place(pass_index, 0, ledger_format.first_link(self._name, pass_index))
-        self.entry: Entry | None = None
 
     @property
     def account(self) -> str:
         """Text for the state tree: the batches of the open pass, and their chain."""
         return str(self._at).partition(" ")[2]
 
-    def take(self, cursor: Cursor | None) -> None:
+    def account_for(self, cursor: Cursor | None) -> None:
         """Account for what the open pass has handed out; all of it is in complete steps."""
         if cursor is None:
             return
@@ -485,13 +496,12 @@ class Ledger:
                     chain = link(batch, chain)
             chain = None if batches is None else chain
         self._at = Place(number, end, chain)
-        if self.entry is not None and first == place:
-            left_out = [*self.entry.left_out, *left_out]
-            self.entry = self.entry._replace(end=end, chain=chain, left_out=tuple(left_out))
+        if self.entries and not self.entries[-1].over and first == place:
+            left_out = [*self.entries[-1].left_out, *left_out]
+            self.entries[-1] = self.entries[-1]._replace(end=end, chain=chain, left_out=tuple(left_out))
         else:
             # where the cursor says that it stands: an audit compares it with the entry before
-            self.entries += [] if self.entry is None else [self.entry]
-            self.entry = Entry(number, first, end, chain, False, tuple(left_out))
+            self.entries.append(Entry(number, first, end, chain, False, tuple(left_out)))
         drawn.clear()  # the same list: the verifier adds to it
 
     def agrees(self, drawn: Sequence[int | None], left_out: Collection[int]) -> bool:
@@ -508,10 +518,11 @@ class Ledger:
 
     def end_pass(self, cursor: Cursor | None) -> None:
         """End the account of a pass, which has come to its end or was left."""
-        self.take(cursor)
+        self.account_for(cursor)
         number, place, chain = self._at
-        entry = self.entry or Entry(number, place, place, chain)
-        self.entries.append(entry._replace(over=True))
+        if not self.entries or self.entries[-1].over:
+            self.entries.append(Entry(number, place, place, chain))
+        self.entries[-1] = self.entries[-1]._replace(over=True)
         self._begin_pass(number + 1)
 
     def begin_again(self) -> None:
@@ -520,27 +531,21 @@ class Ledger:
         self._from = str(self._at)
 
     def load(self, account: str, pass_index: int) -> None:
-        self._at, self.entry = ledger_format.unpack_place(f"{pass_index} {account}"), None
+        self._at = ledger_format.unpack_place(f"{pass_index} {account}")
         self._from = str(self._at)
-
-    def give_other_data(self, before: dict[str, Any]) -> None:
-        """Keep the entries so far together with the description of their data: later entries have another."""
-        if self.entry is not None or self.entries:
-            self._earlier.append(self._event(before))
 
     def news(self, cursor: Cursor | None, data: dict[str, Any]) -> list[dict[str, Any]]:
         """Account for all batches; return what the journal is to have of this stream, an event for each."""
         if self.drawn:
-            self.take(cursor)
-        events, self._earlier = self._earlier, []
-        if self.entry is not None or self.entries:
-            events.append(self._event(data))
+            self.account_for(cursor)
+        self.end_event(data)
+        events, self._events = self._events, []
         return events
 
-    def _event(self, data: dict[str, Any]) -> dict[str, Any]:
-        if self.entry is not None:
-            self.entries.append(self.entry)
-            self.entry = None
+    def end_event(self, data: dict[str, Any]) -> None:
+        """Make an event of the entries so far, which are of this data; later ones may be of other data."""
+        if not self.entries:
+            return
         event: dict[str, Any] = {"entries": ";".join(map(str, self.entries))}
         self.entries.clear()
         if self._from is not None:
@@ -551,4 +556,4 @@ class Ledger:
                 event["of"] = self._of
             if self._share.size > 1:
                 event["share"] = [self._share.size, self._share.uneven]
-        return event
+        self._events.append(event)

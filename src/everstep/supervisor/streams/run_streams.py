@@ -14,7 +14,7 @@ from everstep.data.cursor import CursorWrapper
 from everstep.errors import ConfigError, UsageError, nearest
 from everstep.record import Batch
 from everstep.supervisor.data_ranks import require_same_samples
-from everstep.supervisor.streams.generators import Generators, note_left
+from everstep.supervisor.streams.generators import Generators, note_last_state
 from everstep.supervisor.streams.run_stream import RunStream
 
 
@@ -88,7 +88,7 @@ class Streams:
         self.generators = Generators()
 
     def bind(self, data: Any, name: str) -> RunStream:
-        run_stream = self._named(valid_name("stream", name))
+        run_stream = self.by_name.setdefault(valid_name("stream", name), RunStream(name, self))
         stream = run_stream.stream
         if stream is None or self._sources.get(name) is not data:
             if run_stream.cursor is not None:
@@ -96,7 +96,7 @@ class Streams:
                     f"stream {name!r} is in the middle of a pass over another object; give this "
                     'data a name of its own, as in name="train2"'
                 )
-            stream = self._mine(data)
+            stream = self._own_part(data)
             if self._group.size > 1:
                 self._group.agree(stream.describe(self.seed), f"the data of stream {name!r}")
                 require_same_samples(self._group, stream, name)
@@ -113,12 +113,7 @@ class Streams:
                 )
         return run_stream
 
-    def _named(self, name: str) -> RunStream:
-        if name not in self.by_name:
-            self.by_name[name] = RunStream(name, self)
-        return self.by_name[name]
-
-    def _mine(self, data: Any) -> Stream:
+    def _own_part(self, data: Any) -> Stream:
         stream = as_stream(data)
         return stream if self._group.size == 1 else stream.split(self.share)
 
@@ -209,7 +204,7 @@ class Streams:
     ) -> None:
         """Load what `tree` returned; `heads`: by stream, what the next head did when it ran before."""
         for name, saved in tree.items():
-            run_stream = self._named(name)
+            run_stream = self.by_name[name] = RunStream(name, self)
             run_stream.load(saved, unhashed.get(name, {}), where)
             run_stream.head.recorded = heads.get(name)
 
@@ -219,7 +214,7 @@ class Streams:
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)
             elif name in self.declared:
-                run_stream.bring_back(self._mine(self.declared[name]))
+                run_stream.restore_generators(self._own_part(self.declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data."""
@@ -235,4 +230,4 @@ class Streams:
             run_stream.close()
             if run_stream.stream is not None:
                 # after the close: no worker draws from the data any more
-                note_left(run_stream.stream)
+                note_last_state(run_stream.stream)
