@@ -16,7 +16,7 @@ from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.saving.user_state import UserState, some
 
-_WRAPPERS = {
+_WRAPPERS: dict[type, str] = {
     enumerate: "its numbers begin with 0 again; use loop.batch_index, or step",
     islice: "it counts its batches from 0 again; use steps_per_epoch=, or leave the loop at a value of "
     "loop.batch_index",
