@@ -138,7 +138,7 @@ FAULTS = {
         (
             Edit(
                 r"self\.fsync_only\(self\.flush\(\)\)",
-                "self.fsync_only(Position(1, self._durable)); self.flush()",
+                "self.fsync_only(Position(1, self._durable_size)); self.flush()",
             ),
         ),
         "record/test_journal_reading.py",
@@ -174,7 +174,7 @@ FAULTS = {
         (
             Edit(
                 r"if place\.step == boundary\.step:",
-                "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))",
+                "return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept_names())),))",
             ),
             Edit(r"for place in self\.places:\n\s+if place\.step == step:", "self.places[0].name = name"),
         ),

@@ -49,8 +49,8 @@ def _keywords(function: Callable[..., Any]) -> set[str]:
 
 
 def _hint(name: str, known: set[str]) -> str:
-    ours = _ELSEWHERE.get(name)
-    return nearest(ours if ours in known else name, known)
+    equivalent = _ELSEWHERE.get(name)
+    return nearest(equivalent if equivalent in known else name, known)
 
 
 def checked_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -90,40 +90,40 @@ def plain_tree(tree: Any) -> Any:
     return [plain_tree(part) for part in tree] if isinstance(tree, list | tuple) else plain(tree)
 
 
-def integer(what: str, value: N, least: int | None = 1, *, none: str = "") -> N:
+def integer(name: str, value: N, least: int | None = 1, *, none: str = "") -> N:
     """Return an integer of `least` or more, NumPy's too; `none` is the meaning of an allowed None."""
     value = plain(value)
-    right = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
-    if not (right or (none and value is None)):
-        wanted = "an integer" + ("" if least is None else f", {least} or more")
-        raise ConfigError(f"{what}={value!r}: give {wanted}{_or_none(none)}")
+    is_valid = isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    if not (is_valid or (none and value is None)):
+        phrase = "an integer" + ("" if least is None else f", {least} or more")
+        raise ConfigError(f"{name}={value!r}: give {phrase}{_or_none(none)}")
     return value
 
 
-def flag(what: str, value: bool) -> bool:
+def flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{what}={value!r}: give True or False")
+        raise ConfigError(f"{name}={value!r}: give True or False")
     return value
 
 
-def number(what: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
+def number(name: str, value: N, *, of: str = "", zero: bool = False, none: str = "") -> N:
     """Return a number of more than 0 as an int or a float, with `zero` of 0 or more.
 
     `of` is its unit, in the plural, and `none` the meaning of an allowed None.
     """
     value = plain(value)
     real = isinstance(value, int | float) and not isinstance(value, bool)
-    right = real and (value >= 0 if zero else value > 0)  # type: ignore[operator]  # which NaN is not
-    if not (right or (none and value is None)):
-        wanted = ("a number" if zero else "a positive number") + (f" of {of}" if of else "")
-        raise ConfigError(f"{what}={value!r}: give {wanted}{', 0 or more' if zero else ''}{_or_none(none)}")
+    is_valid = real and (value >= 0 if zero else value > 0)  # type: ignore[operator]  # which NaN is not
+    if not (is_valid or (none and value is None)):
+        phrase = ("a number" if zero else "a positive number") + (f" of {of}" if of else "")
+        raise ConfigError(f"{name}={value!r}: give {phrase}{', 0 or more' if zero else ''}{_or_none(none)}")
     return value
 
 
-def valid_name(what: str, value: str) -> str:
+def valid_name(kind: str, value: str) -> str:
     """Return a name of a part of the state: a string that is not empty and has no "/"."""
     if not isinstance(value, str) or not value or "/" in value:
-        raise ConfigError(f"{what} name {value!r}: give a string without '/', not empty")
+        raise ConfigError(f"{kind} name {value!r}: give a string without '/', not empty")
     return value
 
 

@@ -304,10 +304,10 @@ def to_install(extra: str) -> str:
 def nearest(name: str, known: Iterable[str], most: int | None = None) -> str:
     """Make a hint for an unknown name, as a phrase: the nearest known name, and all or the `most` nearest."""
     names = sorted(known)
-    shown = names[:_MOST_NAMES] if most is None else _close(name, names, most, cutoff=0.0)
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    told = ", ".join(each[:_LONGEST_NAME] for each in shown) if names else "none"
-    return f"{alike(name, names, cutoff=0.5)}known: {told}{more}"
+    nearby = names[:_MOST_NAMES] if most is None else _close(name, names, most, cutoff=0.0)
+    more = f" and {len(names) - len(nearby)} more" if len(names) > len(nearby) else ""
+    text = ", ".join(each[:_LONGEST_NAME] for each in nearby) if names else "none"
+    return f"{alike(name, names, cutoff=0.5)}known: {text}{more}"
 
 
 _MOST_NAMES = 200

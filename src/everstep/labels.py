@@ -34,7 +34,7 @@ class Labels(NamedTuple):
     tags: tuple[str, ...] = ()
     note: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return what there is, as JSON, for a record."""
         return ({"tags": list(self.tags)} if self.tags else {}) | ({"note": self.note} if self.note else {})
 
@@ -117,8 +117,8 @@ def _read(run_dir: Path) -> Labels:
         return Labels()
     if not isinstance(content, dict) or any(misfits(content, {"tags?": list[str], "note?": str})):
         raise ValueError("it is not an object of tags, a list of strings, and a note")
-    short = (clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
-    return Labels(tuple(short), clean(content.get("note", ""))[:_LONGEST_NOTE])
+    tags = (clean(tag)[:_LONGEST_TAG] for tag in content.get("tags", [])[:_MOST_TAGS])
+    return Labels(tuple(tags), clean(content.get("note", ""))[:_LONGEST_NOTE])
 
 
 def clean(text: str) -> str:

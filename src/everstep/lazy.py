@@ -24,7 +24,7 @@ def exports(
     loader: Any = sys.modules[module].__spec__.loader  # type: ignore[union-attr]
     source: str = loader.get_source(module)
     block = source.partition("\nif TYPE_CHECKING:\n")[2].partition("\nelse:\n")[0]
-    home = {name: where for where, names in _IMPORT.findall(block) for name in _NAME.findall(names)}
+    home = {name: origin for origin, names in _IMPORT.findall(block) for name in _NAME.findall(names)}
 
     def __getattr__(name: str) -> Any:
         if name not in home:
@@ -40,7 +40,7 @@ def exports(
     def __dir__() -> list[str]:
         return sorted({*vars(sys.modules[module]), *home})
 
-    return __getattr__, __dir__, [name for name, where in home.items() if where != module]
+    return __getattr__, __dir__, [name for name, origin in home.items() if origin != module]
 
 
 def _hint(name: str, known: Iterable[str], beside: str | None) -> str:

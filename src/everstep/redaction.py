@@ -70,9 +70,9 @@ def without_credentials(value: Any) -> Any:
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Remove the values whose names are those of secrets: `hf_token`, but no `tokenizer` or `max_tokens`."""
-    whole = {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
+    masked = {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
     return {
-        name: without_secrets(value) if isinstance(value, dict) else value for name, value in whole.items()
+        name: without_secrets(value) if isinstance(value, dict) else value for name, value in masked.items()
     }
 
 
@@ -83,36 +83,36 @@ def _is_secret(name: str) -> bool:
 def redacted_line(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command line without credentials."""
     clean = [_by_form(str(each)) for each in arguments]
-    hidden = _found(" ".join(clean), _patterns)
-    told, at = [], 0
+    hidden = _matching_spans(" ".join(clean), _patterns)
+    result, at = [], 0
     for each in clean:
-        told.append(_without(each, [(a - at, b - at) for a, b in hidden]))
+        result.append(_without(each, [(a - at, b - at) for a, b in hidden]))
         at += len(each) + 1
-    return told
+    return result
 
 
 def _redacted(value: Any, name: str, patterns: Sequence[_Pattern]) -> Any:
     if isinstance(value, str):
         clean = _by_form(value) if "@" in value or "=" in value else value
-        return _told(clean, name, patterns) if patterns else clean
+        return _without_matches(clean, name, patterns) if patterns else clean
     if isinstance(value, Mapping):
         return {key: _redacted(part, str(key), patterns) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_redacted(part, name, patterns) for part in value]
     if patterns and isinstance(value, int | float) and not isinstance(value, bool):
-        told = _told(str(value), name, patterns)
-        return value if told == str(value) else told
+        text = _without_matches(str(value), name, patterns)
+        return value if text == str(value) else text
     return value
 
 
-def _told(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
+def _without_matches(text: str, name: str, patterns: Sequence[_Pattern]) -> str:
     """Return a value without what patterns find in "name=value"."""
-    before = f"{name}=" if name else ""
-    hidden = _found(before + text, patterns)
-    return _without(text, [(a - len(before), b - len(before)) for a, b in hidden])
+    prefix = f"{name}=" if name else ""
+    hidden = _matching_spans(prefix + text, patterns)
+    return _without(text, [(a - len(prefix), b - len(prefix)) for a, b in hidden])
 
 
-def _found(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
+def _matching_spans(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for pattern in patterns:
         for match in pattern.finditer(text):
@@ -122,12 +122,12 @@ def _found(text: str, patterns: Sequence[_Pattern]) -> list[tuple[int, int]]:
 
 
 def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    told, at = "", 0
+    result, at = "", 0
     for begin, end in spans:
         begin, end = max(begin, at, 0), min(end, len(text))
         if begin < end:
-            told, at = told + text[at:begin] + HIDDEN, end
-    return told + text[at:]
+            result, at = result + text[at:begin] + HIDDEN, end
+    return result + text[at:]
 
 
 def _by_form(text: str) -> str:
@@ -144,7 +144,7 @@ def _word(word: str) -> str:
 def _remote(word: str) -> str:
     """Hide what lies between the first user and the last host of a word such as `user:token@host:path`."""
     user = _AFTER_USER.search(word)
-    hosts = [found.start() for found in _BEFORE_HOST.finditer(word)]
+    hosts = [match.start() for match in _BEFORE_HOST.finditer(word)]
     if user is None or not hosts or hosts[-1] <= user.end():
         return word
     return f"{word[: user.end()]}{HIDDEN}{word[hosts[-1] :]}"
@@ -166,8 +166,8 @@ def _user_information(scheme: str, rest: str) -> str:
     first = head.partition("@")[0]
     if "@" in head and ":" not in first:
         return head[: head.rindex("@")]
-    after = head.partition(":")[2]
-    if "@" in head or (after and not head.startswith("[") and not after.isdecimal()):
+    port = head.partition(":")[2]
+    if "@" in head or (port and not head.startswith("[") and not port.isdecimal()):
         return rest[: max(rest.rfind("@"), 0)]
     area = rest.partition("?")[0] if _DATABASE.match(scheme) else ""
     return area[: max(area.rfind("@"), 0)]

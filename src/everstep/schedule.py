@@ -88,14 +88,14 @@ class Every(Schedule):
     _last: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = [n for n in ("steps", "epochs", "seconds") if getattr(self, n) is not None]
-        if len(given) != 1:
+        units = [n for n in ("steps", "epochs", "seconds") if getattr(self, n) is not None]
+        if len(units) != 1:
             raise ConfigError(
-                f"Every() takes exactly one of steps, epochs, seconds; got {given or 'none'}. "
+                f"Every() takes exactly one of steps, epochs, seconds; got {units or 'none'}. "
                 "Combine two with |, as in Every(epochs=1) | Every(seconds=600)"
             )
         if self.seconds is None:
-            setattr(self, given[0], integer(given[0], getattr(self, given[0])))
+            setattr(self, units[0], integer(units[0], getattr(self, units[0])))
             self.at_ends = self.steps is None
         else:
             self.seconds = number("seconds", self.seconds)

@@ -99,11 +99,11 @@ class Estimator:
         if progress is None or progress <= 0 or rate is None:
             return None
         last = self._samples[-1]
-        left = step / progress - last.step
+        remaining = step / progress - last.step
         per_step = 1 / rate
         if self._excluded_steps > 0:
             per_step += self._excluded / self._excluded_steps
-        return max(left * per_step - (self.trained - last.seconds), 0.0)
+        return max(remaining * per_step - (self.trained - last.seconds), 0.0)
 
 
 class TimeSpent:

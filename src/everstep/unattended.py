@@ -29,13 +29,13 @@ STARTED = os.getpid(), os.getppid()
 S = TypeVar("S")
 
 
-def tell(word: str, **told: Any) -> None:
+def tell(word: str, **fields: Any) -> None:
     """Report something to `everstep run`; from any process and thread."""
     if path := os.environ.get(REPORTS):
         import json
 
         with suppress(OSError):
-            append_line(path, json.dumps({"word": word, **told}).encode(), new=False)
+            append_line(path, json.dumps({"word": word, **fields}).encode(), new=False)
 
 
 def tell_error(error: BaseException) -> None:
@@ -50,19 +50,19 @@ def tell_of_errors() -> None:
     """Report the error of which Python prints the traceback; called where everstep is imported."""
     if not os.environ.get(REPORTS):
         return
-    before = sys.excepthook
+    original = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         tell_error(error)
-        before(kind, error, trace)
+        original(kind, error, trace)
 
     sys.excepthook = hook
 
 
 def seed_or_drilled(seed: S) -> S | int:
     """Return a `seed=` argument; where none was given the drill's, so that two programs are comparable."""
-    drawn = os.environ.get(SEED)
-    return int(drawn) if seed is None and drawn else seed
+    drill_seed = os.environ.get(SEED)
+    return int(drill_seed) if seed is None and drill_seed else seed
 
 
 def append_line(path: str, line: bytes, *, new: bool = True) -> None:

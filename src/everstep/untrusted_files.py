@@ -62,10 +62,10 @@ def open_below(top: str | os.PathLike[str], parts: Sequence[str]) -> FileIO:
         os.close(folder)
 
 
-def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _require_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", os.fspath(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
 
 
@@ -108,12 +108,12 @@ def parse_json(text: bytes | bytearray | memoryview | str, *, once: bool = False
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in result:
             raise ValueError(f"the name {name!r:.200} comes twice")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -245,7 +245,7 @@ def test_a_row_ships_no_run(everywhere: Path, private: Path, name: str) -> None:
     assert steps(shared) == 3
     database = Database(shared / "everstep.db")
     for only in (None, [private]):
-        sync(database, [shared], named=False, only=only)
+        sync(database, [shared], explicit=False, only=only)
     assert steps(shared) == 3
     assert names(shared / "everstep.db") == sorted([*before, name])
 
@@ -309,7 +309,7 @@ def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> N
     with pytest.warns(RuntimeWarning, match=r"is a link|is not a regular file"):
         assert len(everstep.query("runs", index=shared)) == 1
     database = Database(shared / "everstep.db")
-    assert len(sync(database, [shared], named=False).problems) == 1
+    assert len(sync(database, [shared], explicit=False).problems) == 1
     assert len(names(shared / "everstep.db")) == 1
 
 
@@ -334,7 +334,7 @@ def test_runs_in_a_folder_that_is_a_run_itself_are_found(tmp_path: Path) -> None
     written(folder / "evaluations")
     assert len(everstep.query("runs", index=folder)) == 3
     written(folder / "later")
-    sync(Database(folder / "everstep.db"), [folder], named=False)
+    sync(Database(folder / "everstep.db"), [folder], explicit=False)
     assert len(names(folder / "everstep.db")) == 4
 
 

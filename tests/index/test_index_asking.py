@@ -22,7 +22,7 @@ from index_runs import index_rows, indexed, journal_rows, written
 
 import everstep
 from everstep.cli.runs import sql_command
-from everstep.display.html import Chart, Line, drawn
+from everstep.display.html import Chart, Line, draw_svg
 from everstep.errors import ConfigError, RunIndexError
 from everstep.index.columns import RunColumns
 from everstep.index.database import SCHEMA, Database
@@ -302,10 +302,10 @@ def test_a_notebook_shows_tables_and_charts_of_metrics(folder: Path) -> None:
     html = query(folder, "metrics")._repr_html_()
     titles = ["".join(chart.itertext()).split("loss")[0] for chart in charts(html)]
     assert titles[:2] == ["epoch/", "step/"] and len(titles) == 4
-    drawn = [
+    marks = [
         each for each in charts(html)[1].iter() if each.tag.endswith("path") and each.get("stroke-width")
     ]
-    assert len(drawn) == 4, "a line and its mark in the legend, for each run"
+    assert len(marks) == 4, "a line and its mark in the legend, for each run"
     assert "step/loss by step" in html and "8 points, last" in html and "more rows" in html
 
 
@@ -333,6 +333,6 @@ def test_names_are_data_never_markup(folder: Path) -> None:
     ],
 )
 def test_any_value_can_be_drawn(values: list[float], said: str) -> None:
-    svg = drawn(Chart("a", [Line("a", list(range(len(values))), values)]))
+    svg = draw_svg(Chart("a", [Line("a", list(range(len(values))), values)]))
     assert said in "|".join(ET.fromstring(svg).itertext())
     assert not re.search("nan|inf", svg.replace("not finite", "").replace("no finite", ""))

@@ -328,7 +328,7 @@ def test_each_change_of_a_run_is_seen_also_one_that_changes_no_folder(tmp_path: 
 
     def look() -> tuple[str, int, dict[str, Any]]:
         assert sync(database, [tmp_path], only=[]).runs == 0
-        assert sync(database, [tmp_path], named=False).problems == []
+        assert sync(database, [tmp_path], explicit=False).problems == []
         with database.read() as connection:
             found = find_run(connection, run.id)
             return found["status"], found["step"], newest_facts(connection, names=LABELS).get(1, {})

@@ -271,7 +271,7 @@ def test_it_is_read_while_it_is_written(trail: Trail) -> None:
     walk(trail, 1, 3)
     trail.note(4, "batch", "train", 4)  # its step is not complete
     content = read(trail)
-    assert (content.whole, content.last, newest_step(trail.path.parents[1], 1)) == (0, 3, 3)
+    assert (content.full_after, content.last, newest_step(trail.path.parents[1], 1)) == (0, 3, 3)
     assert [m[:3] for m in content.marks[:2]] == [(1, "batch", "train"), (1, "step", "m0")]
     assert values(content) == [1.0, 2.0, 3.0]
     assert left_open(trail.path.parent)
@@ -324,7 +324,7 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
     trail.copied(50)  # behind the tail, as at the end of data without a length
     walk(trail, 51, 53)
     trail.committed(40)  # of another copy
-    assert read(trail).whole == 0
+    assert read(trail).full_after == 0
     truncate, seen = os.ftruncate, list[TrailContent]()
 
     def watched(descriptor: int, size: int) -> None:
@@ -335,12 +335,12 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
     trail.committed(50)
     walk(trail, 54, 55)
     content = read(trail)
-    assert (seen[0].whole, values(seen[0])) == (50, [51.0, 52.0, 53.0])
-    assert (content.whole, values(content)) == (50, [51.0, 52.0, 53.0, 54.0, 55.0])
+    assert (seen[0].full_after, values(seen[0])) == (50, [51.0, 52.0, 53.0])
+    assert (content.full_after, values(content)) == (50, [51.0, 52.0, 53.0, 54.0, 55.0])
     assert values(content, "tail") == [0.5]
     trail.copied(55)
     trail.committed(55)
-    assert read(trail).whole == 50
+    assert read(trail).full_after == 50
 
 
 @pytest.mark.parametrize("point", ["create", "write"])
@@ -356,11 +356,11 @@ def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
     hazard.arm(None)
     trail.copied(3)
     walk(trail, 4, 5)
-    assert (read(trail).whole, read(trail).last, values(read(trail))) == (3, 5, [4.0, 5.0])
+    assert (read(trail).full_after, read(trail).last, values(read(trail))) == (3, 5, [4.0, 5.0])
     hazard.arm("EROFS:trail.write:1")  # later steps are written again
     walk(trail, 6, 8)
     content = read(trail)
-    assert (content.whole, content.last, values(content)[2:]) == (6, 8, [7.0, 8.0])
+    assert (content.full_after, content.last, values(content)[2:]) == (6, 8, [7.0, 8.0])
     assert len(warnings) == 1
 
 
@@ -376,7 +376,7 @@ def test_a_damaged_file_says_no_more_than_its_whole_frames(trail: Trail) -> None
         trail.path.write_bytes(data)
         left = read_trail(trail.path)
         if left is not None:
-            assert left.whole == 0 and left.last < 5
+            assert left.full_after == 0 and left.last < 5
             assert left.marks == [mark for mark in content.marks if mark.step <= left.last]
     trail.path.unlink()
     assert read_trail(trail.path) is None

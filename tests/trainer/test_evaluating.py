@@ -418,7 +418,7 @@ def test_each_rank_makes_as_many_forwards_and_each_sample_counts_once(
     seen: list[Any] = []
     for rank, task in enumerate(tasks):
         stream = make(length, batch, Share(rank, 3, "pad"))
-        found = evaluate(task, stream, "valid", num_steps, 0, seen=seen.append)
+        found = evaluate(task, stream, "valid", num_steps, 0, on_step=seen.append)
         sums += found.get("mean", 0.0) * len(task.samples)
     evaluated = length if num_steps < 0 else batch * num_steps
     assert {task.forwards for task in tasks} == {-(-evaluated // batch)}

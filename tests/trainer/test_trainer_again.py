@@ -23,7 +23,7 @@ from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
 from everstep.services import Recovery
 from everstep.testing import ManualClock
-from everstep.trainer.multi_run import copied
+from everstep.trainer.multi_run import copy_batch
 from gate import share
 from tiny_runs import Boom
 from tiny_task import Notes, Own, TinyTask, numbers, slow, trainer
@@ -546,8 +546,8 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
 def test_a_copy_has_its_own_memory_and_the_strides() -> None:
     array = np.arange(24.0).reshape(2, 3, 4)
     for each in (array, array[:, ::-1], array.T, array[:, :1].transpose(1, 2, 0)):
-        made = copied({"x": (each, [each])})["x"][0]
+        made = copy_batch({"x": (each, [each])})["x"][0]
         assert made.strides == each.strides and np.array_equal(made, each)
         assert not np.shares_memory(made, each)
     tensor = torch.arange(6.0).reshape(2, 3).T
-    assert copied(tensor).stride() == tensor.stride()
+    assert copy_batch(tensor).stride() == tensor.stride()

@@ -48,12 +48,12 @@ def main() -> NoReturn:
 
 def leave_run() -> None:
     """Inside a run directory, take no module from the working directory: Python may look there first."""
-    here = os.getcwd()
-    above = here
+    cwd = os.getcwd()
+    above = cwd
     while not os.path.lexists(os.path.join(above, "run.json")):
         if above == (above := os.path.dirname(above)):
             return
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or here) != here]
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or cwd) != cwd]
 
 
 def _run() -> int:
@@ -74,8 +74,7 @@ def _run() -> int:
         from everstep.unattended import tell_error
 
         if isinstance(error, click.ClickException):
-            message = shown(redacted(error.format_message()))
-            click.UsageError(message, getattr(error, "ctx", None)).show()
+            click.UsageError(shown(redacted(error.format_message())), getattr(error, "ctx", None)).show()
             return error.exit_code
         tell_error(error)
         say(f"everstep: {redacted(str(error))}", err=True)

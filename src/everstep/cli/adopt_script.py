@@ -55,13 +55,13 @@ def called(node: ast.AST | None) -> str:
 
 def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
     """Return the targets of an assignment with their values: `a, b = [], 0` has three."""
-    found = [(target, node.value) for target in node.targets]
-    for target, value in found:  # which grows
+    pairs = [(target, node.value) for target in node.targets]
+    for target, value in pairs:  # which grows
         if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
             is_starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
             if len(target.elts) == len(value.elts) and not is_starred:
-                found += zip(target.elts, value.elts, strict=True)
-    return found
+                pairs += zip(target.elts, value.elts, strict=True)
+    return pairs
 
 
 class Script:
@@ -74,7 +74,7 @@ class Script:
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
-        self.loaded = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
+        self.read_names = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
         every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
         every = [each for each in every if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
@@ -89,8 +89,8 @@ class Script:
         }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         bound = {*names, *arguments, *(each.id for each in self.stores)}
-        self.others = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
-        self.others |= self.loaded - bound  # from a star import
+        self.symbols = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
+        self.symbols |= self.read_names - bound  # from a star import
         """Names that are no variables."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
@@ -117,16 +117,16 @@ class Script:
 
     @cached_property
     def _locals(self) -> dict[ast.AST, set[str]]:
-        found: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
+        names: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
         binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
         bound: list[ast.AST] = [*self.stores, *(each for each in self.nodes if isinstance(each, binding))]
         for node in bound:
             if (home := self.nearest(node, _SCOPES)) is not None:
-                found[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
+                names[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
         for outer in self.nodes:
-            if isinstance(outer, ast.Global | ast.Nonlocal) and self.nearest(outer, _SCOPES) in found:
-                found[self.nearest(outer, _SCOPES)] -= {*outer.names}
-        return found
+            if isinstance(outer, ast.Global | ast.Nonlocal) and self.nearest(outer, _SCOPES) in names:
+                names[self.nearest(outer, _SCOPES)] -= {*outer.names}
+        return names
 
     def variable(self, name: ast.Name) -> Variable:
         """Return whose a name is."""
@@ -141,29 +141,29 @@ class Script:
         return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == function.name]
 
     @cached_property
-    def given(self) -> list[tuple[Variable, ast.expr]]:
+    def passed_arguments(self) -> list[tuple[Variable, ast.expr]]:
         """The parameters of functions of the script, with what each call gives them."""
-        found = list[tuple[Variable, ast.expr]]()
+        arguments = list[tuple[Variable, ast.expr]]()
         for function in self.functions.values():
             names = [each.arg for each in function.args.args]
             for call in self.calls_of(function):
                 pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
-                found += [(Variable(function, name or ""), value) for name, value in pairs]
-        return found
+                arguments += [(Variable(function, name or ""), value) for name, value in pairs]
+        return arguments
 
     # ------------------------------------------------------------------------------ what it holds
 
     def first(self, variable: Variable) -> Any:
         """Return where a variable is first assigned; its function if it is an argument."""
-        own = [each for each in self.stores if self.variable(each) == variable]
-        return min(own, key=lambda each: each.lineno, default=variable.scope or self.tree.body[0])
+        stores = [each for each in self.stores if self.variable(each) == variable]
+        return min(stores, key=lambda each: each.lineno, default=variable.scope or self.tree.body[0])
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
-        stored = [self._stored(each) for each in self.stores if self.variable(each) == variable]
-        return [value for parameter, value in self.given if parameter == variable] + stored
+        assigned = [self._stored_value(each) for each in self.stores if self.variable(each) == variable]
+        return [value for parameter, value in self.passed_arguments if parameter == variable] + assigned
 
-    def _stored(self, name: ast.Name) -> ast.expr | None:
+    def _stored_value(self, name: ast.Name) -> ast.expr | None:
         node: Any = self._parents[name]
         if name in self._assigned or isinstance(node, ast.Starred):
             return self._assigned.get(name)
@@ -173,14 +173,14 @@ class Script:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
-        own = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
-        found = {name for node, name in own if self.variable(node) == variable}
-        for parameter, value in self.given if len(self.open) < 5 else ():
+        receivers = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
+        methods = {name for node, name in receivers if self.variable(node) == variable}
+        for parameter, value in self.passed_arguments if len(self.open) < 5 else ():
             if isinstance(value, ast.Name) and self.variable(value) == variable:
                 self.open.append(parameter)
-                found |= self._methods(parameter)
+                methods |= self._methods(parameter)
                 self.open.pop()
-        return found
+        return methods
 
     def kind(self, variable: Variable) -> str:
         """Return what a variable holds: "state", "plain", "reporter", "function"; "" if unknown."""
@@ -226,8 +226,8 @@ class Flow:
         before: variables that have a value before a loop, so that lines may find an old one.
     """
 
-    def __init__(self, script: Script, before: Iterable[Variable] = ()) -> None:
-        self._script, self._before = script, {*before}
+    def __init__(self, script: Script, outside: Iterable[Variable] = ()) -> None:
+        self._script, self._outside = script, {*outside}
         self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
         self._ends: list[list[set[Variable]]] = []
         self._parts = set[tuple[Variable, Variable]]()
@@ -236,17 +236,17 @@ class Flow:
     def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
         """Follow statements; return what is surely assigned after them, None if they leave."""
         for node in body:
-            if (after := self._statement(node, sure)) is None:
+            if (assigned := self._statement(node, sure)) is None:
                 return None
-            sure = after
+            sure = assigned
         return sure
 
     def round(self, loop: ast.For | ast.While, sure: set[Variable]) -> set[Variable]:
         """Follow one round of a loop; return what is surely assigned after it."""
         sure = sure | (self._store(loop.target, sure) if isinstance(loop, ast.For) else set())
         self._ends.append([])
-        after, ends = self.run(loop.body, sure), self._ends.pop()
-        return set.intersection(*(ends if after is None else [*ends, after]) or [sure])
+        assigned, ends = self.run(loop.body, sure), self._ends.pop()
+        return set.intersection(*(ends if assigned is None else [*ends, assigned]) or [sure])
 
     def _statement(self, node: ast.stmt, sure: set[Variable]) -> set[Variable] | None:
         ways: list[set[Variable] | None] = []
@@ -257,38 +257,38 @@ class Flow:
             ways = [self.run([*node.body, *node.orelse], sure)]
             ways += [self.run(each.body, sure) for each in node.handlers]
         if ways:
-            left = [each for each in ways if each is not None]
-            return self.run(getattr(node, "finalbody", []), set.intersection(*left)) if left else None
+            branches = [each for each in ways if each is not None]
+            return self.run(getattr(node, "finalbody", []), set.intersection(*branches)) if branches else None
         if isinstance(node, ast.For | ast.While):
             self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
             if isinstance(node, ast.For):
                 self._share(node.target, node.iter)
-            return self.run(node.orelse, sure | (self.round(node, sure) - self._before))
+            return self.run(node.orelse, sure | (self.round(node, sure) - self._outside))
         if isinstance(node, ast.With):
             return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Global | ast.Nonlocal):
             return sure
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.read |= {self._script.variable(node.target)} - sure
-        stored = self._store(node, sure)
+        assigned = self._store(node, sure)
         for target, value in assignments(node) if isinstance(node, ast.Assign) else ():
             if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
                 self._share(target, value)
-        sure = sure if isinstance(node, ast.Match) else sure | stored
+        sure = sure if isinstance(node, ast.Match) else sure | assigned
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
         return None if isinstance(node, ast.Break | ast.Continue | ast.Return | ast.Raise) else sure
 
     def _store(self, top: ast.AST, sure: set[Variable]) -> set[Variable]:
         """Note what a target or an expression reads and changes; return what it assigns."""
-        script, stored = self._script, set[Variable]()
+        script, assigned = self._script, set[Variable]()
         for node in ast.walk(top):
             if isinstance(node, ast.Name) and node.id in script.functions:
                 self._enter(script.functions[node.id], sure)
-            elif isinstance(node, ast.Name) and node.id not in script.others:
+            elif isinstance(node, ast.Name) and node.id not in script.symbols:
                 is_read = isinstance(node.ctx, ast.Load)
                 self.read |= {script.variable(node)} - sure if is_read else set()
-                stored |= set() if is_read else {script.variable(node)}
+                assigned |= set() if is_read else {script.variable(node)}
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
             # an object that is called may count its calls
@@ -298,26 +298,26 @@ class Flow:
             for each in changed:
                 while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
                     each = each.func if isinstance(each, ast.Call) else each.value
-                if isinstance(each, ast.Name) and (is_target or each.id not in script.others):
+                if isinstance(each, ast.Name) and (is_target or each.id not in script.symbols):
                     self._changed.add(script.variable(each))
                     self.read |= {script.variable(each)} - sure
-        self.assigned |= stored
-        return stored
+        self.assigned |= assigned
+        return assigned
 
     def _share(self, target: ast.expr, value: ast.expr) -> None:
         """Note that a change of the target is one of what is read in a value."""
         names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (target, value)]
         inner = {self._script.variable(each) for each in names[0]}
-        outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.others}
+        outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.symbols}
         self._parts |= {(one, other) for one in inner for other in outer}
 
     @property
     def changed(self) -> set[Variable]:
         """What may be changed in place, also through a part of it."""
-        found = {*self._changed}
-        while more := {whole for part, whole in self._parts if part in found} - found:
-            found |= more
-        return found
+        variables = {*self._changed}
+        while more := {whole for part, whole in self._parts if part in variables} - variables:
+            variables |= more
+        return variables
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
         """Note what a function of the script reads and changes of other scopes, and of its arguments."""
@@ -331,6 +331,6 @@ class Flow:
         self.read |= {each for each in inner.read if each.scope not in inside} - sure
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
         self._changed |= {each for each in inner.changed if each.scope not in inside}
-        for parameter, value in script.given:
+        for parameter, value in script.passed_arguments:
             if parameter in inner.changed and isinstance(value, ast.Name):
                 self._changed.add(script.variable(value))

@@ -60,8 +60,8 @@ def adopt_command(
     if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
         raise click.UsageError(f"-o {output}: give a file that does not exist, in a folder that exists")
     try:
-        before = script.read_text(encoding="utf-8")
-        patch = Patch(before, script.stem, seed)
+        source = script.read_text(encoding="utf-8")
+        patch = Patch(source, script.stem, seed)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -72,7 +72,7 @@ def adopt_command(
         remedy = "change these lines, or write the loop by hand (docs/guide/doors.md)"
         cli.say(f"{script} is not patched: {remedy}", err=True)
         sys.exit(1)
-    old, new = (text.splitlines(keepends=True) for text in (before, patch.text))
+    old, new = (text.splitlines(keepends=True) for text in (source, patch.text))
     cli.say("".join(difflib.unified_diff(old, new, str(script), str(output or script))))
     if output is not None:
         with output.open("x", encoding="utf-8") as file:
@@ -104,19 +104,19 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
             command = [*place, sys.executable, str(file.resolve()), *args]
             start = Chain(command, command, folder / str(number), 600.0).start()
             if start.status or not start.updates:
-                how = f"status {start.status} after {start.updates} updates of a torch optimizer"
-                return f"{file} cannot be compared, as it ended with {how}:\n{last_lines(start.log)}"
+                ending = f"status {start.status} after {start.updates} updates of a torch optimizer"
+                return f"{file} cannot be compared, as it ended with {ending}:\n{last_lines(start.log)}"
             starts.append(start)
-    first, again, now = starts
+    first, second, changed = starts
     reference = Reference(first)
-    reference.look_for_seeds(again)
-    if (difference := reference.first_difference(again, {0: 0})) is not None:
+    reference.look_for_seeds(second)
+    if (difference := reference.first_difference(second, {0: 0})) is not None:
         return f"two runs of {script} differ, so it cannot be compared: {difference}; likely: {UNSTABLE}"
-    difference = reference.first_difference(now, {0: 0})
-    found = [] if difference is None else [f"first in {difference}"]
-    if now.updates != first.updates:
-        found.append(f"it makes {now.updates} updates, and the script {first.updates}")
-    return f"{patched} trains differently: {', and '.join(found)}" if found else None
+    difference = reference.first_difference(changed, {0: 0})
+    problems = [] if difference is None else [f"first in {difference}"]
+    if changed.updates != first.updates:
+        problems.append(f"it makes {changed.updates} updates, and the script {first.updates}")
+    return f"{patched} trains differently: {', and '.join(problems)}" if problems else None
 
 
 _PAGES = {
@@ -184,13 +184,13 @@ class Patch:
 
     def _reached(self, node: ast.AST) -> Iterator[Any]:
         """Yield what is in a node, and in the functions of the script that it names."""
-        todo, seen = [node], set[ast.AST]()
+        todo, visited = [node], set[ast.AST]()
         while todo:
             for each in ast.walk(todo.pop()):
                 yield each
                 function = self._script.functions.get(each.id) if isinstance(each, ast.Name) else None
-                if function is not None and function not in seen:
-                    seen.add(function)
+                if function is not None and function not in visited:
+                    visited.add(function)
                     todo.append(function)
 
     def _inner(self, nodes: list[Any], way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -224,7 +224,7 @@ class Patch:
         if len(outer) > 1:
             self._give_up(outer[1], "a second loop that trains: make them one Supervisor loop by hand")
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
-        is_range = isinstance(outer[0], ast.For) and called(_unbarred(outer[0].iter)) in ("range", "trange")
+        is_range = isinstance(outer[0], ast.For) and called(_iterable(outer[0].iter)) in ("range", "trange")
         if not ways or not is_range:
             ways = [(outer[0], ())]  # each of its rounds is a step
         if len(ways) > 1:
@@ -357,7 +357,7 @@ class Patch:
 
     def _trained(self, parameters: ast.AST) -> set[Variable]:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""
-        found, script = set[Variable](), self._script
+        variables, script = set[Variable](), self._script
         for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
             variable = script.variable(name)
             values = [ast.walk(value) for value in script.values(variable) if value is not None]
@@ -365,11 +365,11 @@ class Patch:
             inner = {
                 each for each in (variable, *map(script.variable, names)) if script.kind(each) == "state"
             }
-            is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.others
+            is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.symbols
             if is_own and not inner:
                 self._refuse(name, f"the optimizer trains `{name.id}`: put it into a torch.nn.ParameterList")
-            found |= {variable} & inner or inner
-        return found
+            variables |= {variable} & inner or inner
+        return variables
 
     # ---------------------------------------------------------------------------------- the edits
 
@@ -410,12 +410,12 @@ class Patch:
         if not is_one:
             self._replace(epochs.target, epochs.iter, f"{target} in {loop}.iter_epochs()")
             shift = "-= 1" if number == "0" else f"+= {number} - 1"
-            if number != "1" and target in script.loaded:
+            if number != "1" and target in script.read_names:
                 self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
         self._write_steps(depth if self._inside is self._home else "")
         if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
-            for after in (self._at(self._inside.lineno), self._end(self._call.func)):
-                at = self._source.index(b"(", after) + 1
+            for position in (self._at(self._inside.lineno), self._end(self._call.func)):
+                at = self._source.index(b"(", position) + 1
                 self._insert(at, loop if self._source[at:].lstrip().startswith(b")") else f"{loop}, ")
         texts = [node for node in ast.walk(epochs) if isinstance(node, ast.JoinedStr | ast.Constant)]
         inside = {line for each in texts for line in range(each.lineno + 1, (each.end_lineno or 0) + 1)}
@@ -438,8 +438,8 @@ class Patch:
         if self._seed is not None:
             calls = {"random": "seed", "np": "random.seed", "numpy": "random.seed", "torch": "manual_seed"}
             seeds = [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
-        for drawn, seeded in DRAWS.items() if self._seed is None else ():
-            if re.search(drawn, text) and not re.search(seeded, text):
+        for draw, seeding in DRAWS.items() if self._seed is None else ():
+            if re.search(draw, text) and not re.search(seeding, text):
                 self._refuse(self._epochs, "random numbers are drawn, and nothing seeds them: give --seed 0")
         lines = ["import everstep", *seeds]
         if self._carried:
@@ -450,12 +450,12 @@ class Patch:
         imports = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
         at = self._at(max(imports, default=0) + 1)
         self._insert(at, "".join(f"{line}\n" for line in lines))
-        before, after = self._source[:at].decode(), self._source[at:].decode()
-        self.plain = "".join([before, *(f"{line}\n" for line in seeds), after])
+        head, tail = self._source[:at].decode(), self._source[at:].decode()
+        self.plain = "".join([head, *(f"{line}\n" for line in seeds), tail])
 
     def _range(self) -> tuple[str, str]:
         """Return how many epochs there are, and the number of the first, as source."""
-        numbers = _unbarred(self._epochs.iter).args
+        numbers = _iterable(self._epochs.iter).args
         if len(numbers) > 2 or not isinstance(self._epochs.target, ast.Name):
             self._give_up(self._epochs, "count the epochs by one variable and without steps: `in range(n)`")
         first, end = ("0", *map(self._text, numbers))[-2:]
@@ -470,12 +470,12 @@ class Patch:
         return end if first == "0" else f"len(range({first}, {end}))", first
 
     def _write_steps(self, depth: str) -> None:
-        steps, data, batch = self._steps, _unbarred(self._steps.iter), self._steps.target
+        steps, data, batch = self._steps, _iterable(self._steps.iter), self._steps.target
         index, more = "", ""
         if isinstance(data, ast.Call) and called(data) == "enumerate" and isinstance(batch, ast.Tuple):
             index, batch = self._text(batch.elts[0]), batch.elts[1]
             more = "".join(f" + {self._text(n)}" for n in (*data.args[1:], *(k.value for k in data.keywords)))
-            data = _unbarred(data.args[0])
+            data = _iterable(data.args[0])
         values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
         for name in {called(each) for each in (data, *values)} & WRAPPED:
             self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
@@ -483,10 +483,10 @@ class Patch:
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
         self._replace(steps.target, steps.iter, f"_, {target} in {self._loop}.iter_steps({self._text(data)})")
-        if index in self._script.loaded:
+        if index in self._script.read_names:
             self._first_line(steps, depth, f"{index} = {self._loop}.batch_index{more}")
 
 
-def _unbarred(data: Any) -> Any:
+def _iterable(data: Any) -> Any:
     """Return what a progress bar shows: E of `tqdm(E)`."""
     return data.args[0] if called(data) == "tqdm" and data.args else data

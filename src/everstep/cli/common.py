@@ -52,8 +52,8 @@ def option(value: Any, help: str, names: str = "", **more: Any) -> Any:
     kind = "metavar" if isinstance(value, str) else "type"
 
     def make(name: str) -> click.Parameter:
-        given = names or f"--{name.replace('_', '-')}"
-        return click.Option([name, *given.split()], help=help, **{kind: value}, **more)
+        flags = names or f"--{name.replace('_', '-')}"
+        return click.Option([name, *flags.split()], help=help, **{kind: value}, **more)
 
     return make
 
@@ -162,9 +162,9 @@ def print_table(
     lines = [[in_line(name) for name in columns], *cells]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     widths[1:] = [min(width, widest) for width in widths[1:]]
-    right = [is_number_column(name, rows) for name in columns]
+    is_number = [is_number_column(name, rows) for name in columns]
     floors = [
-        max((len(line[at]) for line in cells if right[at] or name in TIMES), default=_NARROWEST)
+        max((len(line[at]) for line in cells if is_number[at] or name in TIMES), default=_NARROWEST)
         for at, name in enumerate(columns)
     ]
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
@@ -173,7 +173,7 @@ def print_table(
             widths[max(wide, key=widths.__getitem__)] -= 1
     for line in lines:
         padded = []
-        for text, width, is_right in zip(line, widths, right, strict=True):
+        for text, width, is_right in zip(line, widths, is_number, strict=True):
             if len(text) > width:
                 text = f"{text[: width // 2]}…{text[width // 2 + 1 - width :]}"
             padded.append(text.rjust(width) if is_right else text.ljust(width))

@@ -89,15 +89,15 @@ def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
     from everstep.services.witness import FILE
 
     try:
-        done = experiment.check(schedule) if dry_run else experiment.run(schedule)
+        result = experiment.check(schedule) if dry_run else experiment.run(schedule)
     except ChangedError as error:
         raise ConfigError(
             f"{error.differences}use --on-change keep (resume with the run's config), override (resume with "
             f"the given config) or fork (continue with the given config in a new run directory){another}"
         ) from None
     if not dry_run:
-        _print_metrics(done.metrics)
-        if done.ending is not None and (step := done.ending.diverged) is not None:
+        _print_metrics(result.metrics)
+        if result.ending is not None and (step := result.ending.diverged) is not None:
             cli.say(
                 f"everstep: step {step} had other results when a resume executed it again: everstep drill "
                 f"finds the cause, everstep accept RUN --divergence {step} accepts it",
@@ -113,8 +113,8 @@ def _train(experiment: Any, schedule: str, dry_run: bool, another: str) -> None:
         cli.say(f"stream    {name}: {stream!r}")
     for service in experiment.config.services:
         cli.say(f"service   {service.name}")
-    if done:
-        cli.say(done)
+    if result:
+        cli.say(result)
     cli.say(f"schedule  {schedule}: nothing was run (--dry-run)")
 
 
@@ -221,10 +221,10 @@ def data_command(
     """Print the first batches of a stream of config FILEs: shapes, types, values.  Nothing is trained."""
     files, overrides = split(arguments)
     from everstep.experiment import open_config
-    from everstep.experiment.predictions import batches, described
+    from everstep.experiment.predictions import batches, describe_batch
 
     experiment = open_config(files, overrides, profile=profile)
     for number, batch in enumerate(islice(batches(experiment, stream), count), 1):
         cli.say(f"{stream}, batch {number}")
-        for line in described(batch):
+        for line in describe_batch(batch):
             cli.say(f"  {line}")

@@ -101,9 +101,9 @@ class _Commands(click.Group):
             import traceback
 
             place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+            location = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
             raise RunDirError(
-                f"a file of the run is damaged, or not everstep's: {error!r} ({where}); "
+                f"a file of the run is damaged, or not everstep's: {error!r} ({location}); "
                 "check the files in the run directory"
             ) from error
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from everstep.index.database import Database
 
 
-def _deleted(count: int, what: str, deleted: bool) -> str:
-    done = "deleted" if deleted else "would be deleted; pass --delete to delete"
-    return f"{plural(count, what)} {done}"
+def _format_deletion(count: int, noun: str, deleted: bool) -> str:
+    action = "deleted" if deleted else "would be deleted; pass --delete to delete"
+    return f"{plural(count, noun)} {action}"
 
 
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")
@@ -103,7 +103,7 @@ def checkpoints_command(
             if "problem" in row:
                 cli.say(in_line(row["problem"]))
         if action == "prune":
-            cli.say(_deleted(len(rows), "checkpoint", delete))
+            cli.say(_format_deletion(len(rows), "checkpoint", delete))
         if action == "list" and not names and (best := best_weights(run_dir)):
             cli.say("\nbest weights")
             cli.print_table(best, BEST)
@@ -172,14 +172,14 @@ def export_command(
     if checkpoint is not None:
         source = store.path(chosen_name(store, checkpoint))
     elif best is not None:
-        if best not in (kept := store.best()):
-            raise ConfigError(f"the run has kept no best weights by {best!r}; {nearest(best, kept)}")
-        source = kept[best]
+        if best not in (weights := store.best()):
+            raise ConfigError(f"the run has kept no best weights by {best!r}; {nearest(best, weights)}")
+        source = weights[best]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        done = export(source, out, entry=entry, format=format, max_shard_size=max_shard_size)
+        result = export(source, out, entry=entry, format=format, max_shard_size=max_shard_size)
     cli.note(str(each.message) for each in caught)
-    cli.say(f"{out}: {done.arrays} arrays of {entry!r} at step {done.step}, from {done.source}")
+    cli.say(f"{out}: {result.arrays} arrays of {entry!r} at step {result.step}, from {result.source}")
 
 
 _PARTS = ("checkpoints", "journal", "best", "exports")
@@ -222,13 +222,13 @@ def du_command(
 
 def bytes_by_part(folder: Path) -> Counter[str]:
     """Return the bytes of all files below a folder, by the folder inside it; "" for those in none."""
-    found = Counter[str]()
+    sizes = Counter[str]()
     for place, _, names in os.walk(folder):
         part = "".join(Path(place).relative_to(folder).parts[:1])
         for name in names:
             with suppress(FileNotFoundError):  # a training may have replaced it
-                found[part] += os.lstat(os.path.join(place, name)).st_size
-    return found
+                sizes[part] += os.lstat(os.path.join(place, name)).st_size
+    return sizes
 
 
 _PRUNED = ("name", "status", "step", "epoch", "started", "bytes", "path")
@@ -255,15 +255,15 @@ def prune_command(
     names = [each for each in chosen if each not in conditions]
     if bool(names) == bool(conditions or filter_text):
         raise click.UsageError("give either RUNs, or CONDITIONS such as 'epoch<1' and --where JSON")
-    found: Sequence[tuple[Database, Mapping[str, Any]]]
+    targets: Sequence[tuple[Database, Mapping[str, Any]]]
     if names:
-        found = [(run.database, run.facts) for run in cli.find_all(names, index, exactly=True)]
+        targets = [(run.database, run.facts) for run in cli.find_all(names, index, exactly=True)]
     else:
         from everstep.cli.runs import search
 
         columns, runs, _ = search(index, conditions, filter_text)
-        found = [(columns.database, run) for run in runs if run["status"] != GONE]
-    rows = [_pruned(database, run, delete, index) for database, run in found]
+        targets = [(columns.database, run) for run in runs if run["status"] != GONE]
+    rows = [_prune_run(database, run, delete, index) for database, run in targets]
     stay = [row for row in rows if row["stays"]]
     if as_json:
         cli.print_json(rows)
@@ -272,12 +272,12 @@ def prune_command(
         go = [row for row in rows if not row["stays"]]
         if go:
             cli.print_table(go, _PRUNED)
-        cli.say(_deleted(len(go), "run", delete))
+        cli.say(_format_deletion(len(go), "run", delete))
     if stay and names:
         sys.exit(1)
 
 
-def _pruned(database: Database, run: Mapping[str, Any], delete: bool, index: str | None) -> dict[str, Any]:
+def _prune_run(database: Database, run: Mapping[str, Any], delete: bool, index: str | None) -> dict[str, Any]:
     """Delete a run if `delete`; return its row, with the reason if it stays."""
     from everstep.index.shipping import forget_gone, is_here
     from everstep.record import remove, why_stays

@@ -50,19 +50,19 @@ def show_command(
     from everstep.index.run_queries import metric_names
     from everstep.views.describe_run import describe
 
-    found = cli.find(run, index)
-    with found.database.read() as connection:
+    entry = cli.find(run, index)
+    with entry.database.read() as connection:
         if metric is None:
-            described = describe(connection, found)
+            described = describe(connection, entry)
             cli.print_json(described) if as_json else _print_run(described)
             return
-        known = {"/".join(pair): pair for pair in metric_names(connection, found.id)}
-    chosen = [pair for name, pair in known.items() if metric in (name, pair[1])]
-    if not chosen:
+        known = {"/".join(pair): pair for pair in metric_names(connection, entry.id)}
+    pairs = [pair for name, pair in known.items() if metric in (name, pair[1])]
+    if not pairs:
         hint = nearest(metric, {*known, *(name for _, name in known.values())})
         raise ConfigError(f"the run has no metric {metric!r}; {hint}")
-    series = [{"phase": pair[0], "name": pair[1]} for pair in chosen]
-    rows = ask(found.database, "metrics", parse({"run": found.facts["name"], "$or": series}))
+    series = [{"phase": pair[0], "name": pair[1]} for pair in pairs]
+    rows = ask(entry.database, "metrics", parse({"run": entry.facts["name"], "$or": series}))
     if as_json:
         cli.print_json(rows)
     else:
@@ -102,8 +102,8 @@ def _print_run(run: dict[str, Any]) -> None:
         if value not in ("", None):
             cli.say(f"  {name:10} {in_line(str(value))}")
     for start in run["segments"]:
-        before = f"{start['ranks_before']} -> " if start["ranks_before"] else ""
-        start["ranks"] = f"{before}{start['ranks'] or '-'}"
+        earlier = f"{start['ranks_before']} -> " if start["ranks_before"] else ""
+        start["ranks"] = f"{earlier}{start['ranks'] or '-'}"
     for one in run["evaluations"]:
         one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
     settings = [{"name": name, "value": value} for name, value in flat(facts.get("config") or {})]
@@ -158,8 +158,8 @@ def _print_state(state: Mapping[str, Any], warnings: Sequence[str], *, clear: bo
     if clear:
         click.clear()  # does nothing where there is no terminal
     reason = f": {state['reason']}" if state["reason"] else ""
-    seen = f", last sign {cell('heartbeat', state['heartbeat'])}" if state["status"] == "running" else ""
-    cli.say(in_line(f"{state['name']}  {cli.status_of(state)}{reason}{seen}"))
+    sign = f", last sign {cell('heartbeat', state['heartbeat'])}" if state["status"] == "running" else ""
+    cli.say(in_line(f"{state['name']}  {cli.status_of(state)}{reason}{sign}"))
     place = [f"step {state['step']:,}", f"epoch {state['epoch']:,}" if state["epoch"] else ""]
     place.append("" if state["progress"] is None else f"{state['progress']:.0%}")
     place.append("" if state["eta"] is None else f"{timedelta(seconds=round(state['eta']))} left")
@@ -190,20 +190,20 @@ def compare_command(
         raise click.UsageError("give two runs or more")
     from everstep.views.describe_run import side_by_side
 
-    compared = side_by_side(runs, cli.find_all(runs, index))
-    facts = compared.facts if show_all else compared.differing()
+    comparison = side_by_side(runs, cli.find_all(runs, index))
+    facts = comparison.facts if show_all else comparison.differing()
     if as_json:
-        cli.print_json({"runs": compared.runs, "facts": facts, "metrics": compared.metrics})
+        cli.print_json({"runs": comparison.runs, "facts": facts, "metrics": comparison.metrics})
         return
-    facts = facts if show_all else compared.folded()
-    told = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
+    facts = facts if show_all else comparison.folded()
+    texts = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
     title = "facts" if show_all else "facts that differ"
-    for heading, values in {title: told, "metrics": compared.metrics}.items():
+    for heading, values in {title: texts, "metrics": comparison.metrics}.items():
         cli.say(heading)
         rows = [{"": name, **of_runs} for name, of_runs in values.items()]
-        cli.print_table(rows, ("", *compared.runs), indent="  ", widest=60)
+        cli.print_table(rows, ("", *comparison.runs), indent="  ", widest=60)
         cli.say()
-    if (verdict := compared.verdict()) is not None:
+    if (verdict := comparison.verdict()) is not None:
         cli.say(verdict)
 
 
@@ -219,19 +219,19 @@ def audit_command(run: str = cli.RUN, index: str | None = cli.INDEX, as_json: bo
     """
     from everstep.proof.audit import audit
 
-    found = audit(cli.find(run, index).path)
+    report = audit(cli.find(run, index).path)
     if as_json:
-        cli.print_json({**found._asdict(), "passes": [each._asdict() for each in found.passes]})
+        cli.print_json({**report._asdict(), "passes": [each._asdict() for each in report.passes]})
     else:
-        state = "finished" if found.finished else "not finished"
-        starts = plural(found.starts, "start")
-        cli.say(f"{in_line(found.run)}: {found.verdict} ({state}, step {found.step:,}, {starts})")
-        for kind, texts in (("wrong", found.problems), ("note", found.notes)):
+        state = "finished" if report.finished else "not finished"
+        starts = plural(report.starts, "start")
+        cli.say(f"{in_line(report.run)}: {report.verdict} ({state}, step {report.step:,}, {starts})")
+        for kind, texts in (("wrong", report.problems), ("note", report.notes)):
             for text in texts:
                 cli.say(f"  {kind}: {in_line(text)}")
-        passes = [{**each._asdict(), "passes": each.passes} for each in found.passes]
+        passes = [{**each._asdict(), "passes": each.passes} for each in report.passes]
         _section("passes", passes, "stream passes verdict found")
-    if found.verdict == "wrong":
+    if report.verdict == "wrong":
         sys.exit(1)
 
 
@@ -251,14 +251,14 @@ def tag_command(
 
     The run may be training meanwhile.
     """
-    found = cli.find(run, index)
+    entry = cli.find(run, index)
     if added:
-        labels.add_tags(found.path, added)
+        labels.add_tags(entry.path, added)
     if removed:
-        labels.remove_tags(found.path, removed)
+        labels.remove_tags(entry.path, removed)
     if added or removed:
-        _ship_labels(found.path, index)
-    cli.say(in_line(" ".join([f"{found.facts['name']}:", *labels.labels(found.path).tags])))
+        _ship_labels(entry.path, index)
+    cli.say(in_line(" ".join([f"{entry.facts['name']}:", *labels.labels(entry.path).tags])))
 
 
 def _ship_labels(run_dir: Path, index: str | None) -> None:

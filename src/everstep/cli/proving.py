@@ -160,10 +160,10 @@ def replay_command(
     if (step is None) == (steps is None):
         raise click.UsageError("give one of --step N and --verify A:B")
     run_dir = cli.find(run, index).path.absolute()
-    wanted = parse_steps(steps or f"{step}:{step}", run_dir)
+    span = parse_steps(steps or f"{step}:{step}", run_dir)
     with _replaying(), folder_for(keep) as folder:
-        recorded = program_of(run_dir, wanted[-1], program, trust=trust)
-        result = verify(run_dir, wanted, recorded, folder, opened_as, shown=step or 0)
+        recorded_program = program_of(run_dir, span[-1], program, trust=trust)
+        result = verify(run_dir, span, recorded_program, folder, opened_as, shown=step or 0)
     cli.note(result.notes)
     cli.say(str(result))
     _write_json(json_file, result.as_json())
@@ -200,7 +200,7 @@ def diverge_command(
 
     if len(runs) != 2:
         raise click.UsageError("give two runs; everstep replay --verify compares one with its replay")
-    paths = [found.path.absolute() for found in cli.find_all(runs, index)]
+    paths = [entry.path.absolute() for entry in cli.find_all(runs, index)]
     first, second = (
         room.Subject(name, path, tuple(shlex.split(script)))
         for name, path, script in zip("AB", paths, (script_a, script_b), strict=True)
@@ -228,19 +228,19 @@ def check_command(
     class is called without arguments.  The module or file is imported.  Exit status 1 if a run could not
     restore OBJECT.
     """
-    obj = _named(spec)
+    obj = _load_object(spec)
     if isinstance(obj, type) or type(obj).__name__ == "function":
         try:
             inspect.signature(obj).bind()
         except TypeError as error:
-            why = f"{spec} cannot be called without arguments ({error})"
-            raise ConfigError(f"{why}; give a function that makes the object") from None
+            problem = f"{spec} cannot be called without arguments ({error})"
+            raise ConfigError(f"{problem}; give a function that makes the object") from None
         except ValueError:  # a class in C has no signature
             pass
         obj = obj()
     from everstep.testing import check
 
-    result = check(obj, None if change is None else _named(change))
+    result = check(obj, None if change is None else _load_object(change))
     if as_json:
         word = None if result.word is None else result.word._asdict()
         cli.print_json({"kind": result.kind, "word": word, "run": result.run._asdict()})
@@ -250,7 +250,7 @@ def check_command(
         sys.exit(1)
 
 
-def _named(spec: str) -> Any:
+def _load_object(spec: str) -> Any:
     from everstep.experiment.import_paths import imported
 
     file, _, name = spec.rpartition(":")
@@ -279,6 +279,6 @@ def accept_command(
     """
     from everstep.record import accept
 
-    found = cli.find(run, index)
-    accept(found.path, divergence)
-    cli.say(f"{in_line(found.facts['name'])}: the divergence at step {divergence} is accepted")
+    entry = cli.find(run, index)
+    accept(entry.path, divergence)
+    cli.say(f"{in_line(entry.facts['name'])}: the divergence at step {divergence} is accepted")

@@ -67,12 +67,12 @@ def run_command(
         try:
             status = _attend(starts, max_deaths, back_off)
         except OSError as error:
-            _tell(f"{command_line[0]} cannot be started: {error.strerror}; check its name")
+            _report(f"{command_line[0]} cannot be started: {error.strerror}; check its name")
             status = 127 if isinstance(error, FileNotFoundError) else 126
     sys.exit(status)
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     cli.say(f"everstep run: {text}", err=True)
 
 
@@ -89,7 +89,7 @@ def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
         hopeless = end.hopeless()
         if end.status == 0 or hopeless:
             if end.status or number > 1:
-                _tell(described + hopeless)
+                _report(described + hopeless)
             return end.status
         sums = sum(step for step, _ in end.runs.values()), sum(count for _, count in end.runs.values())
         # a start need not open runs that were finished before; a new run alone is no progress
@@ -105,11 +105,11 @@ def _attend(starts: _Starts, max_deaths: int, back_off: float) -> int:
             _notify(end, cli.in_words(end.status))
         if len(ends) >= max_deaths:
             times = f"{len(ends)} starts in a row" if len(ends) > 1 else "a start"
-            _tell("\n  ".join([f"not started again: {times} got no further:", *ends]))
+            _report("\n  ".join([f"not started again: {times} got no further:", *ends]))
             _notify(end, f"not started again: {times} got no further")
             return end.status
         wait = min(back_off * 2 ** (len(ends) - 1), _LONGEST_WAIT) if ends else 0.0
-        _tell(f"{described}; start {number + 1} in {wait:g} s")
+        _report(f"{described}; start {number + 1} in {wait:g} s")
         if wait_until(lambda: starts.signal is not None, wait):
             end = None
             break
@@ -142,11 +142,11 @@ class _End(NamedTuple):
         ending = cli.in_words(self.status)
         if ending == "failed":
             ending = f"exit status {self.status}"
-        where = "before it opened a run"
+        place = "before it opened a run"
         for path, (step, _) in [*self.runs.items()][-1:]:
-            short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-            where = f"after step {step} of {short}"
-        return in_line(f"{ending} {where}" + (f": {self.error}" if self.error else ""))
+            name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            place = f"after step {step} of {name}"
+        return in_line(f"{ending} {place}" + (f": {self.error}" if self.error else ""))
 
 
 def _notify(end: _End, reason: str) -> None:
@@ -160,7 +160,7 @@ def _notify(end: _End, reason: str) -> None:
             line, url, timeout = each["target"]
             target = Target(tuple(line), url, timeout)
             if (problem := target.send(facts)) is not None:
-                _tell(f"{target} was not told: {problem}")
+                _report(f"{target} was not told: {problem}")
 
 
 class _Starts:
@@ -243,8 +243,7 @@ def _end(status: int, reports: list[dict[str, Any]], began: float) -> _End:
         with suppress(EverstepError, OSError):
             journal = RunJournal(path)
             newest = max((segment.number for segment in journal.segments()), default=0)
-            step = max(journal.status().step, newest_step(path, newest))
-            runs[path] = step, len(journal.rollbacks())
+            runs[path] = max(journal.status().step, newest_step(path, newest)), len(journal.rollbacks())
             for event in journal.events("interrupted", valid=False) if status == 0 else ():
                 # torchrun takes 0 alone for an end without a failure
                 if status == 0 and event.time >= began and isinstance(event.data.get("status"), int):

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def search(
-    index: str | None, conditions: Sequence[str], filter_text: str | None, wanted: Sequence[str] = ()
+    index: str | None, conditions: Sequence[str], filter_text: str | None, fields: Sequence[str] = ()
 ) -> tuple[RunColumns, list[dict[str, Any]], list[str]]:
     """Find runs; return the columns of the index, the runs, and the names in the conditions."""
     from everstep.index.columns import RunColumns
     from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words
     from everstep.index.query import open_index
 
-    where = Group(True, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
-    names = [leaf.path for leaf in leaves(where) if leaf.operator != CONTAINS]
+    condition = Group(True, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
+    names = [leaf.path for leaf in leaves(condition) if leaf.operator != CONTAINS]
     database, problems = open_index(index)
     cli.note(problems)
     columns = RunColumns(database)
-    runs = columns.find(where, wanted)
-    columns.add(runs, [*names, *wanted])
+    runs = columns.find(condition, fields)
+    columns.add(runs, [*names, *fields])
     return columns, runs, names
 
 
@@ -57,27 +57,27 @@ def runs_command(
     """
     from everstep.index.filters import ordered
 
-    shown = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
+    headers = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
     by = (sort or "").removeprefix("-")
-    found, runs, names = search(index, conditions, filter_text, [*shown, by] if by else shown)
-    if not (names or by or columns or as_json) and (metric := found.telling_metric()) is not None:
+    table, runs, names = search(index, conditions, filter_text, [*headers, by] if by else headers)
+    if not (names or by or columns or as_json) and (metric := table.telling_metric()) is not None:
         names = [metric]
-    found.add(runs, [*names, "ranks"])
+    table.add(runs, [*names, "ranks"])
     runs = ordered(runs, by, str(sort).startswith("-"))[:limit] if by else runs[:limit]
     if not columns:
         more = ["ranks"] * any(run.get("ranks", 1) > 1 for run in runs) + names + [by] * bool(by)
-        shown += [name for name in dict.fromkeys(more) if name not in shown]
+        headers += [name for name in dict.fromkeys(more) if name not in headers]
     for run in runs:
         if isinstance(tags := run.get("tags"), str):  # not a metric of that name
             run["tags"] = json.loads(tags) if as_json else " ".join(map(str, json.loads(tags)))
     if as_json:
-        keys = shown if columns else list(dict.fromkeys([*FACTS, "ranks", *shown]))
+        keys = headers if columns else list(dict.fromkeys([*FACTS, "ranks", *headers]))
         cli.print_json([{key: run.get(key) for key in keys} for run in runs])
     elif runs:
-        cli.print_table([{**run, "status": cli.status_of(run)} for run in runs], shown)
+        cli.print_table([{**run, "status": cli.status_of(run)} for run in runs], headers)
     else:
-        asked = " ".join([*conditions, *([filter_text] if filter_text else [])])
-        cli.say(f"no run matches {asked}" if asked else "there are no runs")
+        query = " ".join([*conditions, *([filter_text] if filter_text else [])])
+        cli.say(f"no run matches {query}" if query else "there are no runs")
 
 
 @cli.command()
@@ -108,8 +108,8 @@ def sync_command(
         return
     cli.note(shipped.problems)
     cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
-    for name, where in forgotten.items():
-        cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(where)} is gone")
+    for name, folder in forgotten.items():
+        cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(folder)} is gone")
 
 
 @cli.command()
@@ -134,8 +134,8 @@ def sql_command(
     cli.note(problems)
     with database.read() as connection:
         try:
-            found = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
-            rows = [dict(row) for row in found.mappings()] if found.returns_rows else None
+            result = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+            rows = [dict(row) for row in result.mappings()] if result.returns_rows else None
         except DBAPIError as error:
             message = f"the index {database.name} does not take this statement: {error.orig}"
             raise ConfigError(message) from None
@@ -148,4 +148,4 @@ def sql_command(
     if as_json:
         cli.print_json(cells)
     else:
-        cli.print_table(cells, list(found.keys()))
+        cli.print_table(cells, list(result.keys()))

@@ -67,17 +67,17 @@ def sweep_command(
         run_dir=run_dir,
         profile=options["profile"],
     )
-    found = list({trial.run_dir: trial for trial in varied}.values())
-    if len(found) < len(varied):
-        cli.note([f"{len(varied)} draws gave {len(found)} different settings; each is trained once"])
+    distinct = list({trial.run_dir: trial for trial in varied}.values())
+    if len(distinct) < len(varied):
+        cli.note([f"{len(varied)} draws gave {len(distinct)} different settings; each is trained once"])
     if dry_run:
-        _print([_row(trial, _DRY) for trial in found], shown, as_json)
+        _print([_row(trial, _DRY) for trial in distinct], shown, as_json)
         return
     line = [*map(str, files), *overrides]
     for name, value in options.items():  # as `everstep train` takes them
         name = f"--{name.replace('_', '-')}"
         line += [name] * value if isinstance(value, bool) else [name, value] if value is not None else []
-    trainings = _Trainings(line, found, jobs, skips=options["schedule"] == "train")
+    trainings = _Trainings(line, distinct, jobs, skips=options["schedule"] == "train")
     cli.leave_in_order()
     try:
         trainings.run()
@@ -94,11 +94,11 @@ def _row(trial: Trial, status: str) -> dict[str, Any]:
     return {"run": str(trial.run_dir), "settings": trial.settings, "status": status}
 
 
-def _print(rows: list[dict[str, Any]], shown: Sequence[str], as_json: bool) -> None:
+def _print(rows: list[dict[str, Any]], metrics: Sequence[str], as_json: bool) -> None:
     """Print the rows, each with the last values of some metrics; None where the run has no value."""
     from everstep.record import RunJournal
 
-    for metric in shown:
+    for metric in metrics:
         missing = []
         for row in rows:
             row[metric] = None
@@ -136,7 +136,7 @@ class _Trainings:
                     trial = waiting.pop(0)
                     # schedules that evaluate have work to do in a finished run, too
                     if self._skips and trial.is_finished():
-                        self._ended(trial, 0, "finished, before this sweep")
+                        self._report_end(trial, 0, "finished, before this sweep")
                     else:
                         running.append(self._start(trial))
                 if running:
@@ -164,8 +164,8 @@ class _Trainings:
         from everstep.record.provenance import SWEEP_VARIABLE
 
         # the child looks for modules where this process does
-        here = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
-        line = [sys.executable, *here, "-m", "everstep", "train", *self._line, *trial.overrides]
+        flags = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+        line = [sys.executable, *flags, "-m", "everstep", "train", *self._line, *trial.overrides]
         output = tempfile.TemporaryFile()  # noqa: SIM115 # closed when the training has ended
         process = subprocess.Popen(
             [*line, "--run-dir", str(trial.run_dir)],
@@ -184,8 +184,8 @@ class _Trainings:
         with output:
             output.seek(max(0, output.seek(0, 2) - _TAIL))
             lines = output.read().decode(errors="replace").splitlines() if code else []
-        self._ended(trial, code, "\n  ".join([cli.in_words(code), *lines]))
+        self._report_end(trial, code, "\n  ".join([cli.in_words(code), *lines]))
 
-    def _ended(self, trial: Trial, code: int, outcome: str) -> None:
+    def _report_end(self, trial: Trial, code: int, outcome: str) -> None:
         self.codes[trial.run_dir] = code
         cli.say(f"[{len(self.codes)}/{len(self._trials)}] {trial.run_dir}: {outcome}", err=True)

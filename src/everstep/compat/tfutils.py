@@ -226,7 +226,7 @@ _GONE = {
 _Tree = TypeVar("_Tree", bound=Tree)
 
 
-def checked(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
+def check_tree(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
     """Check the arguments of a program, and fill in the defaults."""
     arguments = {name: value for name, value in arguments.items() if value is not None}
     try:
@@ -234,17 +234,17 @@ def checked(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
     except ValidationError as error:
         problems = problems_of(error, arguments, kind)
     for at, (place, text) in enumerate(problems):
-        why = _GONE.get(f"{place[0]}.{place[-1]}") if text.startswith("unknown key") else None
-        problems[at] = Problem(place[:-1], f"{place[-1]} is gone: {why}") if why else problems[at]
+        reason = _GONE.get(f"{place[0]}.{place[-1]}") if text.startswith("unknown key") else None
+        problems[at] = Problem(place[:-1], f"{place[-1]} is gone: {reason}") if reason else problems[at]
     raise Mistakes(problems)
 
 
 def _require_arguments(
     function: Any, arguments: Mapping[str, Any], positional: int, by_name: tuple[str, ...]
 ) -> None:
-    who = getattr(function, "__name__", function)
+    name = getattr(function, "__name__", function)
     if faults := [fault for _, fault in misfits(function, arguments, positional, by_name)]:
-        raise Mistakes(Problem((), f"{who}() {fault}") for fault in faults)
+        raise Mistakes(Problem((), f"{name}() {fault}") for fault in faults)
 
 
 def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -308,14 +308,14 @@ def configuration(tree: Tree) -> Configuration:
     return replace(config, free=(*_FREE, *origins), code=tuple(dict.fromkeys(code)))
 
 
-def restored(tree: Any, place: str = "") -> Any:
+def restore_tree(tree: Any, place: str = "") -> Any:
     """Turn the record of a tree into parameters again."""
     if isinstance(tree, list):
-        return [restored(part, f"{place}.{at}") for at, part in enumerate(tree)]
+        return [restore_tree(part, f"{place}.{at}") for at, part in enumerate(tree)]
     if not isinstance(tree, Mapping):
         return tree
     if not (CALL in tree and tree.keys() <= {CALL, *_ORIGIN}):
-        return {k: restored(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
+        return {k: restore_tree(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
         raise ConfigError(
             f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
@@ -339,7 +339,7 @@ def recorded_params(run_dir: str | Path, *, trust: bool = False) -> dict[str, An
     if not isinstance(tree, dict) or "model_params" not in tree:
         raise ConfigError(f"{run_dir} was not made by train_from_params; start it by its own program")
     admit(run_dir, tree, distrust(run_dir, facts), trust, facts)
-    params: dict[str, Any] = restored(tree)
+    params: dict[str, Any] = restore_tree(tree)
     return params
 
 
@@ -412,7 +412,7 @@ class ParamsTask(Task):
 
     def __init__(self, tree: Tree, data: Mapping[str, Data], global_step: int = 0) -> None:
         self._tree, self._data, self._train = tree, data, tree.train_params
-        self._counted = {"global_step": global_step}
+        self._counter = {"global_step": global_step}
         self._rate: float | None = None
         """Learning rate of the current step; None if the tree has none."""
         self._torch: Any = None
@@ -444,12 +444,12 @@ class ParamsTask(Task):
             return None
         # The rate of step 0, wherever the training begins: given options are compared at each resume.
         rate = {} if (lr := self._rate_of(0)) is None else {"lr": lr}
-        how = {"inner": params.optimizer_class, "clip": params.clip, "names": params.trainable_names}
-        return self._torch.optimizer(model, params.optimizer, {**(params.model_extra or {}), **rate}, **how)
+        more = {"inner": params.optimizer_class, "clip": params.clip, "names": params.trainable_names}
+        return self._torch.optimizer(model, params.optimizer, {**(params.model_extra or {}), **rate}, **more)
 
     def state(self) -> Mapping[str, Any]:
         """Return the model, the optimizer if there is one, and the step that decides the learning rate."""
-        return {**super().state(), **({} if self._train is None else {"global_step": self._counted})}
+        return {**super().state(), **({} if self._train is None else {"global_step": self._counter})}
 
     def _inputs(self, name: str, batch: Any) -> dict[str, Any]:
         if (names := self._data[name].names) is not None:
@@ -459,12 +459,12 @@ class ParamsTask(Task):
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         assert self._train is not None
-        inputs, self._rate = self._inputs("train", batch), self._rate_of(self._counted["global_step"])
+        inputs, self._rate = self._inputs("train", batch), self._rate_of(self._counter["global_step"])
         for group in () if self._rate is None or self.optimizer is None else self.optimizer.param_groups:
             group["lr"] = self._rate
         loop = self._train.train_loop
         metrics: Mapping[str, Any] = self.step(inputs) if loop is None else loop(self, inputs)
-        self._counted["global_step"] += 1
+        self._counter["global_step"] += 1
         return metrics if self._rate is None else {**metrics, "learning_rate": self._rate}
 
     def _rate_of(self, step: int) -> float | None:
@@ -559,7 +559,7 @@ def train_from_params(
         HiLossError: the loss was above `thres_loss`; that step is not saved.
     """
     sections = {name: value for name, value in locals().items() if name.endswith("_params")}
-    trees = [checked(TrainingTree, each) for each in each_model(sections)]
+    trees = [check_tree(TrainingTree, each) for each in each_model(sections)]
     data_params = trees[0].train_params.data_params
     if any(each.train_params.data_params != data_params for each in trees):
         raise ConfigError("train_params.data_params differ between models; give all the same data_params")
@@ -620,7 +620,7 @@ def _beginning(tree: TrainingTree, run_dir: Path) -> tuple[InitFrom | None, int]
         return None, 0
     if (path := source(params, tree.save_params)) is None:
         return None, 0
-    init, step = chosen(path, params)
+    init, step = choose_parts(path, params)
     if not params.restore_global_step:
         return init, 0
     if num_steps is not None and step >= num_steps:
@@ -644,8 +644,7 @@ def _services(tree: TrainingTree) -> list[Service]:
     if train.thres_loss is not None:
         services.append(LossBound("loss", bound=train.thres_loss))
     for name, params in tree.validation_params.items():
-        validation = _evaluation(name, params, Every(steps=save.save_valid_freq), train.validate_first)
-        services.append(validation)
+        services.append(_evaluation(name, params, Every(steps=save.save_valid_freq), train.validate_first))
     return [*services, _PinInitial()] if save.save_initial_filters else services
 
 
@@ -714,7 +713,7 @@ def test_from_params(
         `dont_run` the task, or a list of tasks.
     """
     sections = {name: value for name, value in locals().items() if name.endswith("_params")}
-    results = [_test(checked(TreeOfTest, each), dont_run, skip_check) for each in each_model(sections)]
+    results = [_test(check_tree(TreeOfTest, each), dont_run, skip_check) for each in each_model(sections)]
     return results if any(isinstance(value, list) for value in sections.values()) else results[0]
 
 
@@ -735,17 +734,17 @@ def _test(tree: TreeOfTest, dont_run: bool, skip_check: bool) -> Any:
         task.build()
     if dont_run:
         return task
-    loaded = load(chosen(path, tree.load_params, entry="model")[0], task.state())
+    loaded = load(choose_parts(path, tree.load_params, entry="model")[0], task.state())
     seed = seed if loaded.seed is None else loaded.seed
     home, see = _home(loaded, tree.save_params, seed)
     facts = record.facts(seed, ())
     results: dict[str, dict[str, float]] = {}
     for name, params in tree.validation_params.items():
-        how = _evaluation(name, params)
-        results[name] = evaluate(task, streams[name], name, how.num_steps, seed, how, seen=see)
+        service = _evaluation(name, params)
+        results[name] = evaluate(task, streams[name], name, service.num_steps, seed, service, on_step=see)
         metrics = {f"{name}/{metric}": value for metric, value in results[name].items()}
         at = (loaded.name, loaded.digest, loaded.step, loaded.epoch)
-        record_evaluation(home, Evaluation(name, *at, how.num_steps, metrics, time.time()), facts, {})
+        record_evaluation(home, Evaluation(name, *at, service.num_steps, metrics, time.time()), facts, {})
     return results
 
 
@@ -843,30 +842,30 @@ def source(load: Load, save: Place | None) -> Path | None:
     """Return the checkpoint, or the run, that `load_params` name; None if they name the run that saves."""
     if load.from_ckpt is not None:
         return Path(load.from_ckpt)
-    place, own = load, None
+    place, own_home = load, None
     if save is not None:
         lacking = {n for n in Place.model_fields if n != "exp_id" and getattr(load, n) is None}
         place = load.model_copy(update={name: getattr(save, name) for name in lacking})
-        own = None if save.exp_id is None else run_dir_of(save)
-    there = None if load.exp_id is None else run_dir_of(place)
+        own_home = None if save.exp_id is None else run_dir_of(save)
+    home = None if load.exp_id is None else run_dir_of(place)
     if load.query is None:
-        return None if there == own else there
-    if own is not None and there == own:
+        return None if home == own_home else home
+    if own_home is not None and home == own_home:
         raise ConfigError(
-            f"loading pointlessly: load_params.query asks for {there}, where this run saves; leave it out"
+            f"loading pointlessly: load_params.query asks for {home}, where this run saves; leave it out"
         )
-    return _queried(place)
+    return _find_by_query(place)
 
 
-def _queried(place: Load) -> Path:
+def _find_by_query(place: Load) -> Path:
     """Return the newest run that a query finds, or its newest checkpoint if the query asks for a step."""
     from everstep.index.location import id_at
     from everstep.index.query import query as ask
 
     query = place.query or {}
     index = index_of(place, "load_params") or located(folder_of(place))
-    where = {name: value for name, value in query.items() if name != "step"}
-    for run in reversed(ask("runs", where, index=index)):
+    condition = {name: value for name, value in query.items() if name != "step"}
+    for run in reversed(ask("runs", condition, index=index)):
         path = Path(str(run["path"]))
         # The index may name a folder in which another run lies by now.
         if place.exp_id not in (None, path.name) or id_at(path) != run["name"]:
@@ -884,7 +883,7 @@ def _queried(place: Load) -> Path:
     )
 
 
-def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFrom, int]:
+def choose_parts(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFrom, int]:
     """Choose what to load, of `entry` or of all but the counter; return it, and the checkpoint's step."""
     checkpoint = find_checkpoint(to_read(path), print)
     if checkpoint is None:
@@ -894,26 +893,26 @@ def chosen(path: Path, load: Load, *, entry: str | None = None) -> tuple[InitFro
     is_counted = load.restore_global_step and entry is None and _COUNTER in names_there
     known = [name for name in names_there if name != _COUNTER]
     known = [name for name in known if entry in (None, name.partition("/")[0])]
-    wanted = None
+    selected = None
     rename: dict[str, str] = {}
     if load.load_param_dict is not None:
-        wanted = []
+        selected = []
         for old, new in load.load_param_dict.items():
             old = _complete(old, known)
             top, slash, _ = old.partition("/")  # a new name without an entry gets the old one's
-            wanted.append(f"{top}/{new}" if slash and not new.startswith(f"{top}/") else new)
-            rename[f"^{re.escape(old)}$"] = wanted[-1].replace("\\", r"\\")
+            selected.append(f"{top}/{new}" if slash and not new.startswith(f"{top}/") else new)
+            rename[f"^{re.escape(old)}$"] = selected[-1].replace("\\", r"\\")
     elif (choice := load.to_restore) is not None:
         if isinstance(choice, str | re.Pattern):
-            wanted = [name for name in known if re.search(choice, name)]
+            selected = [name for name in known if re.search(choice, name)]
         else:
             names: Iterable[str] = choice(list(known)) if callable(choice) else choice
-            wanted = [_complete(name, known) for name in names]
-        if not wanted:
+            selected = [_complete(name, known) for name in names]
+        if not selected:
             raise ConfigError(f"load_params.to_restore chooses nothing of {path}; known: {', '.join(known)}")
-    if wanted is not None and is_counted:
-        wanted.append(_COUNTER)
-    include = None if wanted is None else f"^(?:{'|'.join(map(re.escape, wanted))})$"
+    if selected is not None and is_counted:
+        selected.append(_COUNTER)
+    include = None if selected is None else f"^(?:{'|'.join(map(re.escape, selected))})$"
     exclude, reset = None if is_counted else f"^{_COUNTER}$", () if load.restore_global_step else ("step",)
     return InitFrom(path, include=include, exclude=exclude, rename=rename, reset=reset), checkpoint.step
 

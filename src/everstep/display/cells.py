@@ -47,9 +47,9 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def plural(count: int, what: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return "1 run", "2 runs"."""
-    return f"{count} {what}{'s' * (count != 1)}"
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def flat(

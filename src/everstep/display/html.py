@@ -30,10 +30,10 @@ def notebook_html(
     Args:
         tables: caption, rows and columns of each table; those without rows are left out.
     """
-    head = f"<p>{_escaped(title)}</p>" if title else ""
+    head = f"<p>{_escape(title)}</p>" if title else ""
     pictures = ""
     for chart in list(charts)[:_MOST_CHARTS]:
-        data, text = base64.b64encode(drawn(chart).encode()).decode(), _escaped(chart.legend())
+        data, text = base64.b64encode(draw_svg(chart).encode()).decode(), _escape(chart.legend())
         pictures += f'<img align="top" alt="{text}" src="data:image/svg+xml;base64,{data}">'
     return head + pictures + "".join(_table(*table) for table in tables if table[1])
 
@@ -54,7 +54,7 @@ def charts_of(rows: Rows) -> list[Chart]:
     return [Chart(title, list(each.values())) for title, each in lines.items()]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Write any string as text of HTML: no markup, no control characters, in one line."""
     return html.escape(in_line(text))
 
@@ -62,14 +62,14 @@ def _escaped(text: str) -> str:
 def _table(title: str, rows: Rows, columns: Sequence[str]) -> str:
     """Write rows as a table: numbers to the right, the first rows and columns, long strings cut."""
     rows, left_out = [dict(flat(row)) for row in rows], len(rows) - _MOST_ROWS
-    there = dict.fromkeys(name for row in rows for name in row)
-    columns = [name for name in columns if name in there] or list(there)
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in columns if name in names] or list(names)
     more = [f"{left_out} more rows"] if left_out > 0 else []
     more += [f"{len(columns) - _MOST_COLUMNS} more columns"] if len(columns) > _MOST_COLUMNS else []
     aligned = {name: "right" if is_number_column(name, rows) else "left" for name in columns[:_MOST_COLUMNS]}
-    head = "".join(f"<th>{_escaped(name)}</th>" for name in aligned)
+    head = "".join(f"<th>{_escape(name)}</th>" for name in aligned)
     body = "".join(f"<tr>{_cells(row, aligned)}</tr>" for row in rows[:_MOST_ROWS])
-    caption = f"<p><b>{_escaped(title)}</b></p>" if title else ""
+    caption = f"<p><b>{_escape(title)}</b></p>" if title else ""
     end = f"<p>... and {' and '.join(more)}</p>" if more else ""
     return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{end}"
 
@@ -116,7 +116,7 @@ class Chart(NamedTuple):
         return [f"... and {more} more"] if more > 0 else []
 
 
-def drawn(chart: Chart) -> str:
+def draw_svg(chart: Chart) -> str:
     """Draw a chart as an SVG document; values that are not finite are left out and counted."""
     finite = [_finite(line) for line in chart.shown()]
     marks = [f'fill="none" stroke="{color}" stroke-width="1.6"' for color in _COLORS]
@@ -145,8 +145,7 @@ Points = list[tuple[float, float]]
 
 
 def _finite(line: Line) -> Points:
-    pairs = zip(line.x, line.y, strict=True)
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
 
 
 def _plot(lines: Sequence[Points], marks: Sequence[str]) -> Iterator[str]:
@@ -173,12 +172,12 @@ def _thinned(points: Points, columns: int) -> Points:
     """Keep of each column of pixels the first, least, largest and last point, in their order."""
     if len(points) <= 4 * columns:
         return points
-    left: Points = []
+    thinned: Points = []
     for column in range(columns):
         start, end = column * len(points) // columns, (column + 1) * len(points) // columns
         by_value = sorted(range(start, end), key=lambda at: points[at][1])
-        left += [points[at] for at in sorted({start, by_value[0], by_value[-1], end - 1})]
-    return left
+        thinned += [points[at] for at in sorted({start, by_value[0], by_value[-1], end - 1})]
+    return thinned
 
 
 class _Axis(NamedTuple):

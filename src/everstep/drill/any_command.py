@@ -97,7 +97,7 @@ class Chain:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
         self.out, self.work = self.folder / "out", Path.cwd()
-        if not any(OUT in word for word in self.command):
+        if not any(OUT in part for part in self.command):
             self.work = self.folder / "work"
             shutil.copytree(Path.cwd(), self.work, symlinks=True, ignore=NOT_COPIED)
         site = self.folder / "site"
@@ -120,7 +120,7 @@ class Chain:
             "EVERSTEP_OBSERVED_FOLDERS": os.pathsep.join([str(self.work), str(self.out)]),
         }
         began = time.monotonic()
-        command = [word.replace(OUT, str(self.out)) for word in template]
+        command = [part.replace(OUT, str(self.out)) for part in template]
         with owned_process(command, env, log, "EVERSTEP_OBSERVED", self.work) as process:
             try:
                 status = process.wait(self.timeout)
@@ -163,7 +163,7 @@ def drill_command(
         raise ConfigError(f"{' '.join(command[:1])!r} is no command; give one, such as python train.py")
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
     deadline = deadline_after(budget)
-    if not any(OUT in word for word in command):
+    if not any(OUT in part for part in command):
         _require_small(Path.cwd())
     report = DrillReport(" ".join(command), [], seed, runs=[], steps=0, seconds=0.0, counts="updates")
     with owned_folder("everstep-drill-", None if keep is None else Path(keep)) as folder:
@@ -189,7 +189,7 @@ class _CommandCampaign(Campaign):
     def begin(self, command: Sequence[str], resume: Sequence[str]) -> None:
         """Start the command twice undisturbed."""
         self.command, self.resume, report = command, resume, self.report
-        first, second = self._undisturbed("undisturbed-1"), self._undisturbed("undisturbed-2")
+        first, second = self._run_undisturbed("undisturbed-1"), self._run_undisturbed("undisturbed-2")
         self.reference = reference = Reference(first)
         report.steps, report.ranks, report.seconds = reference.updates, len(reference.ranks), first.seconds
         reference.look_for_seeds(second)
@@ -201,7 +201,7 @@ class _CommandCampaign(Campaign):
     def _chain(self, name: str) -> Chain:
         return Chain(self.command, self.resume, self.folder / name, self.timeout)
 
-    def _undisturbed(self, name: str) -> Start:
+    def _run_undisturbed(self, name: str) -> Start:
         """Start the command undisturbed, and refuse what cannot be drilled."""
         start, script = self._chain(name).start(), self.report.script
         if start.status == TOO_LONG:
@@ -222,12 +222,12 @@ class _CommandCampaign(Campaign):
             for _ in range(LAST_STARTS):
                 if chain.start().status in (0, TOO_LONG):
                     break
-            result = self._judged(name, chain.starts)
+            result = self._judge(name, chain.starts)
         if not self.keep:
             shutil.rmtree(chain.folder, ignore_errors=True)
         return result
 
-    def _judged(self, name: str, starts: list[Start]) -> KillResult:
+    def _judge(self, name: str, starts: list[Start]) -> KillResult:
         reference, first, last = self.reference, starts[0], starts[-1]
         spans, resumed, differences = list[tuple[int, int]](), list[int | None](), list[Difference | None]()
         for start in starts:
@@ -242,9 +242,9 @@ class _CommandCampaign(Campaign):
                 counts = str(reference.updates), str(reached)
                 differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
         difference = next((each for each in differences if each is not None), None)
-        saved = reference.saved_before(first)
-        if difference is None and saved and starts[1].updates and not resumed[1]:
-            values = f"a save after update {saved}", "the start"
+        saved_update = reference.saved_before(first)
+        if difference is None and saved_update and starts[1].updates and not resumed[1]:
+            values = f"a save after update {saved_update}", "the start"
             difference = Difference("journal", "the place", *values, place="enter", note=LOST)
         summaries = [
             StartSummary(
@@ -252,27 +252,27 @@ class _CommandCampaign(Campaign):
             )
             for start, at, (_, count) in zip(starts, resumed, spans, strict=True)
         ]
-        done = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
+        steps = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
         struck = f"after update {first.updates}{reference.file_words(first)}"
         struck += ", hung" * (first.seconds >= self.timeout)
         hits = [bool(start.strike) for start in starts]
-        result = self.result(name, summaries, done, hits, last.log, difference, struck)
+        result = self.result(name, summaries, steps, hits, last.log, difference, struck)
         if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
             return result
         at = resumed[1]
         if complete := reference.newest_complete(first, at):
-            lost = f"lost work: resumed after update {at}, although a save of update {complete} was complete"
-            return replace(result, message=lost, lost=complete - at)
-        older = f"resumed after update {at}; tensors had been saved up to update {saved}"
-        return replace(result, message=ANEW if not at else older if at < saved else "")
+            note = f"lost work: resumed after update {at}, although a save of update {complete} was complete"
+            return replace(result, message=note, lost=complete - at)
+        older = f"resumed after update {at}; tensors had been saved up to update {saved_update}"
+        return replace(result, message=ANEW if not at else older if at < saved_update else "")
 
 
 LEFT = ("settings", "weights", "moments", "buffers")
 """Parts of an update that have to be equal, from cause to effect."""
 
 
-def _difference(part: str, was: Any, now: Any, update: int, place: str = "step", rank: int = 0) -> Difference:
-    values = str(was)[:40], str(now)[:40]
+def _difference(part: str, old: Any, new: Any, update: int, place: str = "step", rank: int = 0) -> Difference:
+    values = str(old)[:40], str(new)[:40]
     return Difference(
         COMPONENTS.get(part, part), part, *values, update, place=place, rank=rank, note=CAUSES[part]
     )
@@ -280,11 +280,11 @@ def _difference(part: str, was: Any, now: Any, update: int, place: str = "step",
 
 def _in_turns(strikes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Order (kind, point) so that each kind comes once before one comes twice."""
-    seen = Counter[str]()
+    counts = Counter[str]()
     turns = list[int]()
     for kind, _ in strikes:
-        seen[kind] += 1
-        turns.append(seen[kind])
+        counts[kind] += 1
+        turns.append(counts[kind])
     return [strike for _, strike in sorted(zip(turns, strikes, strict=True), key=lambda pair: pair[0])]
 
 
@@ -293,11 +293,11 @@ Files: TypeAlias = dict[tuple[int, int], list[dict[str, Any]]]
 
 
 def _files_by_update(lines: list[dict[str, Any]]) -> Files:
-    files, done = defaultdict[tuple[int, int], list[dict[str, Any]]](list), Counter[int]()
+    files, updates = defaultdict[tuple[int, int], list[dict[str, Any]]](list), Counter[int]()
     for line in lines:
-        done[line["rank"]] += line["at"] == "update"
+        updates[line["rank"]] += line["at"] == "update"
         if line["at"] in ("file", "whole", "part"):
-            files[line["rank"], done[line["rank"]]].append(line)
+            files[line["rank"], updates[line["rank"]]].append(line)
     return files
 
 
@@ -326,25 +326,26 @@ class Reference:
 
     def look_for_seeds(self, start: Start) -> None:
         """Leave out the generators that a second undisturbed start has in other states."""
-        for was, now in zip(self.lines[0], start.of_rank(0, "update"), strict=False):
-            self.seeded &= {name for name, state in was["random"].items() if state == now["random"].get(name)}
+        for old, new in zip(self.lines[0], start.of_rank(0, "update"), strict=False):
+            self.seeded &= {name for name, state in old["random"].items() if state == new["random"].get(name)}
 
     def _states(self, rank: int, optimizer: int) -> dict[int, dict[str, Any]]:
         """Return the states of an optimizer: number of all updates done before its next one -> the state."""
         lines = self.lines[rank]
-        own = [n for n, line in enumerate(lines) if line["number"] == optimizer]
+        indices = [n for n, line in enumerate(lines) if line["number"] == optimizer]
         entered = [line for line in self.enters[rank] if line["number"] == optimizer]
-        return dict(zip([*own, len(lines)], [*entered, *(lines[n] for n in own)], strict=True)) if own else {}
+        states = [*entered, *(lines[n] for n in indices)]
+        return dict(zip([*indices, len(lines)], states, strict=True)) if indices else {}
 
     def place_of(self, start: Start, rank: int) -> int | None:
         """Return after how many updates a start goes on; None if it has no state of the undisturbed run."""
         entered = start.of_rank(rank, "enter")
         if not entered:
             return 0
-        states, now = self._states(rank, entered[0]["number"]), entered[0]
-        whole = [n for n, was in states.items() if all(was[p] == now[p] for p in ("weights", "moments"))]
-        weights_alone = [n for n, was in states.items() if was["weights"] == now["weights"]]
-        return max(whole or weights_alone, default=None)
+        states, new = self._states(rank, entered[0]["number"]), entered[0]
+        complete = [n for n, old in states.items() if all(old[p] == new[p] for p in ("weights", "moments"))]
+        weights_alone = [n for n, old in states.items() if old["weights"] == new["weights"]]
+        return max(complete or weights_alone, default=None)
 
     def first_difference(self, start: Start, places: Mapping[int, int | None]) -> Difference | None:
         """Find the first update that left something else, and what differed first on the way there.
@@ -355,14 +356,14 @@ class Reference:
             if place is None:
                 unknown = "of some update", "of none"
                 return Difference("weights", "all", *unknown, place="enter", rank=rank, note=UNKNOWN)
-            for now in start.of_rank(rank, "enter")[:1]:
-                was = self._states(rank, now["number"])[place]
+            for new in start.of_rank(rank, "enter")[:1]:
+                old = self._states(rank, new["number"])[place]
                 for part in ("weights", "moments"):
-                    if was[part] != now[part]:
-                        return _difference(part, was[part], now[part], place, "enter", rank)
+                    if old[part] != new[part]:
+                        return _difference(part, old[part], new[part], place, "enter", rank)
             pairs = list(zip(self.lines[rank][place:], start.of_rank(rank, "update"), strict=False))
             changed = (
-                n for n, (was, now) in enumerate(pairs) if any(was[part] != now[part] for part in LEFT)
+                n for n, (old, new) in enumerate(pairs) if any(old[part] != new[part] for part in LEFT)
             )
             if (end := next(changed, None)) is not None:
                 return self._cause(pairs[: end + 1], place, rank)
@@ -370,16 +371,16 @@ class Reference:
 
     def _cause(self, pairs: list[tuple[dict[str, Any], dict[str, Any]]], place: int, rank: int) -> Difference:
         """Name what differed first among updates of which the last left other weights or moments."""
-        for n, (was, now) in enumerate(pairs, place + 1):
-            draws = was["draws"], now["draws"]
+        for n, (old, new) in enumerate(pairs, place + 1):
+            draws = old["draws"], new["draws"]
             if n == place + 1:  # one may have drawn more: what a resume passes over, an evaluation's batches
-                drawn = [each for line in self.lines[rank][:n] for each in line["draws"]]
-                count = max(1, min(len(was["draws"]), len(now["draws"])))
-                draws = drawn[-count:], now["draws"][-count:]
+                earlier = [each for line in self.lines[rank][:n] for each in line["draws"]]
+                count = max(1, min(len(old["draws"]), len(new["draws"])))
+                draws = earlier[-count:], new["draws"][-count:]
             parts = {("samples", "samples"): draws}
             for each in sorted(self.seeded):
-                parts["random state", each] = was["random"].get(each), now["random"].get(each)
-            parts |= {(part, part): (was[part], now[part]) for part in LEFT}
+                parts["random state", each] = old["random"].get(each), new["random"].get(each)
+            parts |= {(part, part): (old[part], new[part]) for part in LEFT}
             for (part, name), (expected, actual) in parts.items():
                 if expected != actual:
                     return _difference(part, expected, actual, n, rank=rank)._replace(name=name)
@@ -419,10 +420,10 @@ class Reference:
         harms += [("before", "kill", ("",)), ("SIGTERM", "SIGTERM", ("save",))]
         strikes: dict[bool, list[tuple[str, str]]] = {}
         for are_logs in (False, True):
-            chosen = [file for file in files if (file[1] in self.logs) == are_logs]
+            selection = [file for file in files if (file[1] in self.logs) == are_logs]
             points = [
                 (f"{name} {kind}", f"{action}:{point}")
-                for *_, kind, point in [file for file in chosen if 0 < file[0] < last] or chosen
+                for *_, kind, point in [file for file in selection if 0 < file[0] < last] or selection
                 for name, action, kinds in harms
                 if kind.startswith(kinds)
             ]
@@ -448,14 +449,14 @@ class Reference:
         A save is complete as each rank makes the next update, if its files are those of the save after `at`,
         from which the resume began; or in the middle of the save, if the kill found it so, too.
         """
-        files, like, done = _files_by_update(struck.lines), self.save_at(self.files, at), struck.updates
+        files, pattern, count = _files_by_update(struck.lines), self.save_at(self.files, at), struck.updates
         last: dict[str, Any] = next((line for line in reversed(struck.lines) if line["rank"] == 0), {})
-        if last.get("point") == "file" and (not at or like == self.save_at(self.files, done) != []):
-            changes = sum(line["at"] == "file" for line in files[0, done])
-            if at < done and self._is_complete(done, changes):
-                return done
+        if last.get("point") == "file" and (not at or pattern == self.save_at(self.files, count) != []):
+            changes = sum(line["at"] == "file" for line in files[0, count])
+            if at < count and self._is_complete(count, changes):
+                return count
         newer = range(at + 1, min(len(struck.of_rank(rank, "update")) for rank in self.ranks))
-        return max((n for n in newer if like == self.save_at(files, n) != []), default=0)
+        return max((n for n in newer if pattern == self.save_at(files, n) != []), default=0)
 
     def _is_complete(self, update: int, struck: int) -> bool:
         """Whether the save after an update is complete before its change number `struck` (from 1).
@@ -463,26 +464,26 @@ class Reference:
         It is if a file with the whole state has its last name, and the undisturbed start only goes on to
         make further files with a whole state of the same entries, and to remove older files.
         """
-        whole, held, ever = dict[Any, list[str]](), dict[Any, list[str]](), dict[Any, list[str]]()
+        complete, at_strike, ever = dict[Any, list[str]](), dict[Any, list[str]](), dict[Any, list[str]]()
         changes: list[dict[str, Any]] = []
         for line in self.files[0, update]:
             path = line["path"]
             if line["at"] == "whole":
-                whole[path] = line["keys"]
+                complete[path] = line["keys"]
             elif line["at"] == "file":
                 changes.append(line)
-                held = {**whole} if len(changes) == struck else held
-                keys = whole.pop(line.get("source", path), whole.get(line.get("size")))
-                whole.pop(path, None)
-                whole |= {path: keys} if keys and line["kind"] == "rename" else {}
-            ever |= whole
-        made = {line["path"] for line in changes if line["kind"] != "remove"}
-        others = [line for rank in self.ranks[1:] for line in self.files[rank, update] if "kind" in line]
-        ahead = [line for line in [*changes[struck - 1 :], *others] if line["path"] not in self.logs]
+                at_strike = {**complete} if len(changes) == struck else at_strike
+                keys = complete.pop(line.get("source", path), complete.get(line.get("size")))
+                complete.pop(path, None)
+                complete |= {path: keys} if keys and line["kind"] == "rename" else {}
+            ever |= complete
+        paths = {line["path"] for line in changes if line["kind"] != "remove"}
+        other_lines = [line for rank in self.ranks[1:] for line in self.files[rank, update] if "kind" in line]
+        ahead = [line for line in [*changes[struck - 1 :], *other_lines] if line["path"] not in self.logs]
         copies = [
-            ever.get(line["path"]) for line in ahead if line["kind"] != "remove" or line["path"] in made
+            ever.get(line["path"]) for line in ahead if line["kind"] != "remove" or line["path"] in paths
         ]
-        stay = [keys for path, keys in held.items() if path in whole and isinstance(path, str)]
+        stay = [keys for path, keys in at_strike.items() if path in complete and isinstance(path, str)]
         return any(all(copy == keys for copy in copies) for keys in stay)
 
     def save_at(self, files: Files, update: int) -> list[tuple[int, str, str]]:
@@ -494,14 +495,14 @@ class Reference:
         lines = [line for rank in self.ranks for line in files.get((rank, update), [])]
         if not any("tensors" in line for line in lines) or any("beside" in line for line in lines):
             return []
-        held, total = defaultdict[str, set[int]](set), 0
+        numbers_of, total = defaultdict[str, set[int]](set), 0
         for rank in self.ranks:
             state = {line["number"]: [line["weights"], line["moments"]] for line in self.lines[rank][:update]}
-            numbers = held[str(state)]
+            numbers = numbers_of[str(state)]
             for line in files.get((rank, update), []):
                 numbers |= {*line.get("tensors", ())}
                 total = max(total, line.get("of", 0))
-        if any(len(numbers) < total for numbers in held.values()):
+        if any(len(numbers) < total for numbers in numbers_of.values()):
             return []
         changes = [line for line in lines if "kind" in line and line["path"] not in self.logs]
         return [
@@ -512,13 +513,13 @@ class Reference:
 
     def file_words(self, struck: Start) -> str:
         """Describe the file at which a start was struck; else the rank, if it was one of several."""
-        until = next(n for n, line in enumerate(struck.lines) if line["at"] == "strike")
-        strike, files = struck.lines[until], _files_by_update(struck.lines)
+        index = next(n for n, line in enumerate(struck.lines) if line["at"] == "strike")
+        strike, files = struck.lines[index], _files_by_update(struck.lines)
         if strike["point"] == "file":
-            file = replace(struck, lines=struck.lines[:until]).of_rank(strike["rank"], "file")[-1]
+            file = replace(struck, lines=struck.lines[:index]).of_rank(strike["rank"], "file")[-1]
             return f", {file['kind']} {Path(file['path']).name}"[:19]
-        words = f" @{strike['rank']}" if len(self.ranks) > 1 and not struck.strike.endswith(":-1") else ""
+        name = f" @{strike['rank']}" if len(self.ranks) > 1 and not struck.strike.endswith(":-1") else ""
         saving = [each for each in self.ranks if any(map(_has_tensors, files[each, struck.updates]))]
-        saves = f", rank {saving[0]} saves" if words and saving else ""
+        saves = f", rank {saving[0]} saves" if name and saving else ""
         evaluation = ", in an evaluation" if strike["point"] == "evaluation" else ""
-        return words + evaluation + saves
+        return name + evaluation + saves

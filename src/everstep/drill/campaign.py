@@ -25,7 +25,7 @@ from everstep.drill.report import (
     deadline_after,
     struck_at,
 )
-from everstep.drill.strike_plans import aim, chosen
+from everstep.drill.strike_plans import aim, choose_hazards
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import Difference, RunDir
 from everstep.unattended import LIMIT, SEED
@@ -67,35 +67,35 @@ class Campaign(ABC):
     def require_sound(self, status: int, log: Path) -> None:
         """Refuse a program that fails undisturbed."""
         if status:
-            what = f"{self.report.script} ended with status {status} without a kill; make it run first"
-            raise DrillError(f"{what}:\n{last_lines(log)}")
+            problem = f"{self.report.script} ended with status {status} without a kill; make it run first"
+            raise DrillError(f"{problem}:\n{last_lines(log)}")
 
     def result(
         self,
         name: str,
         starts: list[StartSummary],
-        done: list[list[int]],
+        steps_of_starts: list[list[int]],
         hits: list[bool],
         log: Path,
         divergence: Difference | None,
         struck: str,
     ) -> KillResult:
         """Return the result of a program, by the steps that each start did and whether it was struck."""
-        times = Counter(step for steps in done for step in steps)
-        again = times - Counter([*times])
-        self.report.steps_again |= set(again)
-        failed = starts[-1].status
-        ended: Verdict = "exact" if any(hits) else "not hit"
+        times = Counter(step for steps in steps_of_starts for step in steps)
+        repeats = times - Counter([*times])
+        self.report.steps_again |= set(repeats)
+        status = starts[-1].status
+        verdict: Verdict = "exact" if any(hits) else "not hit"
         return KillResult(
             name,
-            "failed" if failed else "differs" if divergence else ended,
+            "failed" if status else "differs" if divergence else verdict,
             strikes=sum(hits),
             struck=struck,
-            again=again.total(),
-            timeline=bars(self.report.steps, zip(done, hits, strict=True)),
+            again=repeats.total(),
+            timeline=bars(self.report.steps, zip(steps_of_starts, hits, strict=True)),
             starts=starts,
-            divergence=None if failed else divergence,
-            message=f"status {failed}\n{last_lines(log)}" if failed else "",
+            divergence=None if status else divergence,
+            message=f"status {status}\n{last_lines(log)}" if status else "",
         )
 
 
@@ -149,7 +149,7 @@ def drill(
     timeout, deadline = number("timeout", timeout, of="seconds"), deadline_after(budget)
     turns = [
         (name, turn)
-        for name in chosen(hazards, ranks)
+        for name in choose_hazards(hazards, ranks)
         for turn in range(kills if name == "random instant" else 1)
     ]
     report = DrillReport(str(path), [*args], seed, runs=[], steps=0, seconds=0.0, ranks=ranks)
@@ -170,9 +170,8 @@ class _ScriptCampaign(Campaign):
         self.env = {SEED: str(drawn_seed)}
         if max_steps is not None:
             # the script may save later: no kill would be followed by a resume
-            limit = {"steps": max_steps, "save_every": max(1, max_steps // SAVES)}
-            self.env[LIMIT] = json.dumps(limit)
-        first, second = self._undisturbed(1), self._undisturbed(2)
+            self.env[LIMIT] = json.dumps({"steps": max_steps, "save_every": max(1, max_steps // SAVES)})
+        first, second = self._run_undisturbed(1), self._run_undisturbed(2)
         self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(report.ranks)]
         records = second.starts[0].records
         self.seconds = records[-1].time - records[0].time
@@ -182,8 +181,8 @@ class _ScriptCampaign(Campaign):
         report.steps, report.seconds = len(self.place), second.starts[0].seconds
         seeds = [RunDir.open(first.root / run, create=False).seed for run in first.runs]
         report.seeded = drawn_seed not in seeds
-        left = [event.data for run in first.runs for event in first.journal(run).events("interrupted")]
-        if any(data["status"] == 0 for data in left):  # nothing but the drill's limit does that
+        stops = [event.data for run in first.runs for event in first.journal(run).events("interrupted")]
+        if any(data["status"] == 0 for data in stops):  # nothing but the drill's limit does that
             report.cut = max_steps
         report.nondeterminism = self._difference(second)
 
@@ -192,7 +191,7 @@ class _ScriptCampaign(Campaign):
         line = command(Path(report.script), tuple(report.args), report.ranks)
         return Program(line, self.folder / name, self.timeout, report.ranks, env=self.env)
 
-    def _undisturbed(self, number: int) -> Program:
+    def _run_undisturbed(self, number: int) -> Program:
         """Start a program undisturbed, and refuse a script that cannot be drilled."""
         program = self._program(f"undisturbed-{number}")
         start = program.start(trace=program.folder / "trace-{rank}")
@@ -202,10 +201,10 @@ class _ScriptCampaign(Campaign):
             raise DrillError(f"{script} opened no run; give one that uses everstep.Supervisor or TrainLoop")
         if not start.steps:
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
-        seen = {record.rank for record in start.witnessed}
-        if len(seen) < ranks:
+        count = len({record.rank for record in start.witnessed})
+        if count < ranks:
             raise DrillError(
-                f"{script} trains on {len(seen)} of {ranks} ranks; open the run on each, not `if rank == 0`"
+                f"{script} trains on {count} of {ranks} ranks; open the run on each, not `if rank == 0`"
             )
         return program
 
@@ -241,15 +240,15 @@ class _ScriptCampaign(Campaign):
         divergence = None if starts[-1].status else self._difference(program)
         if divergence is not None and self.report.undisturbed == 2:
             # once more undisturbed, before the state is blamed for what may be chance
-            third = self._undisturbed(3)
+            third = self._run_undisturbed(3)
             self.report.undisturbed = 3
             if (first := self._difference(third)) is not None:
                 self.report.nondeterminism = first._replace(note=CHANCE)
-        done = [[self.place[step] for step in start.steps if step in self.place] for start in starts]
+        steps = [[self.place[step] for step in start.steps if step in self.place] for start in starts]
         hits = [start.strike is not None and start.status != 0 for start in starts]
         summaries = [StartSummary.of(start) for start in starts]
         struck = struck_at(starts[0]) if hit else ""
-        result = self.result(name, summaries, done, hits, starts[-1].log, divergence, struck)
+        result = self.result(name, summaries, steps, hits, starts[-1].log, divergence, struck)
         if not self.keep:
             shutil.rmtree(program.folder, ignore_errors=True)
         return result

@@ -39,9 +39,9 @@ def with_parent(number: signal.Signals) -> Callable[[], None]:
 
 def kill_marked(mark: bytes) -> None:
     """Kill the processes of this user that were started with a variable, given as b"NAME=VALUE"."""
-    until = time.monotonic() + _DYING
-    while (left := with_environment(mark)) and time.monotonic() < until:
-        for pid in left:
+    deadline = time.monotonic() + _DYING
+    while (pids := with_environment(mark)) and time.monotonic() < deadline:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)

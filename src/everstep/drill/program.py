@@ -190,8 +190,8 @@ class Program:
 
     def _kill(self, process: subprocess.Popen[bytes], file: Path, strike: Strike) -> None:
         """Kill whom a strike aims at, some seconds after the first run is open on all ranks."""
-        until = time.monotonic() + (self.timeout or 0.0)
-        while process.poll() is None and time.monotonic() < until:
+        deadline = time.monotonic() + (self.timeout or 0.0)
+        while process.poll() is None and time.monotonic() < deadline:
             if len({record.rank for record in self._read(file)}) == self.ranks:
                 break
             time.sleep(0.001)
@@ -218,14 +218,14 @@ class Program:
         if status == 1 and strike is not None and strike.last[0] == "kill":
             return -signal.SIGKILL
         events = (each for run in self.runs for each in self.journal(run).events("interrupted", valid=False))
-        stopped = (int(event.data["status"]) for event in events if event.time >= began)
-        return status or next(stopped, 0)  # see `everstep.group.exit_status`
+        statuses = (int(event.data["status"]) for event in events if event.time >= began)
+        return status or next(statuses, 0)  # see `everstep.group.exit_status`
 
 
 def too_long(program: str, timeout: float) -> DrillError:
     """Make the error of a start that has taken longer than its time."""
-    what = f"{program} ran longer than {timeout:g} s in one start"
-    return DrillError(f"{what}; make it smaller by its arguments, or raise the timeout")
+    problem = f"{program} ran longer than {timeout:g} s in one start"
+    return DrillError(f"{problem}; make it smaller by its arguments, or raise the timeout")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -323,14 +323,14 @@ def differing_digests(
         enters: whether the state at the entry is compared.
     """
     for record in records:
-        was = expected.get(record.place)
-        where = (record.step, record.epoch, record.at, record.run, record.rank)
-        if was is None and record.at == "step":
-            yield Difference("journal", "a step that was not there", ABSENT, "there", *where)
-        elif was is not None and (record.at != "enter" or enters):
-            for part in was.parts.keys() & record.parts.keys():
-                expected_digest, digest = was.parts[part][:8], record.parts[part][:8]
-                if was.parts[part] != record.parts[part]:
+        reference = expected.get(record.place)
+        place = (record.step, record.epoch, record.at, record.run, record.rank)
+        if reference is None and record.at == "step":
+            yield Difference("journal", "a step that was not there", ABSENT, "there", *place)
+        elif reference is not None and (record.at != "enter" or enters):
+            for part in reference.parts.keys() & record.parts.keys():
+                expected_digest, digest = reference.parts[part][:8], record.parts[part][:8]
+                if reference.parts[part] != record.parts[part]:
                     kind, _, name = part.partition("/")
                     component = {"random": "random state"}.get(kind, kind)
-                    yield Difference(component, name, expected_digest, digest, *where)
+                    yield Difference(component, name, expected_digest, digest, *place)

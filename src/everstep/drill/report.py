@@ -97,15 +97,15 @@ class KillResult:
 
     @property
     def line(self) -> str:
-        what = self.verdict if self.divergence is None else f"differs: {self.divergence}"
+        result = self.verdict if self.divergence is None else f"differs: {self.divergence}"
         if self.divergence is None and self.message:
             lines = self.message.splitlines()
             last = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
-            what += f"; {in_line(last)}"
-        again = self.again if self.starts else ""
+            result += f"; {in_line(last)}"
+        repeats = self.again if self.starts else ""
         return (
-            f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {again:>5}  "
-            f"{_MARKS.get(self.verdict, ' ')} {what}"
+            f"{self.hazard:<{_HAZARD}} {self.struck:<{_STRUCK}} {self.timeline:<{WIDTH}} {repeats:>5}  "
+            f"{_MARKS.get(self.verdict, ' ')} {result}"
         )
 
 
@@ -183,12 +183,12 @@ class DrillReport:
         return f"{title}; drill seed {self.seed}" + columns * (self.nondeterminism is None)
 
     def verdict(self) -> str:
-        if (where := self.nondeterminism) is not None:
+        if (difference := self.nondeterminism) is not None:
             runs = "two of three" if self.undisturbed > 2 else "two"
             return (
                 f"{runs} undisturbed runs of this script differ, so its resume cannot be judged\n"
-                f"first: {where}: {where.expected} in the first, {where.actual} in the last\n"
-                f"likely: {where.note or UNSEEDED * (not self.seeded) + UNSTABLE}"
+                f"first: {difference}: {difference.expected} in the first, {difference.actual} in the last\n"
+                f"likely: {difference.note or UNSEEDED * (not self.seeded) + UNSTABLE}"
             )
         count = Counter(one.verdict for one in self.results)
         missed = f"; {count['not hit']} ended before they were struck" if count["not hit"] else ""
@@ -197,13 +197,13 @@ class DrillReport:
             on = f" on {self.ranks} ranks" if self.ranks > 1 else ""
             total = f"{count['exact']} of {count['exact']} killed runs"
             lines.append(f"exact: {total}{on} match the undisturbed run{missed}")
-        if lost := sum(one.lost > 0 for one in self.results):
-            began = f"{lost} of {count['exact']} resumes began before the newest complete save"
+        if losses := sum(one.lost > 0 for one in self.results):
+            began = f"{losses} of {count['exact']} resumes began before the newest complete save"
             lines.append(f"lost work: {began}; look at what they load")
         if count["failed"]:
-            failed = next(one for one in self.results if one.verdict == "failed")
-            lines.append(f"{count['failed']} failed to resume; the first, after {failed.hazard!r}:")
-            lines.append(textwrap.indent(failed.message, "    "))
+            result = next(one for one in self.results if one.verdict == "failed")
+            lines.append(f"{count['failed']} failed to resume; the first, after {result.hazard!r}:")
+            lines.append(textwrap.indent(result.message, "    "))
         if count["differs"] and (first := self.first_divergence):
             lines.append(f"{count['differs']} of {count['differs'] + count['exact']} resumes differ{missed}")
             lines.append(f"first: {first}: {first.expected} undisturbed, {first.actual} here")
@@ -216,8 +216,8 @@ class DrillReport:
             lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
         if count["no time"]:
             lines.append(f"not covered: {count['no time']} strikes, as the budget was used up")
-        tried = {one.hazard for one in self.results if one.verdict != "no time"}
-        if never := [kind for kind in self.kinds if kind not in tried]:
+        hazards = {one.hazard for one in self.results if one.verdict != "no time"}
+        if never := [kind for kind in self.kinds if kind not in hazards]:
             more = "a larger --budget" if count["no time"] else "more --strikes"
             lines.append(f"not covered: no strike of the kinds {', '.join(never)}; give {more}")
         lines += [NOT_RESUMED] * (self.exact and not self.kills_resumed)
@@ -268,9 +268,9 @@ def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = 
         starts: the steps that each start did, from 1, and whether it was struck.
     """
     times, struck, reached = Counter[int](), set[int](), 1
-    for done, is_struck in starts:
-        times.update(done)
-        reached = done[-1] if done else reached
+    for numbers, is_struck in starts:
+        times.update(numbers)
+        reached = numbers[-1] if numbers else reached
         if is_struck:
             struck.add(min(width - 1, (reached - 1) * width // total))
     cells = []

@@ -23,14 +23,14 @@ STEP = "witness.step"
 
 def _later(points: Points, *names: str) -> list[int]:
     """List the points (by their indices) whose names begin so, after the first step."""
-    begun = points.index(STEP)
-    return [i for i, name in enumerate(points) if i > begun and name.startswith(names)]
+    start = points.index(STEP)
+    return [i for i, name in enumerate(points) if i > start and name.startswith(names)]
 
 
 def _followed(points: Points, name: str, others: Sequence[str]) -> list[str]:
     """List what comes next, among points of this name and of other ones, after each point of this name."""
-    passed = [each for each in points if each == name or each in others]
-    return [after for each, after in pairwise([*passed, ""]) if each == name]
+    sequence = [each for each in points if each == name or each in others]
+    return [following for each, following in pairwise([*sequence, ""]) if each == name]
 
 
 def _kill_at(points: Points, indices: Sequence[int], draw: Random) -> list[str]:
@@ -44,8 +44,8 @@ def _after(*names: str) -> Plan:
     return lambda points, draw: _kill_at(points, _later(points, *names), draw)
 
 
-def _at_step(what: str) -> Plan:
-    return lambda points, draw: [f"{what}:{draw.randint(1, points.count(STEP))}"]
+def _at_step(action: str) -> Plan:
+    return lambda points, draw: [f"{action}:{draw.randint(1, points.count(STEP))}"]
 
 
 def _last_step(points: Points, draw: Random) -> list[str]:
@@ -68,9 +68,9 @@ def _shutdown(points: Points, draw: Random) -> list[str]:
 def _resume(points: Points, draw: Random) -> list[str]:
     """Kill in the first half, or once a checkpoint of a step is there; then kill the resumes."""
     steps = points.count(STEP)
-    saved = points[: next(iter(_later(points, "checkpoint.rename")), len(points))].count(STEP) + 1
+    first_saved = points[: next(iter(_later(points, "checkpoint.rename")), len(points))].count(STEP) + 1
     half = max(1, steps // 2)
-    first = draw.randint(saved, steps) if half < saved <= steps else draw.randint(1, half)
+    first = draw.randint(first_saved, steps) if half < first_saved <= steps else draw.randint(1, half)
     places = [f"{STEP}:{first}", "journal.create:1", "witness.enter:1", f"{STEP}:1"]
     return [f"kill:{place}" for place in places if place.partition(":")[0] in points]
 
@@ -83,8 +83,8 @@ def _signal_then_kill(points: Points, draw: Random) -> list[str]:
 
 
 def _disk_full(points: Points, draw: Random) -> list[str]:
-    begun = points.index(STEP)
-    before, after = (part.count("checkpoint.write") for part in (points[:begun], points[begun:]))
+    start = points.index(STEP)
+    before, after = (part.count("checkpoint.write") for part in (points[:start], points[start:]))
     return [f"ENOSPC:checkpoint.write:{before + draw.randint(1, max(1, after))}-1000000000"]
 
 
@@ -142,7 +142,7 @@ def aim(hazard: str, ranks: Sequence[Points], seconds: float, draw: Random) -> l
     return [Strike(spec, target=target) for spec in plan(ranks[rank], draw)]
 
 
-def chosen(names: Iterable[str], ranks: int = 1) -> list[str]:
+def choose_hazards(names: Iterable[str], ranks: int = 1) -> list[str]:
     """Return the hazards that a user named; all of them if none is named."""
     names, known = list(names), list(HAZARDS if ranks == 1 else RANK_HAZARDS)
     for name in names:

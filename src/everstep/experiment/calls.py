@@ -50,8 +50,8 @@ class Call:
         path = value.get(CALL) if isinstance(value, Mapping) else None
         if not isinstance(path, str):
             rest = value if isinstance(value, Mapping) else {"argument": "value"}
-            shown = "".join(f", {name}: {part}" for name, part in rest.items() if name != CALL)
-            raise ConfigError(f"{value!r} names nothing to call; give {{{CALL}: module:name{shown}}}")
+            example = "".join(f", {name}: {part}" for name, part in rest.items() if name != CALL)
+            raise ConfigError(f"{value!r} names nothing to call; give {{{CALL}: module:name{example}}}")
         return cls(path, {name: part for name, part in value.items() if name != CALL})
 
     def tree(self) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class Call:
 
         with placed(*self.inside()):
             function = self._function()
-            checked = converted(function, self.arguments, self.supplied, complete)
-            arguments |= {name: value for name, value in checked.items() if _has_calls(arguments[name])}
+            values = converted(function, self.arguments, self.supplied, complete)
+            arguments |= {name: value for name, value in values.items() if _has_calls(arguments[name])}
             for name, default in _plain_defaults(function, self.supplied).items():
                 if _json(arguments.setdefault(name, json.loads(default))) == default:
                     at_default.append((name,))
@@ -86,8 +86,8 @@ class Call:
         function = self._function()
         # copied, so that no callee changes them for a second call
         arguments = copy.deepcopy(dict(self.arguments))
-        made = converted(function, arguments, len(supplied), lambda call, place: call())
-        return function(*supplied, **made)
+        values = converted(function, arguments, len(supplied), lambda call, place: call())
+        return function(*supplied, **values)
 
     def _function(self) -> Any:
         with placed(CALL):
@@ -121,14 +121,14 @@ def converted(
     An argument that equals its default is left out: a default is right whatever its annotation says.
     """
     problems, values = Problems(), {}
-    wrong = dict(misfits(function, arguments, supplied))
-    for name, fault in wrong.items():
+    faults = dict(misfits(function, arguments, supplied))
+    for name, fault in faults.items():
         place = (name,) if name in arguments else ()
         problems.append(Problem(place, f"{getattr(function, '__name__', function)}() {fault}"))
     defaults = _plain_defaults(function, supplied)
     annotations = _inherited(function) | {each.name: each.annotation for each in _parameters(function) or ()}
     for name, value in arguments.items():
-        if name in wrong or (name in defaults and _json(value) == defaults[name]):
+        if name in faults or (name in defaults and _json(value) == defaults[name]):
             continue
         if _has_calls(value):
             values[name] = _with_calls(value, (name,), problems, do)
@@ -146,17 +146,17 @@ def misfits(
     if (parameters := _parameters(function)) is None:  # written in C, without a signature
         return
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    left = [p for p in parameters if p not in positional[:supplied]]
+    rest = [p for p in parameters if p not in positional[:supplied]]
     # `checked_keywords` notes there which names `**` arguments may have.
     more = getattr(function.__init__ if inspect.isclass(function) else function, "known_keywords", None)
     takes_any = more is None and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    known = {p.name for p in left if p.kind in _BY_NAME} | (set(more or ()) - {p.name for p in positional})
+    known = {p.name for p in rest if p.kind in _BY_NAME} | (set(more or ()) - {p.name for p in positional})
     for name in (*besides, *arguments):
         if name in known or takes_any:
             continue
         hint = f"has no argument {name!r}; {nearest(name, known - set(besides))}"
         yield name, f"is called with {name}=; add this argument to it" if name in besides else hint
-    for p in left:
+    for p in rest:
         is_needed = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if is_needed and p.kind is p.POSITIONAL_ONLY:
             yield p.name, f"takes {p.name!r} by position only; write a function that takes it by name"

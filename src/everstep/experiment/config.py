@@ -195,9 +195,9 @@ def resolve(
     except Mistakes as mistakes:
         raise Mistakes(mistakes.problems, layers.origin) from None
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-        what = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{schema!r} is not a schema: {what}; give a dataclass whose types are imported at run time"
+            f"{schema!r} is not a schema: {problem}; give a dataclass whose types are imported at run time"
         ) from error
     at_default = [dotted((*place, *each)) for place, call in _calls(config) for each in call.at_default]
     return Resolved(config, adapter.dump_python(config, mode="json"), tuple(at_default))

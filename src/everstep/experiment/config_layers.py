@@ -46,16 +46,16 @@ class Layers:
 
         A mapping with another `call` replaces the whole mapping: the old arguments were for another function.
         """
-        self.tree = _merged(self.tree, other.tree)
+        self.tree = _merge(self.tree, other.tree)
         self.origins |= other.origins  # origins of values that are gone are never asked for
 
     def override(self, text: str) -> None:
         """Replace the value that "PATH=VALUE" names; PATH may have indices of lists."""
         origin = f"override {text!r}"
         keys, value = assignment(text, origin)
-        self.tree = self._replaced(self.tree, (), keys, value, origin)
+        self.tree = self._replace(self.tree, (), keys, value, origin)
 
-    def _replaced(self, old: Any, place: Place, keys: Sequence[str], new: Layers, origin: str) -> Any:
+    def _replace(self, old: Any, place: Place, keys: Sequence[str], new: Layers, origin: str) -> Any:
         if place:
             self.origins.setdefault(place, origin)
         if not keys:
@@ -66,19 +66,19 @@ class Layers:
             if (at := int(key)) >= len(old):
                 entries = f"{dotted(place)} has {len(old)} entries, but no entry {key}"
                 raise ConfigError(f"{origin}: {entries}; give a number from 0 to {len(old) - 1}")
-            return [*old[:at], self._replaced(old[at], (*place, at), rest, new, origin), *old[at + 1 :]]
+            return [*old[:at], self._replace(old[at], (*place, at), rest, new, origin), *old[at + 1 :]]
         old = old if isinstance(old, Mapping) else {}
         if key == CALL and not rest and old.get(CALL) != new.tree:
             old = {}  # arguments of another function
-        return {**old, key: self._replaced(old.get(key), (*place, key), rest, new, origin)}
+        return {**old, key: self._replace(old.get(key), (*place, key), rest, new, origin)}
 
 
-def _merged(old: Any, new: Any) -> Any:
+def _merge(old: Any, new: Any) -> Any:
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return new
     if CALL in new and old.get(CALL) != new[CALL]:
         return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
 
 
 def layered(files: Iterable[str | Path], overrides: Iterable[str] = (), base: Any = None) -> Layers:
@@ -121,27 +121,26 @@ def parsed(text: str, name: str) -> Layers:
     """Read a YAML string (YAML 1.2: 1e-3 is a number, and `on` is a string)."""
     layers = Layers()
     try:
-        loaded = YAML(typ="rt", pure=True).load(StringIO(text))
-        layers.tree = _plain(loaded, (), 1, name, layers.origins)
+        layers.tree = _plain(YAML(typ="rt", pure=True).load(StringIO(text)), (), 1, name, layers.origins)
     except ConfigError:
         raise
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply; give fewer levels") from None
     except (YAMLError, ValueError) as error:  # ValueError: a number of more digits than Python reads
-        where, what = name, str(error)
+        place, problem = name, str(error)
         if isinstance(error, MarkedYAMLError):
-            where += "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-            what = (error.problem or "this is not YAML").partition(" with value")[0]
-        raise ConfigError(f"{where}: {what}; correct the YAML there") from None
+            place += "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+            problem = (error.problem or "this is not YAML").partition(" with value")[0]
+        raise ConfigError(f"{place}: {problem}; correct the YAML there") from None
     return layers
 
 
 def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, str]) -> Any:
     """Convert a loaded value to plain Python types, and note the origin of each part."""
-    where = origins[place] = f"{name}, line {line}"
+    origin = origins[place] = f"{name}, line {line}"
     if len(origins) > MOST_VALUES:
         raise ConfigError(
-            f"{where}: there are more than {MOST_VALUES:,} values, with each alias written out; give fewer"
+            f"{origin}: there are more than {MOST_VALUES:,} values, with each alias written out; give fewer"
         )
     # Keys that a merge (<<) brought have no line of their own.
     lines = getattr(getattr(value, "lc", None), "data", None) or {}
@@ -154,17 +153,17 @@ def _plain(value: Any, place: Place, line: int, name: str, origins: dict[Place, 
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ConfigError(f"{where}: the key {key!r} is not a string; put it in quotes")
+                raise ConfigError(f"{origin}: the key {key!r} is not a string; put it in quotes")
         return {str(key): inside(key, part) for key, part in value.items()}
-    where += f": {dotted(place)}" if place else ""
+    origin += f": {dotted(place)}" if place else ""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: {value} is not a number of JSON; give null, or a finite number")
+        raise ConfigError(f"{origin}: {value} is not a number of JSON; give null, or a finite number")
     for kind, kinds in _KINDS.items():
         if isinstance(value, kinds):
             return kind(value)
     if value is None:
         return None
-    raise ConfigError(f"{where}: {str(value)[:80]} is a {type(value).__name__}; give a value of JSON")
+    raise ConfigError(f"{origin}: {str(value)[:80]} is a {type(value).__name__}; give a value of JSON")
 
 
 _KINDS: dict[type, Any] = {bool: bool | ScalarBoolean, int: int, float: float, str: str | datetime.date}

@@ -114,9 +114,9 @@ class Experiment:
     def trainer(self) -> Trainer:
         """Trainer of the experiment; made at the first access."""
         if self._trainer is None:
-            task = self._made(self._task, self.seed)
+            task = self._make_seeded(self._task, self.seed)
             # The same seed again: weights do not depend on how much the task's own function draws.
-            self._made(partial(self._build, task), self.seed)
+            self._make_seeded(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
             services = [each if isinstance(each, Service) else each() for each in self._services]
             self._trainer = Trainer(task, streams, self.run_dir, services=services, **self._options)
@@ -127,9 +127,9 @@ class Experiment:
         if name not in self._streams:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self._streams)}")
         seed = None if self.seed is None else pass_key("made", self.seed, name, 0) % 2**32
-        return self._made(self._streams[name], seed)
+        return self._make_seeded(self._streams[name], seed)
 
-    def _made(self, make: Callable[[], Any], seed: int | None) -> Any:
+    def _make_seeded(self, make: Callable[[], Any], seed: int | None) -> Any:
         if seed is None:
             return make()
         with isolated():
@@ -168,8 +168,7 @@ class Experiment:
         )
         when = frequency is None or (Every(steps=frequency) if frequency else Never())
         trainer = self._to_train()
-        ending = trainer.run_training(evaluate=when, evaluate_end=True)
-        return RunResult(ending, trainer.evaluate_all())
+        return RunResult(trainer.run_training(evaluate=when, evaluate_end=True), trainer.evaluate_all())
 
     def continuous_eval(
         self,
@@ -232,10 +231,10 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
         print(f"note: {missing}; commit and push, and the run can be made again", file=sys.stderr)
 
 
-def _maker(what: str, maker: Any) -> Callable[[], Any]:
+def _maker(name: str, maker: Any) -> Callable[[], Any]:
     if isinstance(maker, str):
         return lambda: imported(maker)()
     if isinstance(maker, Task) or not callable(maker):
-        raise ConfigError(f"{what} is {maker!r}; give a function that makes it, or an import path")
+        raise ConfigError(f"{name} is {maker!r}; give a function that makes it, or an import path")
     make: Callable[[], Any] = maker
     return make

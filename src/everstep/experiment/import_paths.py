@@ -77,7 +77,7 @@ _MOST_LISTED = 8
 """Most import paths that a message lists."""
 
 
-def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, Any]) -> tuple[Path, ...]:
+def admit(run_dir: Path, tree: Any, reason: str, trust: bool, facts: Mapping[str, Any]) -> tuple[Path, ...]:
     """Print which code a run's record names, and refuse it unless it is this user's.
 
     Called before the import.  From then on this process finds modules in the code's folders that `facts`
@@ -90,21 +90,21 @@ def admit(run_dir: Path, tree: Any, why: str, trust: bool, facts: Mapping[str, A
     Returns:
         The folders of the code, without those in the run directory.
     """
-    recorded, home = facts.get("code"), run_dir.resolve()
-    folders = [Path(each) for each in recorded if isinstance(each, str)] if isinstance(recorded, list) else []
+    entries, home = facts.get("code"), run_dir.resolve()
+    folders = [Path(each) for each in entries if isinstance(each, str)] if isinstance(entries, list) else []
     code = tuple(folder for folder in folders if not folder.resolve().is_relative_to(home))
     run = RunDir.open(run_dir, create=False).id
     names = list(dict.fromkeys(_names(tree)))
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    where = ", ".join(map(repr, map(str, code))) or "where Python finds it"
-    what = f"imported and called: {', '.join(names[:_MOST_LISTED])}{more}, from {where}"
-    if why and not trust:
+    source = ", ".join(map(repr, map(str, code))) or "where Python finds it"
+    use = f"imported and called: {', '.join(names[:_MOST_LISTED])}{more}, from {source}"
+    if reason and not trust:
         raise TrustError(
-            f"the record of {run} in {run_dir} names code that would be {what}. It does not count as yours: "
-            f"{why}. Look at it: everstep config RUN. If you trust whoever made it, pass --trust, or set "
+            f"the record of {run} in {run_dir} names code that would be {use}. It does not count as yours: "
+            f"{reason}. Look at it: everstep config RUN. If you trust whoever made it, pass --trust, or set "
             f"{TRUST_VARIABLE}=1 (docs/guide/trust.md)"
         )
-    print(f"note: for the run {run} is {what}", file=sys.stderr)
+    print(f"note: for the run {run} is {use}", file=sys.stderr)
     keep_out(home)
     findable(code)
     return code

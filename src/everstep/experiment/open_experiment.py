@@ -91,15 +91,15 @@ class Configured(Experiment):
             raise ConfigError(f'on_change={self._on_change!r}: give "error", "keep", "override" or "fork"')
         if self._on_change in ("error", "override"):
             return resolved, run_dir
-        there = located(run_dir)
-        checkpoint = find_checkpoint(there, print)
+        home = located(run_dir)
+        checkpoint = find_checkpoint(home, print)
         stored = _config_in(checkpoint)
         changes = touching(stored, resolved) if stored else []
         if not changes or checkpoint is None:
             return resolved, run_dir
         if self._on_change == "keep":
             # Permission comes first, because `resolve` imports the code that the stored config names.
-            admit(there, stored, "" if trust else distrust_config(there, stored), trust, {})
+            admit(home, stored, "" if trust else distrust_config(home, stored), trust, {})
             self._message = _message("kept as stored", changes)
             return resolve(ExperimentConfig, base=_with_stored(stored, resolved.tree)), run_dir
         folder = _fork_of(run_dir, _digest(resolved.tree))
@@ -165,8 +165,8 @@ class Configured(Experiment):
         changes = touching(stored, self._resolved)
         if changes and self._on_change == "error" and "on_change" not in self._options:
             raise refusal(Path(self.run_dir), [each._replace(path=f"config.{each.path}") for each in changes])
-        shown = changed_config(stored, _configuration(self._resolved))
-        used = _message("changed since the checkpoint, and used as given", shown) if shown else ""
+        differences = changed_config(stored, _configuration(self._resolved))
+        used = _message("changed since the checkpoint, and used as given", differences) if differences else ""
         return "\n".join(filter(None, (self._message, used)))
 
     def _code_folder(self) -> Path:
@@ -274,7 +274,7 @@ def open_run(
         default_profile: used if `profile` is not given and the config has a profile of this name.
     """
     home = to_read(run_dir)
-    facts, tree = _recorded(home)
+    facts, tree = _facts_and_config(home)
     code = admit(home, tree, distrust(home, facts) or distrust_config(home, tree), trust, facts)
     if profile is None and default_profile in (tree.get("profiles") or {}):
         profile = default_profile
@@ -289,11 +289,11 @@ def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | N
 
     Arguments of calls, also of those in overrides, are therefore neither checked nor completed.
     """
-    _, tree = _recorded(to_read(run_dir))
+    _, tree = _facts_and_config(to_read(run_dir))
     return resolve(ExperimentConfig, (), overrides, base=tree, profile=profile, imports=False).tree
 
 
-def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _facts_and_config(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts of the newest start, and its config; that of the checkpoint if it saved nothing.
 
     Where steps are executed again, the start is the one whose steps these are.
@@ -307,11 +307,11 @@ def _recorded(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigError(f"the run in {run_dir} has no config of an experiment; start it by its own program")
     newest = Store(run_dir).facts()[-1:]
     if newest and newest[0].segment != start.segment != replayed:
-        saved = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
-        if changes := touching(saved, Resolved(None, tree)):
+        saved_tree = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
+        if changes := touching(saved_tree, Resolved(None, tree)):
             note = _message("the newest start saved nothing, and what it changed is left out", changes)
             print(f"note: {note}", file=sys.stderr)
-        tree = saved
+        tree = saved_tree
     return facts, tree
 
 
@@ -324,11 +324,11 @@ def _configuration(resolved: Resolved[Any], code: tuple[Path, ...] = ()) -> Conf
     return Configuration(resolved.tree, FREE, code, resolved.defaults, sections=("trainer",))
 
 
-def touching(stored: Mapping[str, Any], given: Resolved[Any]) -> list[ChangedSetting]:
+def touching(stored: Mapping[str, Any], resolved: Resolved[Any]) -> list[ChangedSetting]:
     """List the differences that can change the training; of the services only controllers count."""
-    tree = {**given.tree, "services": _controllers(given.tree)}
+    tree = {**resolved.tree, "services": _controllers(resolved.tree)}
     free = tuple(path for path in FREE if path != "services")
-    defaults = tuple(path for path in given.defaults if not path.startswith("services."))
+    defaults = tuple(path for path in resolved.defaults if not path.startswith("services."))
     config = Configuration(tree, free, (), defaults, sections=("trainer",))
     changes = config.changes({**stored, "services": _controllers(stored)})
     return [each for each in changes if not config.is_free(each.path)]
@@ -343,13 +343,13 @@ def _controllers(tree: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _with_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_stored(stored: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
     """Take the stored config, with the given values of keys that touch no step."""
-    top = {path: given[path] for path in FREE if "." not in path}
-    if _controllers(stored) != _controllers(given):
+    top = {path: tree[path] for path in FREE if "." not in path}
+    if _controllers(stored) != _controllers(tree):
         del top["services"]
     inside = [path.removeprefix("trainer.") for path in FREE if path.startswith("trainer.")]
-    trainer = {**stored["trainer"], **{name: given["trainer"][name] for name in inside}}
+    trainer = {**stored["trainer"], **{name: tree["trainer"][name] for name in inside}}
     return {**stored, **top, "trainer": trainer}
 
 
@@ -359,5 +359,5 @@ def _digest(tree: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
 
 
-def _message(what: str, changes: list[ChangedSetting]) -> str:
-    return what + ":" + format_differences(changes).rstrip(". \n")
+def _message(title: str, changes: list[ChangedSetting]) -> str:
+    return title + ":" + format_differences(changes).rstrip(". \n")

@@ -37,12 +37,12 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
     """
     parts: dict[str, list[Any]] = {}
     for number, batch in enumerate(predictions, 1):
-        named = batch if isinstance(batch, Mapping) else {"predictions": batch}
-        named = {str(name): np.atleast_1d(as_array(value)) for name, value in named.items()}
-        if number > 1 and parts.keys() != named.keys():
-            what = f"batch {number} has the predictions {[*named]}, and the first batch {[*parts]}"
-            raise DataError(f"{what}; return the same names for each batch")
-        for name, array in named.items():
+        columns = batch if isinstance(batch, Mapping) else {"predictions": batch}
+        columns = {str(name): np.atleast_1d(as_array(value)) for name, value in columns.items()}
+        if number > 1 and parts.keys() != columns.keys():
+            message = f"batch {number} has the predictions {[*columns]}, and the first batch {[*parts]}"
+            raise DataError(f"{message}; return the same names for each batch")
+        for name, array in columns.items():
             parts.setdefault(name, []).append(array)
     if not parts:
         raise DataError("the stream gave no batch to predict; give it data")
@@ -113,14 +113,14 @@ def batches(experiment: Experiment, name: str) -> Iterator[Any]:
         yield from cursor
 
 
-def described(batch: Any, name: str = "") -> Iterator[str]:
+def describe_batch(batch: Any, name: str = "") -> Iterator[str]:
     """Yield a line for each array of a batch: its place, type, shape and first values."""
     if isinstance(batch, Mapping):
         for key, part in batch.items():
-            yield from described(part, f"{name}[{key!r}]")
+            yield from describe_batch(part, f"{name}[{key!r}]")
     elif isinstance(batch, tuple | list) and batch and not isinstance(batch[0], int | float | str):
         for at, part in enumerate(batch):
-            yield from described(part, f"{name}[{at}]")
+            yield from describe_batch(part, f"{name}[{at}]")
     elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
         shape = ", ".join(map(str, batch.shape))
         values = batch.reshape(-1)[:_SHOWN].tolist()

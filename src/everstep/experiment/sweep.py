@@ -42,8 +42,7 @@ class Trial:
         """Whether its run has ended with this very config and no divergence: a training would add nothing."""
         try:
             journal = RunJournal(located(self.run_dir))
-            recorded = journal.facts().get("config")
-            same = recorded == without_credentials(as_json(self.tree))
+            same = journal.facts().get("config") == without_credentials(as_json(self.tree))
             return same and journal.ended() is not None and not journal.divergences()
         except (EverstepError, OSError):
             return False
@@ -51,12 +50,12 @@ class Trial:
 
 def _name(settings: Mapping[str, Any]) -> str:
     """Name the settings for a folder; with a digest if the name alone would be ambiguous."""
-    written = "-".join(f"{path}-{value}" for path, value in settings.items())
-    plain = re.sub(r"[^\w.+-]+", "_", written)
+    text = "-".join(f"{path}-{value}" for path, value in settings.items())
+    plain = re.sub(r"[^\w.+-]+", "_", text)
     strings = [value for value in settings.values() if isinstance(value, str)]
     # whether the string form of each value belongs to no other value
     clear = all(value.isalpha() and value not in ("True", "False", "None") for value in strings)
-    if plain == written and len(plain) <= _LONGEST and clear:
+    if plain == text and len(plain) <= _LONGEST and clear:
         return plain
     return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(_json(settings).encode())[:6]}"
 
@@ -77,10 +76,10 @@ class Between:
         if not self.log:
             draw = source.randint if is_whole else source.uniform
             return draw(self.low, self.high)  # type: ignore[arg-type]
-        drawn = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         # Rounding in exp and log may lead just outside the range.
-        drawn = min(max(drawn, self.low), self.high)
-        return round(drawn) if is_whole else drawn
+        value = min(max(value, self.low), self.high)
+        return round(value) if is_whole else value
 
 
 Space: TypeAlias = "Sequence[Any] | Between"
@@ -109,19 +108,19 @@ def trials(
         run_dir: beginning of the run directories' names; None: the config's.
     """
     axes: dict[str, Any] = _spaces(grid, "--grid", ranges=False)
-    drawn = _spaces(draws, "--random", ranges=True)
-    for path in axes.keys() & drawn.keys():
+    spaces = _spaces(draws, "--random", ranges=True)
+    for path in axes.keys() & spaces.keys():
         raise ConfigError(f"{path} varies twice; give all of its values in one option")
-    if not axes and not drawn:
+    if not axes and not spaces:
         raise ConfigError("nothing varies; give --grid PATH=[VALUE, ...] or --random PATH=[VALUE, ...]")
     # As for `open_config`: the config's modules lie beside its files.
     findable(Path(file).absolute().parent for file in files)
-    source, made = random.Random(seed), []
-    for _ in range(count if drawn else 1):
+    source, listed = random.Random(seed), []
+    for _ in range(count if spaces else 1):
         # Sorted, because each draw takes the next random numbers.
         draw = {
             path: space.draw(source) if isinstance(space, Between) else source.choice(space)
-            for path, space in sorted(drawn.items())
+            for path, space in sorted(spaces.items())
         }
         for values in itertools.product(*axes.values()):
             settings = dict(zip(axes, values, strict=True)) | draw
@@ -134,33 +133,33 @@ def trials(
                 place, sweep = base / name, base.resolve().name
             else:
                 place, sweep = base.parent / f"{base.name}-{name}", base.name
-            made.append(Trial(settings, varied, place, sweep, resolved.tree))
-    return made
+            listed.append(Trial(settings, varied, place, sweep, resolved.tree))
+    return listed
 
 
 def _spaces(texts: Iterable[str], option: str, *, ranges: bool) -> dict[str, Space]:
     """Read what varies: "PATH=[VALUE, ...]", or "PATH={low: A, high: B, log: true}" with `ranges`."""
     spaces: dict[str, Space] = {}
     for text in texts:
-        what = f"{option} {text!r}"
-        keys, value = assignment(text, what)
+        origin = f"{option} {text!r}"
+        keys, value = assignment(text, origin)
         if (path := dotted(keys)) in spaces:
             raise ConfigError(f"{path} varies twice; give all of its values in one option")
         if isinstance(value.tree, list) and value.tree:
             spaces[path] = value.tree
         elif ranges and isinstance(value.tree, dict):
-            spaces[path] = _range(what, value.tree)
+            spaces[path] = _range(origin, value.tree)
         else:
-            raise ConfigError(f"{what}: {value.tree!r} is not a list of values; give [VALUE, ...]")
+            raise ConfigError(f"{origin}: {value.tree!r} is not a list of values; give [VALUE, ...]")
     return spaces
 
 
-def _range(what: str, ends: Mapping[str, Any]) -> Between:
+def _range(name: str, ends: Mapping[str, Any]) -> Between:
     low, high, log = (ends.get(name, False) for name in ("low", "high", "log"))
     numbers = all(type(end) in (int, float) for end in (low, high))
     known = type(log) is bool and ends.keys() <= {"low", "high", "log"}
     if not (numbers and known and -math.inf < low < high < math.inf) or (log and low <= 0):
-        raise ConfigError(f"{what}: give a range, {{low: 1, high: 9, log: true}}, low < high, low > 0 if log")
+        raise ConfigError(f"{name}: give a range, {{low: 1, high: 9, log: true}}, low < high, low > 0 if log")
     return Between(low, high, log)
 
 

@@ -90,42 +90,42 @@ _WORDS = {
 
 def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem]:
     """List the mistakes of a validation; what the members of a union ask for at one place is one mistake."""
-    wanted: dict[Place, list[str]] = {}
-    others = Problems()
+    alternatives: dict[Place, list[str]] = {}
+    problems = Problems()
     for each in error.errors():
         place, kind = _place(each["loc"], value), each["type"]
         is_word = each["msg"].startswith("Input should be ")
-        word = re.sub("^Input should be |(, got|, unable| or instance).*", "", each["msg"])
-        word = word.replace("a valid ", "a ").replace("greater", "a number greater")
-        word = _WORDS.get(word, word)
+        phrase = re.sub("^Input should be |(, got|, unable| or instance).*", "", each["msg"])
+        phrase = phrase.replace("a valid ", "a ").replace("greater", "a number greater")
+        phrase = _WORDS.get(phrase, phrase)
         if each["loc"][-1:] == ("[key]",) and is_word:
             key = each["input"]
-            others.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {word}"))
+            problems.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {phrase}"))
         elif kind == "value_error":
             cause = each["ctx"]["error"]
-            with others.at(*place[: -1 if "[key]" in each["loc"] else None]):
+            with problems.at(*place[: -1 if "[key]" in each["loc"] else None]):
                 raise cause if isinstance(cause, ConfigError) else ConfigError(str(cause))
         elif kind in ("unexpected_keyword_argument", "extra_forbidden"):
             hint = nearest(str(place[-1]), _keys(schema, place[:-1]))
-            others.append(Problem(place, f"unknown key {place[-1]!r}; {hint}"))
+            problems.append(Problem(place, f"unknown key {place[-1]!r}; {hint}"))
         elif kind.startswith("missing"):
-            others.append(Problem(place, f"{each['loc'][-1]!r} is missing; give it"))
+            problems.append(Problem(place, f"{each['loc'][-1]!r} is missing; give it"))
         elif is_word:
-            wanted.setdefault(place, []).append(word)
+            alternatives.setdefault(place, []).append(phrase)
         elif kind != "needs_python_object":  # no config can hold an object of this type
-            others.append(Problem(place, f"{reduce(getitem, place, value)!r}: {word}; correct it"))
+            problems.append(Problem(place, f"{reduce(getitem, place, value)!r}: {phrase}; correct it"))
     of_type = []
-    for place, expected in wanted.items():
-        if any(other[: len(place)] == place != other for other in wanted):
+    for place, expected in alternatives.items():
+        if any(other[: len(place)] == place != other for other in alternatives):
             continue  # a member of the union fits up to here: the mistake is further inside
         node = reduce(getitem, place, value)
-        expected = [word for word in expected if word != "an integer" or "a number" not in expected]
-        give = " or ".join(dict.fromkeys(expected))
-        of_type.append(Problem(place, f"{node!r} is {kind_of(node)}; give {give}"))
-    if not of_type and not others:
-        give = f"give {{{CALL}: module:name}} for a call that makes it"
-        of_type.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {give}"))
-    return of_type + others
+        expected = [phrase for phrase in expected if phrase != "an integer" or "a number" not in expected]
+        advice = " or ".join(dict.fromkeys(expected))
+        of_type.append(Problem(place, f"{node!r} is {kind_of(node)}; give {advice}"))
+    if not of_type and not problems:
+        advice = f"give {{{CALL}: module:name}} for a call that makes it"
+        of_type.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {advice}"))
+    return of_type + problems
 
 
 def _place(location: Iterable[Any], value: Any) -> Place:

@@ -39,9 +39,9 @@ class Made:
     state: Any = None
 
     def __new__(cls, *args: Any) -> Made:
-        made = object.__new__(cls)
-        made.args = args
-        return made
+        instance = object.__new__(cls)
+        instance.args = args
+        return instance
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -100,25 +100,25 @@ def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
 def _content(folder: Path, root: Any) -> tuple[dict[str, Any], list[str]]:
     about = _facts(root, "metadata.Metadata")
     places = {}
-    for index, stored in about["storage_data"].items():
-        key, place = _facts(index, "metadata.MetadataIndex"), _facts(stored, "filesystem._StorageInfo")
+    for index, info in about["storage_data"].items():
+        key, place = _facts(index, "metadata.MetadataIndex"), _facts(info, "filesystem._StorageInfo")
         offset = () if key.get("offset") is None else _size(key["offset"])
         places[key["fqn"], offset] = _place(folder, key["fqn"], place)
-    named = about.get("planner_data")
+    paths = about.get("planner_data")
     tree: dict[str, Any] = {}
-    others = []
+    other_names = []
     for name, facts in about["state_dict_metadata"].items():
         if _kind(facts) != f"{_ROOM}metadata.TensorStorageMetadata":
-            others.append(str(name))
+            other_names.append(str(name))
             continue
         # its path in the tree that was saved, where that is known; the result has two levels, or one
-        path: Any = named.get(name) if isinstance(named, dict) else None
+        path: Any = paths.get(name) if isinstance(paths, dict) else None
         is_path = isinstance(path, tuple) and path and all(isinstance(key, str | int) for key in path)
         top, *rest = map(str, path if is_path else (name,))
         branch: Any = tree.setdefault(top, {}) if rest else tree
         inner = ".".join(rest) if rest else top
         branch[inner] = _array(name, facts.state, places)
-    return tree, others
+    return tree, other_names
 
 
 def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, int]:
@@ -150,7 +150,7 @@ def _array(name: str, facts: dict[str, Any], places: dict[Any, tuple[Path, int, 
 
 
 def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> HostArray:
-    whole: NDArray[np.uint8] | None = None
+    array: NDArray[np.uint8] | None = None
     extra: dict[str, Any] = {}
     for chunk in chunks:
         part = _read_chunk(name, chunk)
@@ -158,11 +158,11 @@ def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -
             refuse(chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {name!r}")
         extra = {key: value for key, value in part.extra.items() if key == "dtype"}
         item = part.data.nbytes // max(1, math.prod(part.shape))
-        if whole is None:
-            whole = np.zeros((*shape, item), np.uint8)
+        if array is None:
+            array = np.zeros((*shape, item), np.uint8)
         place = tuple(slice(at, at + count) for at, count in zip(chunk.offset, chunk.shape, strict=True))
-        whole[place] = part.data.reshape(*part.shape, item)
-    data = np.empty(0, np.uint8) if whole is None else whole.reshape(-1)
+        array[place] = part.data.reshape(*part.shape, item)
+    data = np.empty(0, np.uint8) if array is None else array.reshape(-1)
     return HostArray("U8" if extra else dtype, shape, data, "torch", extra)
 
 
@@ -227,10 +227,10 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
     is run.
     """
     if (path / METADATA).exists():
-        tree, others = open_folder(path)
-        if others:
-            some = ", ".join(others[:5])
-            say(f"{path}: {len(others)} values that are not tensors are pickles, and are not read: {some}")
+        tree, names = open_folder(path)
+        if names:
+            some = ", ".join(names[:5])
+            say(f"{path}: {len(names)} values that are not tensors are pickles, and are not read: {some}")
         return Foreign(path, DISTRIBUTED, tree)
     files = [path / name for name in (*_INDICES, *_WHOLE)] if path.is_dir() else [path]
     for file in files:
@@ -270,12 +270,12 @@ def _open_shards(index: Path) -> dict[str, Any]:
         unreadable(index, error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         refuse(index, f'is not an index with a "weight_map" of names to files ({error!r:.200})', error)
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for file, expected in names.items():
         path = inside(index.parent, file, index)
         _, arrays = _open_file(path)
         if odd := sorted(expected ^ arrays.keys()):
-            which = "lacks" if odd[0] in expected else "has, beside what the index names,"
-            refuse(path, f"{which} {', '.join(odd[:3])}: the shards and {index.name} are of different models")
-        found |= arrays
-    return {name: found[name] for name in weight_map}
+            fault = "lacks" if odd[0] in expected else "has, beside what the index names,"
+            refuse(path, f"{fault} {', '.join(odd[:3])}: the shards and {index.name} are of different models")
+        tree |= arrays
+    return {name: tree[name] for name in weight_map}

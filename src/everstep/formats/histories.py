@@ -92,14 +92,14 @@ def bring(history: History, folder: Path) -> tuple[Path, bool]:
         return path, True
     data = _segment(history, name, 1)
     make_dirs(folder.absolute(), "import")
-    made = temporary(path)  # no reader finds a half of it
-    shutil.rmtree(made, ignore_errors=True)  # of a killed process that had the same number
+    unfinished = temporary(path)  # no reader finds a half of it
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process that had the same number
     about = {"id": name, "created": _time(history.began), "imported": history.format}
-    RunDir.open(made, seed=0, about={**about, "seed_given": False})
-    add_tags(made, ["imported"])
-    make_dirs(made / "journal", "import")
-    write_whole(journal.segment_path(made, 1), data, "import")
-    rename(made, path, "import")
+    RunDir.open(unfinished, seed=0, about={**about, "seed_given": False})
+    add_tags(unfinished, ["imported"])
+    make_dirs(unfinished / "journal", "import")
+    write_whole(journal.segment_path(unfinished, 1), data, "import")
+    rename(unfinished, path, "import")
     fsync_folder(path.parent, "import")
     return path, True
 
@@ -184,9 +184,9 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
             if plugin.plugin_name == "scalars" and size == 1:  # a few bytes can stand for many elements
                 points[value.tag].append((event.step, make_ndarray(value.tensor).item(), event.wall_time))
             elif plugin.plugin_name == "hparams":
-                given = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
+                hparams = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
                 history.config |= {
-                    n: getattr(v, v.WhichOneof("kind") or "string_value") for n, v in given.items()
+                    n: getattr(v, v.WhichOneof("kind") or "string_value") for n, v in hparams.items()
                 }
             else:
                 history.about.setdefault("left_out", Counter())[plugin.plugin_name] += 1
@@ -195,13 +195,13 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
 
 def mlflow(path: Path) -> Iterator[Source]:
     """Yield the runs in a database, or in the files mlflow.db of a folder."""
-    found = [path] if path.is_file() else sorted(path.rglob("mlflow.db"))
-    if not found and any((each.parent / "params").is_dir() for each in path.rglob("meta.yaml")):
+    databases = [path] if path.is_file() else sorted(path.rglob("mlflow.db"))
+    if not databases and any((each.parent / "params").is_dir() for each in path.rglob("meta.yaml")):
         raise ConfigError(
             f"{path} has runs in MLflow's older folders of files, which are not read; make a database: "
             "mlflow migrate-filestore --source FOLDER --target sqlite:///mlflow.db (FOLDER has the mlruns)"
         )
-    for file in found:
+    for file in databases:
         try:
             yield from _runs_in(file)
         except Exception as error:  # a file may hold anything, and must not stop the others
@@ -230,8 +230,8 @@ def _runs_in(file: Path) -> Iterator[Source]:
 
 def _read_tables(database: sqlite3.Connection, run: sqlite3.Row) -> History:
     def rows(columns: str, table: str) -> list[Any]:
-        asked = f"select {columns} from {table} where run_uuid = ? order by rowid"
-        return [tuple(row) for row in database.execute(asked, (run["run_uuid"],))]
+        query = f"select {columns} from {table} where run_uuid = ? order by rowid"
+        return [tuple(row) for row in database.execute(query, (run["run_uuid"],))]
 
     history = History("mlflow", run["run_uuid"], run["name"] or run["run_uuid"])
     for name, step, value, is_nan, time in rows("key, step, value, is_nan, timestamp", "metrics"):
@@ -260,8 +260,8 @@ def wandb_offline(path: Path) -> Iterator[Source]:
     files = [path] if path.is_file() else filter(os.path.isfile, path.rglob("run-*.wandb"))  # no pipe
     by_time = sorted(files, key=lambda file: (file.name, file.parent.name.removeprefix("offline-")))
     for _, same in groupby(by_time, lambda file: file.name):
-        listed = list(same)
-        yield str(listed[-1]), partial(_read_records, listed)
+        parts = list(same)
+        yield str(parts[-1]), partial(_read_records, parts)
 
 
 def _read_records(files: Iterable[Path]) -> History:
@@ -324,8 +324,8 @@ def wandb_records(file: Path) -> Iterator[Any]:
             raise ConfigError("it does not begin as a file of W&B; give one that W&B has written")
         record, at = bytearray(), WANDB_HEAD
         while True:
-            if (left := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
-                at += len(log.read(left))
+            if (room := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
+                at += len(log.read(room))
             if len(head := log.read(WANDB_HEAD)) < WANDB_HEAD or not any(head):  # a power cut leaves zeros
                 return
             checksum, size, kind = struct.unpack("<IHB", head)

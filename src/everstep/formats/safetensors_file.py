@@ -71,9 +71,9 @@ def _read(path: Path, name: str, span: Span) -> HostArray:
 
 
 def refuse(
-    path: Path, how: str, cause: Exception | None = None, remedy: str = "give another copy of it"
+    path: Path, problem: str, cause: Exception | None = None, remedy: str = "give another copy of it"
 ) -> NoReturn:
-    raise CheckpointError(f"{path} {how}; {remedy}") from cause
+    raise CheckpointError(f"{path} {problem}; {remedy}") from cause
 
 
 def unreadable(path: Path, error: OSError) -> NoReturn:
@@ -81,10 +81,10 @@ def unreadable(path: Path, error: OSError) -> NoReturn:
     refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
-def inside(folder: Path, name: object, whose: Path) -> Path:
+def inside(folder: Path, name: object, source: Path) -> Path:
     """Return the path of a file of a folder; `whose` is the file that names it."""
     if not is_file_name(name):
-        refuse(whose, f"names the file {name!r:.200}, which is not a name in its folder and is not followed")
+        refuse(source, f"names the file {name!r:.200}, which is not a name in its folder and is not followed")
     return folder / name
 
 
@@ -93,10 +93,10 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 def byte_count(size: int | str) -> int:
     """Return a size as a number of bytes: 500_000_000, "500MB" or "2GiB"."""
-    found = re.fullmatch(r"(\d+) ?([A-Za-z]*)", str(size))
-    if found is None or found[2].upper() not in _UNITS or int(found[1]) < 1:
+    match = re.fullmatch(r"(\d+) ?([A-Za-z]*)", str(size))
+    if match is None or match[2].upper() not in _UNITS or int(match[1]) < 1:
         raise ConfigError(f'{size!r} is not a size: give bytes, or as in "500MB", "5GB", "2GiB"')
-    return int(found[1]) * _UNITS[found[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def write_shards(folder: Path, arrays: Mapping[str, HostArray], most: int | None = None) -> None:
@@ -107,16 +107,15 @@ def write_shards(folder: Path, arrays: Mapping[str, HostArray], most: int | None
     if len(shards) == 1:
         write_arrays(folder / "model.safetensors", arrays, about)
         return
-    named = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
-    for name, shard in named.items():
+    by_file = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
+    for name, shard in by_file.items():
         write_arrays(folder / name, {each: arrays[each] for each in shard}, about)
     total = sum(array.data.nbytes for array in arrays.values())
     index = {
         "metadata": {"total_size": total},
-        "weight_map": {each: name for name, shard in named.items() for each in shard},
+        "weight_map": {each: name for name, shard in by_file.items() for each in shard},
     }
-    text = json.dumps(index, indent=2).encode() + b"\n"
-    files.write_new(folder / "model.safetensors.index.json", text)
+    files.write_new(folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode() + b"\n")
 
 
 def _divided(arrays: Mapping[str, HostArray], most: int | None) -> list[list[str]]:

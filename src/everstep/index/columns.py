@@ -45,8 +45,8 @@ class RunColumns:
         `names`: further names, to sort by or to show.
         """
         conditions = list(leaves(where))
-        asked = [leaf.path for leaf in conditions if not leaf.about_missing]
-        for name in dict.fromkeys([*asked, *names]):
+        paths = [leaf.path for leaf in conditions if not leaf.about_missing]
+        for name in dict.fromkeys([*paths, *names]):
             self._require(name)
         for leaf in conditions:
             if leaf.path == "status" and leaf.operator == "$in":
@@ -72,12 +72,12 @@ class RunColumns:
                 if top not in self._records:
                     self._records[top] = newest_facts(connection, names=[top])
                 last = last_values_of(connection, metric=name)
-                measured = {run: next(iter(values.values())) for run, values in last.items()}
+                metrics = {run: next(iter(values.values())) for run, values in last.items()}
                 if name.startswith(BEST):
-                    measured = measured or best_of(connection, name.removeprefix(BEST), self._watched)
-            recorded = {run: values_at(tree, name) for run, tree in self._records[top].items()}
-            column = {run: [value] for run, value in measured.items()}
-            column |= {run: values for run, values in recorded.items() if values}
+                    metrics = metrics or best_of(connection, name.removeprefix(BEST), self._watched)
+            settings = {run: values_at(tree, name) for run, tree in self._records[top].items()}
+            column = {run: [value] for run, value in metrics.items()}
+            column |= {run: values for run, values in settings.items() if values}
             self._columns[name] = column  # at once: other threads of the page read it
         return self._columns[name]
 
@@ -107,18 +107,18 @@ class RunColumns:
             tops = connection.execute(select(facts.c.name).distinct()).scalars().all()
         paths = {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
         ends = [path for path in paths if path.endswith(f".{name}")]  # a setting, named by its last word
-        meant = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
+        match = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
         best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
         names = {*FACTS, *self._metrics, *paths, *best}
-        hint = f"did you mean {meant!r}?" if meant else nearest(name, names, most=10)
+        hint = f"did you mean {match!r}?" if match else nearest(name, names, most=10)
         raise ConfigError(f"no run has {name!r}; {hint}")
 
     @cached_property
     def _metrics(self) -> Counter[str]:
         """Name of each metric -> number of its series in all runs."""
         with self.database.read() as connection:
-            named = connection.execute(select(series.c.name, func.count()).group_by(series.c.name))
-            return Counter({name: count for name, count in named})
+            rows = connection.execute(select(series.c.name, func.count()).group_by(series.c.name))
+            return Counter({name: count for name, count in rows})
 
     @cached_property
     def _watched(self) -> dict[int, dict[str, str]]:
@@ -137,8 +137,8 @@ class RunColumns:
 
     def has_direction(self, metric: str) -> bool:
         """Whether it is known which value of a metric is better."""
-        told = any(metric in metrics for metrics in self._watched.values())
-        return told or better_when(metric) is not None
+        is_watched = any(metric in metrics for metrics in self._watched.values())
+        return is_watched or better_when(metric) is not None
 
 
 def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:

@@ -52,7 +52,7 @@ class Database:
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
         self.shared = isinstance(place, str)
         if isinstance(place, str):
-            address = _parsed(place)
+            address = _parse_url(place)
             self.place: Location = place
             host = address.query.get("host", "") if address.host is None else address.host
             hosts = host if isinstance(host, str) else ",".join(host)
@@ -75,42 +75,42 @@ class Database:
         if self.shared:
             return True
         try:
-            found = os.stat(self._file)
+            status = os.stat(self._file)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise RunIndexError(f"{self.name} is not a file, so it cannot be an index; give another path")
-        return found.st_size > 0
+        return status.st_size > 0
 
     def is_private(self) -> bool:
         """Whether nobody else may read the index: a file as everstep makes it, or one that is not there."""
         if self.shared or not self.exists():
             return not self.shared
-        found = os.stat(self._file)
-        return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        status = os.stat(self._file)
+        return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads the database as it is at one instant."""
         if not self.exists():
             raise RunIndexError(f"there is no index {self.name}; run everstep sync to make it")
-        with self._explained():
-            with self._begun(writes=False) as connection:
+        with self._explain_errors():
+            with self._transaction(writes=False) as connection:
                 if self._has_tables(connection):
                     yield connection
                     return
             with self.write():
                 pass
-            with self._begun(writes=False) as connection:
+            with self._transaction(writes=False) as connection:
                 yield connection
 
     @contextlib.contextmanager
     def write(self, run: str | None = None) -> Iterator[Connection]:
         """Open a transaction that writes; no other process writes `run` (a name) meanwhile."""
-        with self._explained():
+        with self._explain_errors():
             if not self.exists():
                 self._make_file()
-            with self._begun(writes=True) as connection:
+            with self._transaction(writes=True) as connection:
                 if not self._has_tables(connection):
                     self._make_tables(connection)
                 if self.shared and run is not None:
@@ -118,7 +118,7 @@ class Database:
                 yield connection
 
     @contextlib.contextmanager
-    def _begun(self, writes: bool) -> Iterator[Connection]:
+    def _transaction(self, writes: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             connection.execution_options(writes=writes)
             with connection.begin():
@@ -127,12 +127,12 @@ class Database:
     def _has_tables(self, connection: Connection) -> bool:
         if self.shared:
             # The catalog is read as it is now: to_regclass() may answer from before the wait for a lock.
-            found = text("SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:at, 'runs')")
-            return connection.execute(found, {"at": SCHEMA}).scalar() is not None
+            query = text("SELECT 1 FROM pg_catalog.pg_tables WHERE (schemaname, tablename) = (:at, 'runs')")
+            return connection.execute(query, {"at": SCHEMA}).scalar() is not None
         version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
         tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
         if version != VERSION and (version or tables):
-            raise self._malformed(f"index format {version}")
+            raise self._malformed_error(f"index format {version}")
         return bool(version == VERSION)
 
     def _make_file(self) -> None:
@@ -153,8 +153,8 @@ class Database:
                 except FileExistsError:
                     raise
                 except OSError:  # a file system without hard links
-                    with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as own:
-                        own.write(page)
+                    with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+                        out.write(page)
         except FileExistsError:
             return  # another process was first
         except OSError as error:
@@ -172,33 +172,33 @@ class Database:
             connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except (DBAPIError, sqlite3.Error) as error:
             raise self._fault(error) from error
         except UnknownContentError as error:
-            raise self._malformed(str(error)) from error
+            raise self._malformed_error(str(error)) from error
 
     def _fault(self, error: Exception) -> EverstepError:
         driver = getattr(error, "orig", error)
         code = str(getattr(driver, "sqlite_errorname", None) or getattr(driver, "sqlstate", None) or "")
         message = without_credentials(" ".join(str(driver).split()))
         if code.startswith(_MALFORMED) or (not self.shared and message.startswith("no such ")):
-            return self._malformed(message)
+            return self._malformed_error(message)
         if isinstance(error, DataError | IntegrityError) or code == "54000":  # program_limit_exceeded
             return RefusedError(f"the index {self.name} does not take a value of the run ({message})")
         if code.startswith(_BUSY):
-            what = f"another process writes the index {self.name}, or has moved it ({message})"
-            return IndexBusyError(f"{what}; run everstep sync later")
+            problem = f"another process writes the index {self.name}, or has moved it ({message})"
+            return IndexBusyError(f"{problem}; run everstep sync later")
         remedy = "the server" if self.shared else "the disk"
-        what = f"the index {self.name} cannot be used ({message})"
-        return UnwritableIndexError(f"{what}; check {remedy} and your rights there, and run everstep sync")
+        problem = f"the index {self.name} cannot be used ({message})"
+        return UnwritableIndexError(f"{problem}; check {remedy} and your rights there, and run everstep sync")
 
-    def _malformed(self, why: str) -> RunIndexError:
+    def _malformed_error(self, reason: str) -> RunIndexError:
         remove = f"drop its schema {SCHEMA}" if self.shared else "delete it (or move it away, if it is yours)"
-        what = f"the index {self.name} is malformed, or not one of everstep's ({why})"
-        return RunIndexError(f"{what}; {remove} and run everstep sync: the journals have it all")
+        problem = f"the index {self.name} is malformed, or not one of everstep's ({reason})"
+        return RunIndexError(f"{problem}; {remove} and run everstep sync: the journals have it all")
 
 
 def _sqlite(path: Path, patience: float) -> Engine:
@@ -285,7 +285,7 @@ def _postgres(address: URL, patience: float) -> Engine:
     return engine
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     if lacks_credential(url):
         raise ConfigError(
             f"{url} is an index's URL as a run has recorded it, without the password; give it by --index"

@@ -128,12 +128,12 @@ def _conditions(path: str, value: Any) -> Node:
 def _condition(path: str, sign: str, value: Any) -> Node:
     if sign not in _TAKES:
         raise ConfigError(f"{path}: no operator {sign}; {nearest(str(sign), _TAKES)}")
-    types, what = _TAKES[sign]
+    types, noun = _TAKES[sign]
     fits = isinstance(value, types)
     if fits and sign == "$not":
         fits = bool(value) and all(str(key).startswith("$") for key in value)
     if not fits:
-        raise ConfigError(f"{path}: {sign} takes {what}; change {value!r}")
+        raise ConfigError(f"{path}: {sign} takes {noun}; change {value!r}")
     if sign == "$not":
         return Not(_conditions(path, value))
     try:
@@ -195,17 +195,17 @@ def matcher(node: Node) -> Callable[[Values], bool]:
     if isinstance(node, Group):
         parts, every = [matcher(part) for part in node.parts], node.every
         return lambda values: (all if every else any)(part(values) for part in parts)
-    path, wanted = node.path, node.value
+    path, operand = node.path, node.value
     if node.operator == "$exists":
-        return lambda values: bool(values(path)) == wanted
+        return lambda values: bool(values(path)) == operand
     if node.operator == CONTAINS:
-        return lambda values: any(isinstance(value, str) and wanted in value for value in values(path))
+        return lambda values: any(isinstance(value, str) and operand in value for value in values(path))
     if node.operator == "$in":
-        keys = set(map(_key, wanted))
+        keys = set(map(_key, operand))
         # null holds of a document without a value, too
         return lambda values: any(_key(value) in keys for value in values(path) or [None])
-    kind, order = _kind_of(wanted), _ORDERS[node.operator]
-    return lambda values: any(_kind_of(each) == kind and order(each, wanted) for each in values(path))
+    kind, order = _kind_of(operand), _ORDERS[node.operator]
+    return lambda values: any(_kind_of(each) == kind and order(each, operand) for each in values(path))
 
 
 def _kind_of(value: Any) -> type:

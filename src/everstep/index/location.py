@@ -41,7 +41,7 @@ def lacks_credential(at: Location | None) -> bool:
     return isinstance(at, str) and HIDDEN in at
 
 
-def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
+def index_of(run_dir: Path, default: Location | None = None) -> Location | None:
     """Return the index of a run: that of EVERSTEP_INDEX, else the given index, else a file beside the run.
 
     EVERSTEP_INDEX is a file, the URL of a PostgreSQL database, or "off" for no index (then None is returned).
@@ -49,7 +49,7 @@ def index_of(run_dir: Path, given: Location | None = None) -> Location | None:
     value = os.environ.get(INDEX_VARIABLE, "")
     if value == "off":
         return None
-    return as_location(value) if value else given or run_dir.absolute().parent / FILE
+    return as_location(value) if value else default or run_dir.absolute().parent / FILE
 
 
 def index_from_here() -> Location:
@@ -57,24 +57,24 @@ def index_from_here() -> Location:
 
     If none exists, return the index that the runs in ./runs would have, or those here without such a folder.
     """
-    if (named := os.environ.get(INDEX_VARIABLE, "")) not in ("", "off"):
-        return as_location(named)
-    here, runs = _here(), _here() / "runs"
-    return here / FILE if (here / FILE).exists() or not runs.is_dir() else runs / FILE
+    if (variable := os.environ.get(INDEX_VARIABLE, "")) not in ("", "off"):
+        return as_location(variable)
+    folder, runs = _folder(), _folder() / "runs"
+    return folder / FILE if (folder / FILE).exists() or not runs.is_dir() else runs / FILE
 
 
 def runs_of(index: Location) -> Path:
     """Return the folder whose runs an index should have: its own folder; for a database ./runs, or here."""
     if isinstance(index, Path):
         return index.parent
-    here, runs = _here(), _here() / "runs"
-    return runs if here == Path.cwd() and runs.is_dir() else here
+    folder, runs = _folder(), _folder() / "runs"
+    return runs if folder == Path.cwd() and runs.is_dir() else folder
 
 
-def _here() -> Path:
+def _folder() -> Path:
     """Return the current folder; inside a run directory the one above, where its index lies."""
-    here = Path.cwd()
-    return here.parent if is_run(here) else here
+    folder = Path.cwd()
+    return folder.parent if is_run(folder) else folder
 
 
 def is_run(folder: str | Path) -> bool:

@@ -53,14 +53,14 @@ class Documents(list[dict[str, Any]]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame of pandas."""
         rows, names = self._flat()
-        frame: pandas.DataFrame = _imported("pandas").DataFrame(rows, columns=names)
+        frame: pandas.DataFrame = _import("pandas").DataFrame(rows, columns=names)
         return frame
 
     def to_polars(self) -> polars.DataFrame:
         """Return a frame of polars; a column with values of several types has strings."""
         rows, names = self._flat()
         columns = {name: [row.get(name) for row in rows] for name in names}
-        frame: polars.DataFrame = _imported("polars").DataFrame(columns, strict=False)
+        frame: polars.DataFrame = _import("polars").DataFrame(columns, strict=False)
         return frame
 
     def _flat(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -76,12 +76,12 @@ class Documents(list[dict[str, Any]]):
         return notebook_html("" if self else "no documents", charts_of(self), [("", self, self.columns)])
 
 
-def _imported(package: str) -> Any:
+def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        what = f"to_{package} needs {package}, which is not installed"
-        raise ConfigError(f"{what}: pip install {package}") from None
+        problem = f"to_{package} needs {package}, which is not installed"
+        raise ConfigError(f"{problem}: pip install {package}") from None
 
 
 def query(
@@ -119,22 +119,22 @@ def query(
     sort = _names("sort", [sort] if isinstance(sort, str) else sort)
     limit, fields = integer("limit", limit, 0, none="for all"), _names("fields", fields)
     database, problems = open_index(None if index is None else os.fspath(index))
-    found = ask(database, collection, node, sort, limit, fields)
+    documents = ask(database, collection, node, sort, limit, fields)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     columns = fields or _FIELDS.get(collection, ())
     if not columns:  # of runs those of `everstep runs`, those in the query, and metrics
-        asked = [*(leaf.path for leaf in leaves(node)), *(name.removeprefix("-") for name in sort)]
-        numbers = (name for run in found for name, value in run.items() if isinstance(value, float))
+        names = [*(leaf.path for leaf in leaves(node)), *(name.removeprefix("-") for name in sort)]
+        numbers = (name for run in documents for name, value in run.items() if isinstance(value, float))
         metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
-        columns = (*SHOWN, *asked, *metrics[:_MOST_METRICS])
-    return Documents(found, columns)
+        columns = (*SHOWN, *names, *metrics[:_MOST_METRICS])
+    return Documents(documents, columns)
 
 
-def _names(what: str, names: Sequence[str]) -> Sequence[str]:
-    listed = isinstance(names, Sequence) and not isinstance(names, str)
-    if not listed or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{what} is a list of names; change {names!r}")
+def _names(argument: str, names: Sequence[str]) -> Sequence[str]:
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{argument} is a list of names; change {names!r}")
     return names
 
 
@@ -159,11 +159,11 @@ def ask(
             raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, known)}")
     holds = matcher(where)
     with database.read() as connection, contextlib.closing(_rows(connection, collection, where)) as rows:
-        found: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
+        matches: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
         for name, descending in order:
-            found = ordered(found, name, descending)
+            matches = ordered(matches, name, descending)
         most = limit and min(limit, sys.maxsize)
-        return [{name: row[name] for name in fields or known} for row in islice(found, most)]
+        return [{name: row[name] for name in fields or known} for row in islice(matches, most)]
 
 
 def _rows(connection: Connection, collection: str, where: Node) -> Generator[dict[str, Any], None, None]:
@@ -175,22 +175,22 @@ def _rows(connection: Connection, collection: str, where: Node) -> Generator[dic
 
     is_save, v, c = collection == "checkpoints", valid_metrics.c, checkpoints.c
     columns: dict[str, Any] = {name: (c if is_save else v)[name] for name in _FIELDS[collection]}
-    written: tuple[Any, ...] = v.phase, v.name, v.segment, v.offset, v.row
+    order: tuple[Any, ...] = v.phase, v.name, v.segment, v.offset, v.row
     if is_save:
-        columns["run"], written = runs.c.name, (c.segment, c.offset)
-    chosen = select(*(column.label(name) for name, column in columns.items()))
-    chosen = chosen.order_by(columns["run"], *written)
+        columns["run"], order = runs.c.name, (c.segment, c.offset)
+    query = select(*(column.label(name) for name, column in columns.items()))
+    query = query.order_by(columns["run"], *order)
     if is_save:
-        chosen = chosen.where(runs.c.id == checkpoints.c.run)
+        query = query.where(runs.c.id == checkpoints.c.run)
     elif collection == "evaluations":
-        chosen = chosen.where(v.phase.not_in(("head", "step")))
+        query = query.where(v.phase.not_in(("head", "step")))
     for leaf in leaves(where, required=True):
         if leaf.operator != "$in" or leaf.path not in ("run", "phase", "name"):
             continue
         if all(isinstance(value, str) and value == clean(value) for value in leaf.value):
-            chosen = chosen.where(columns[leaf.path].in_(leaf.value))
-    with connection.execute(chosen, execution_options={"yield_per": 10_000}) as found:
-        for row in map(dict, found.mappings()):
+            query = query.where(columns[leaf.path].in_(leaf.value))
+    with connection.execute(query, execution_options={"yield_per": 10_000}) as result:
+        for row in map(dict, result.mappings()):
             if "value" in row:
                 value = math.nan if row["value"] is None else row["value"]
                 row |= {"wall": bool(row["wall"]), "value": value}
@@ -219,18 +219,17 @@ def _ask_runs(
         for name in (name for name in fields if name not in FACTS):
             column = columns.values(name)
             for document, key in zip(documents, keys, strict=True):
-                if there := column.get(key):
+                if values := column.get(key):
                     # a list of values where the path goes through a list of objects
-                    document[name] = there[0] if len(there) == 1 or isinstance(there[0], list) else there
+                    document[name] = values[0] if len(values) == 1 or isinstance(values[0], list) else values
         return documents
     with database.read() as connection:
-        recorded, last = newest_facts(connection, keys), last_values_of(connection, keys)
+        trees, last = newest_facts(connection, keys), last_values_of(connection, keys)
     documents = []
     for row in rows:
         # reversed: the phase that a bare name means comes first, and counts
         metrics = {name: value for (_, name), value in reversed(last.get(row["id"], {}).items())}
-        facts = {name: row[name] for name in FACTS}
-        documents.append({**metrics, **recorded.get(row["id"], {}), **facts})
+        documents.append({**metrics, **trees.get(row["id"], {}), **{name: row[name] for name in FACTS}})
     return documents
 
 
@@ -238,14 +237,14 @@ def index_place(index: str | None) -> Location:
     """Find the index that a person names, or the default index."""
     if index is None:
         return index_from_here()
-    found = as_location(index)
-    if isinstance(found, Path) and found.is_dir():
-        return found / FILE
-    if not isinstance(found, Path) or found.is_file() or found.suffix == Path(FILE).suffix:
-        return found
-    beside = found.parent.iterdir() if found.parent.is_dir() else ()
-    near = alike(found.name, (path.name for path in beside if path.is_dir()), cutoff=0.5)
-    raise RunIndexError(f"there is no index {found}; {near}give a folder of runs, or a file that ends in .db")
+    place = as_location(index)
+    if isinstance(place, Path) and place.is_dir():
+        return place / FILE
+    if not isinstance(place, Path) or place.is_file() or place.suffix == Path(FILE).suffix:
+        return place
+    beside = place.parent.iterdir() if place.parent.is_dir() else ()
+    hint = alike(place.name, (path.name for path in beside if path.is_dir()), cutoff=0.5)
+    raise RunIndexError(f"there is no index {place}; {hint}give a folder of runs, or a file that ends in .db")
 
 
 def open_index(index: str | None, *, stale: bool = False) -> tuple[Database, list[str]]:
@@ -266,7 +265,7 @@ def open_index(index: str | None, *, stale: bool = False) -> tuple[Database, lis
         if stale and database.exists():
             with database.read():
                 return database, []
-        problems = sync(database, folders, named=False).problems
+        problems = sync(database, folders, explicit=False).problems
         if not database.exists():  # no run could be shipped: an empty list, and the problems
             with database.write():
                 pass
@@ -280,4 +279,4 @@ def open_index(index: str | None, *, stale: bool = False) -> tuple[Database, lis
                 raise error from None
         alone = Database(None)
         problems = [f"{error}; the journals in {folder} are read instead"]
-        return alone, problems + sync(alone, folders, named=False).problems
+        return alone, problems + sync(alone, folders, explicit=False).problems

@@ -31,8 +31,8 @@ def by_phase(phase: str) -> tuple[int, str]:
 
 def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:
     """Map the key of each run to its row in the table `runs`, the newest start last."""
-    chosen = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
-    return {row["id"]: dict(row) for row in connection.execute(chosen).mappings()}
+    query = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
+    return {row["id"]: dict(row) for row in connection.execute(query).mappings()}
 
 
 def names_of(name: str) -> list[str]:
@@ -44,50 +44,50 @@ def find_run(
     connection: Connection, text: str, *, exactly: bool = False, place: str = "that was read"
 ) -> dict[str, Any]:
     """Find a run by its name, that of its directory, or a beginning; a run that is gone comes last."""
-    found = list(run_rows(connection).values())
-    exact = [run for run in found if text in (run["name"], run["path"])]
-    named = [run for run in found if text in (*names_of(run["name"]), Path(run["path"]).name)]
-    begins = [run for run in found if run["name"].startswith(text) and not exactly]
-    for candidates in (exact, named, begins):
-        there = [run for run in candidates if run["status"] != GONE] or candidates
-        if len(there) == 1:
-            return there[0]
-        if there:
-            names = ", ".join(sorted(run["name"] for run in there))
+    rows = list(run_rows(connection).values())
+    exact = [run for run in rows if text in (run["name"], run["path"])]
+    by_name = [run for run in rows if text in (*names_of(run["name"]), Path(run["path"]).name)]
+    begins = [run for run in rows if run["name"].startswith(text) and not exactly]
+    for candidates in (exact, by_name, begins):
+        present = [run for run in candidates if run["status"] != GONE] or candidates
+        if len(present) == 1:
+            return present[0]
+        if present:
+            names = ", ".join(sorted(run["name"] for run in present))
             raise ConfigError(f"{text!r} could mean several runs; give one of: {names}")
     raise ConfigError(
         f"there is no run {text!r} in the index {place}, and no run directory at that path; give the "
-        f"directory of a run, or name another index; {nearest(text, (run['name'] for run in found))}"
+        f"directory of a run, or name another index; {nearest(text, (run['name'] for run in rows))}"
     )
 
 
-def _of(chosen: Select[Any], column: ColumnElement[Any], keys: Collection[int] | None) -> Select[Any]:
+def _in_runs(query: Select[Any], column: ColumnElement[Any], keys: Collection[int] | None) -> Select[Any]:
     """Restrict a query to some runs; more than a database takes as parameters are no restriction."""
-    return chosen if keys is None or len(keys) > _MOST_KEYS else chosen.where(column.in_(keys))
+    return query if keys is None or len(keys) > _MOST_KEYS else query.where(column.in_(keys))
 
 
 def newest_facts(
-    connection: Connection, of: Collection[int] | None = None, names: Collection[str] = ()
+    connection: Connection, keys: Collection[int] | None = None, names: Collection[str] = ()
 ) -> dict[int, dict[str, Any]]:
     """Return run -> facts of its newest start and its labels: of all runs or some, all facts or some."""
-    chosen = _of(select(facts.c.run, facts.c.name, facts.c.value), facts.c.run, of)
+    query = _in_runs(select(facts.c.run, facts.c.name, facts.c.value), facts.c.run, keys)
     if names:
-        chosen = chosen.where(facts.c.name.in_(names))
-    found: dict[int, dict[str, Any]] = {}
-    for run, name, text in connection.execute(chosen):
-        found.setdefault(run, {})[name] = stored(text, object)
-    return found
+        query = query.where(facts.c.name.in_(names))
+    by_run: dict[int, dict[str, Any]] = {}
+    for run, name, text in connection.execute(query):
+        by_run.setdefault(run, {})[name] = stored(text, object)
+    return by_run
 
 
-def watched(connection: Connection, of: Collection[int] | None = None) -> dict[int, dict[str, str]]:
+def watched(connection: Connection, keys: Collection[int] | None = None) -> dict[int, dict[str, str]]:
     """Return run -> metric -> "min" or "max", by the services of its newest start; that of a `Best` first."""
-    found = {}
-    for run, recorded in newest_facts(connection, of, ["observers", "controllers"]).items():
-        kinds = [recorded.get("observers"), recorded.get("controllers")]
+    by_run = {}
+    for run, record in newest_facts(connection, keys, ["observers", "controllers"]).items():
+        kinds = [record.get("observers"), record.get("controllers")]
         configs = [each for kind in kinds if isinstance(kind, dict) for each in kind.values()]
         judging = [each for each in configs if isinstance(each, dict) and each.get("mode") in ("min", "max")]
-        found[run] = {str(each.get("metric")): str(each["mode"]) for each in judging}
-    return found
+        by_run[run] = {str(each.get("metric")): str(each["mode"]) for each in judging}
+    return by_run
 
 
 def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
 
     names = ("number", "started", "last", "status", "reason", "step", "epoch")
     columns = segments.c[(*names, "badge", "diverged_at", "how", "again", "facts")]
-    found = []
+    entries = []
     rows = select(*columns).where(segments.c.run == run).order_by(segments.c.number)
     for row in connection.execute(rows).mappings():
         start = dict(row)
@@ -111,24 +111,24 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
         start |= {name: facts.get(name) for name in ("ranks", "ranks_before")}
         at = "" if row["diverged_at"] is None else f" at {row['diverged_at']}"
         start["verified"] = None if row["badge"] in (None, "first") else f"{row['badge']}{at}"
-        found.append(start)
-    return found
+        entries.append(start)
+    return entries
 
 
 def rollbacks(connection: Connection, run: int) -> list[Rollback]:
     """List the rollbacks of a run since it last began from nothing, in order."""
     from everstep.record import Rollback
 
-    begun = select(func.max(segments.c.number)).where(
+    origin = select(func.max(segments.c.number)).where(
         segments.c.run == run, segments.c.begun == 1, segments.c.parent.is_(None)
     )
-    found = connection.execute(
+    decisions = connection.execute(
         select(events.c.data, events.c.segment)
         .where(events.c.run == run, events.c.kind == "decision")
-        .where(events.c.segment >= func.coalesce(begun.scalar_subquery(), 0))
+        .where(events.c.segment >= func.coalesce(origin.scalar_subquery(), 0))
         .order_by(events.c.segment, events.c.offset)
     )
-    return Rollback.among((stored(row.data), row.segment) for row in found)
+    return Rollback.among((stored(row.data), row.segment) for row in decisions)
 
 
 def _number(value: float | None) -> float:
@@ -154,7 +154,7 @@ _INSIDE = ("step", "head")
 _MEASURES_A_RUN = series.c.phase.not_in(_INSIDE)
 
 
-def _named(name: str) -> ColumnElement[bool]:
+def _is_metric(name: str) -> ColumnElement[bool]:
     """Whether a row of `series` is of a metric, or of "PHASE/NAME"."""
     pairs = [(clean(phase), clean(bare)) for phase, bare in phases_and_names(name)]
     named = series.c.name == clean(name)
@@ -162,21 +162,21 @@ def _named(name: str) -> ColumnElement[bool]:
 
 
 def last_values_of(
-    connection: Connection, of: Collection[int] | None = None, metric: str | None = None
+    connection: Connection, keys: Collection[int] | None = None, metric: str | None = None
 ) -> dict[int, dict[tuple[str, str], float]]:
     """Return run -> (phase, name) -> last value, of all metrics or one ("NAME" or "PHASE/NAME").
 
     The phase that a bare name means comes first.
     """
     last = _last(metrics.c.step).label("step"), _last(metrics.c.value).label("value")
-    chosen = _of(select(series.c.run, series.c.phase, series.c.name, *last), series.c.run, of)
+    query = _in_runs(select(series.c.run, series.c.phase, series.c.name, *last), series.c.run, keys)
     if metric is not None:
-        chosen = chosen.where(_named(metric))
-    found: dict[int, dict[tuple[str, str], float]] = {}
-    for run, phase, name, step, value in sorted(connection.execute(chosen), key=lambda row: by_phase(row[1])):
+        query = query.where(_is_metric(metric))
+    by_run: dict[int, dict[tuple[str, str], float]] = {}
+    for run, phase, name, step, value in sorted(connection.execute(query), key=lambda row: by_phase(row[1])):
         if step is not None:
-            found.setdefault(run, {})[phase, name] = _number(value)
-    return found
+            by_run.setdefault(run, {})[phase, name] = _number(value)
+    return by_run
 
 
 def _better(directions: Mapping[int, Mapping[str, str]]) -> Callable[[int, str], str | None]:
@@ -184,24 +184,24 @@ def _better(directions: Mapping[int, Mapping[str, str]]) -> Callable[[int, str],
 
     Services of the run say it (`directions`: see `watched`), or the metric's name, or services of other runs.
     """
-    others = {name: mode for modes in directions.values() for name, mode in modes.items()}
-    return lambda run, name: directions.get(run, {}).get(name) or better_when(name) or others.get(name)
+    defaults = {name: mode for modes in directions.values() for name, mode in modes.items()}
+    return lambda run, name: directions.get(run, {}).get(name) or better_when(name) or defaults.get(name)
 
 
 def kept_best(
-    connection: Connection, of: Collection[int] | None = None
+    connection: Connection, keys: Collection[int] | None = None
 ) -> dict[int, dict[str, tuple[float, int]]]:
     """Return run -> metric -> best value and its step, by each `Best` of the run's newest start."""
-    services = newest_facts(connection, of, ["observers"])
+    services = newest_facts(connection, keys, ["observers"])
     valid = (segments.c.run == events.c.run) & (segments.c.number == events.c.segment)
-    chosen = _of(select(events.c.run, events.c.data).join(segments, valid), events.c.run, of)
-    chosen = chosen.where(events.c.kind == "best", events.c.offset < segments.c.valid_to)
-    found: dict[int, dict[str, tuple[float, int]]] = {}
-    for run, text in connection.execute(chosen.order_by(events.c.segment, events.c.offset)):
+    query = _in_runs(select(events.c.run, events.c.data).join(segments, valid), events.c.run, keys)
+    query = query.where(events.c.kind == "best", events.c.offset < segments.c.valid_to)
+    by_run: dict[int, dict[str, tuple[float, int]]] = {}
+    for run, text in connection.execute(query.order_by(events.c.segment, events.c.offset)):
         best, observers = stored(text), services.get(run, {}).get("observers")
         if isinstance(observers, dict) and f"best {best['metric']}".replace("/", ".") in observers:
-            found.setdefault(run, {})[clean(best["metric"])] = best["value"], best["step"]
-    return found
+            by_run.setdefault(run, {})[clean(best["metric"])] = best["value"], best["step"]
+    return by_run
 
 
 def best_of(
@@ -212,15 +212,15 @@ def best_of(
     Where a run has a `Best` for the metric, its value counts.
     """
     extremes = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
-    chosen = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
-    chosen = chosen.join(valid_metrics, valid_metrics.c.series == series.c.id)
-    chosen = chosen.where(_MEASURES_A_RUN, _named(metric))
+    query = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
+    query = query.join(valid_metrics, valid_metrics.c.series == series.c.id)
+    query = query.where(_MEASURES_A_RUN, _is_metric(metric))
     better_of, best = _better(directions), dict[int, float]()
-    kept = {run: of[clean(metric)][0] for run, of in kept_best(connection).items() if clean(metric) in of}
+    bests = {run: pair[0] for run, each in kept_best(connection).items() if (pair := each.get(clean(metric)))}
     # the phase that a bare name means comes last, and counts
-    for row in sorted(connection.execute(chosen), key=lambda row: by_phase(row.phase), reverse=True):
+    for row in sorted(connection.execute(query), key=lambda row: by_phase(row.phase), reverse=True):
         run, _, name, smallest, largest = row
-        if run in kept:
+        if run in bests:
             continue
         better = better_of(run, name)
         if better is None:
@@ -230,7 +230,7 @@ def best_of(
             )
         if smallest is not None:
             best[run] = smallest if better == "min" else largest
-    return best | kept
+    return best | bests
 
 
 def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[dict[str, Any]]:
@@ -243,38 +243,38 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     """
     m = valid_metrics.c
     extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
-    chosen = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
-    chosen = chosen.add_columns(_last(metrics.c.step), _last(metrics.c.value), *extremes)
-    chosen = chosen.join(valid_metrics, m.series == series.c.id).where(series.c.run == run)
+    query = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
+    query = query.add_columns(_last(metrics.c.step), _last(metrics.c.value), *extremes)
+    query = query.join(valid_metrics, m.series == series.c.id).where(series.c.run == run)
     if not steps:
-        chosen = chosen.where(_MEASURES_A_RUN)
-    found = []
-    measured = connection.execute(chosen.group_by(series.c.id)).all()
+        query = query.where(_MEASURES_A_RUN)
+    entries = []
+    results = connection.execute(query.group_by(series.c.id)).all()
     better_of = _better(watched(connection, [run]))
-    if not all(row.phase in _INSIDE or better_of(run, row.name) for row in measured):
+    if not all(row.phase in _INSIDE or better_of(run, row.name) for row in results):
         better_of = _better(watched(connection))
-    for key, phase, name, rows, step, last, smallest, largest in measured:
+    for key, phase, name, rows, step, last, smallest, largest in results:
         better = None if phase in _INSIDE else better_of(run, name)
         best = {"min": smallest, "max": largest}.get(str(better))
         first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
         best_step = None if best is None else connection.execute(first.limit(1)).scalar()
         one = {"phase": phase, "name": name, "rows": rows, "step": step, "last": _number(last)}
         one |= {"smallest": smallest, "largest": largest, "best": best, "best_step": best_step}
-        found.append(one)
-    found.sort(key=lambda one: (by_phase(one["phase"]), one["name"]))
-    for name, kept in kept_best(connection, [run]).get(run, {}).items():
-        named = [one for one in found if one["name"] == name]
-        of = [one for one in named if kept[0] in (one["smallest"], one["largest"]) or one["phase"] == "step"]
-        if not of:  # `steps` leaves it out
+        entries.append(one)
+    entries.sort(key=lambda one: (by_phase(one["phase"]), one["name"]))
+    for name, (value, step) in kept_best(connection, [run]).get(run, {}).items():
+        peers = [one for one in entries if one["name"] == name]
+        hits = [one for one in peers if value in (one["smallest"], one["largest"]) or one["phase"] == "step"]
+        if not hits:  # `steps` leaves it out
             nothing = dict.fromkeys(("rows", "step", "last", "smallest", "largest"))
-            found += (of := [{"phase": "step", "name": name, **nothing}])
-        for one in named:
+            entries += (hits := [{"phase": "step", "name": name, **nothing}])
+        for one in peers:
             one["best"] = one["best_step"] = None
-        of[0]["best"], of[0]["best_step"] = kept
-    return found
+        hits[0]["best"], hits[0]["best_step"] = value, step
+    return entries
 
 
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
     """List (phase, name) of every metric of a run, those measured outside steps first."""
-    found = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
-    return sorted(((p, n) for p, n in found), key=lambda one: (by_phase(one[0]), one[1]))
+    pairs = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
+    return sorted(((p, n) for p, n in pairs), key=lambda one: (by_phase(one[0]), one[1]))

@@ -68,7 +68,7 @@ def sync(
     database: Database,
     folders: Iterable[Path],
     *,
-    named: bool = True,
+    explicit: bool = True,
     only: Collection[Path] | None = None,
 ) -> Shipped:
     """Ship every run in some folders, and note which runs of this machine are gone.
@@ -78,10 +78,10 @@ def sync(
 
     Args:
         folders: run directories, or folders that hold run directories.
-        named: whether a person has named them; otherwise only an index that nobody else can read gets runs.
+        explicit: whether a person named them; otherwise only an index that nobody else can read gets runs.
         only: the run directories to look at; None for all.
     """
-    folders, known = [folder.absolute() for folder in folders], _known(database)
+    folders, known = [folder.absolute() for folder in folders], _known_runs(database)
     paths = only
     if paths is None:
         running = (row for row in known.values() if row["status"] == "running")
@@ -99,7 +99,7 @@ def sync(
                     f"{path} is a link to {os.path.realpath(path)}, not made by you or that run's owner, and "
                     "is not read; if you want the run in the index, give the run itself to everstep sync"
                 )
-            elif _is_in(known, path) or (inside and (named or database.is_private())):
+            elif _is_in(known, path) or (inside and (explicit or database.is_private())):
                 shipped = ship(database, path)
                 total.rows += shipped.rows
                 total.problems += shipped.problems
@@ -113,37 +113,37 @@ def sync(
         except Exception as error:  # a run directory may hold anything, and must not stop the others
             says_where = isinstance(error, RunDirError | JournalError | OSError)
             total.problems.append(str(error) if says_where else f"{path} is not in the index: {error!r}")
-    if only is None and database.exists() and (gone := [{"key": row["id"]} for row in _gone(database)]):
-        lost = (segments.c.run == bindparam("key")) & (segments.c.status == "running")
+    if only is None and database.exists() and (keys := [{"key": row["id"]} for row in _gone_runs(database)]):
+        condition = (segments.c.run == bindparam("key")) & (segments.c.status == "running")
         with database.write() as connection:
-            connection.execute(update(runs).where(runs.c.id == bindparam("key")).values(status=GONE), gone)
-            connection.execute(update(segments).where(lost).values(status="killed"), gone)
+            connection.execute(update(runs).where(runs.c.id == bindparam("key")).values(status=GONE), keys)
+            connection.execute(update(segments).where(condition).values(status="killed"), keys)
     return total
 
 
 def forget_gone(database: Database, folders: Iterable[Path]) -> dict[str, str]:
     """Forget the runs below some folders whose directories do not exist any more; returns name -> path."""
     above = [folder.absolute() for folder in folders]
-    rows = _gone(database, noted=True) if database.exists() else []
-    gone = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
-    for row in gone:
+    rows = _gone_runs(database, with_noted=True) if database.exists() else []
+    gone_rows = [row for row in rows if any(Path(row["path"]).is_relative_to(folder) for folder in above)]
+    for row in gone_rows:
         with database.write(row["name"]) as connection:
             _forget(connection, row["id"])
             connection.execute(delete(runs).where(runs.c.id == row["id"]))
-    return {row["name"]: row["path"] for row in gone}
+    return {row["name"]: row["path"] for row in gone_rows}
 
 
-def _gone(database: Database, noted: bool = False) -> list[dict[str, Any]]:
-    """Return the runs here whose directories are gone or have another run; `noted`: known ones, too."""
+def _gone_runs(database: Database, with_noted: bool = False) -> list[dict[str, Any]]:
+    """Return the runs here whose directories are gone or have another run; `with_noted`: known ones, too."""
     with database.read() as connection:
         rows = [row for row in run_rows(connection).values() if is_here(database, row["host"])]
     # Several runs of one path: one was made anew in the place of another.
-    taken = {path: id_at(path) for path, n in Counter(row["path"] for row in rows).items() if n > 1}
+    ids = {path: id_at(path) for path, n in Counter(row["path"] for row in rows).items() if n > 1}
     return [
         row
         for row in rows
-        if (noted or row["status"] != GONE)
-        and (not is_run(row["path"]) or taken.get(row["path"]) not in (None, row["name"]))
+        if (with_noted or row["status"] != GONE)
+        and (not is_run(row["path"]) or ids.get(row["path"]) not in (None, row["name"]))
     ]
 
 
@@ -152,8 +152,8 @@ def run_dirs(folder: Path) -> list[Path]:
     itself = [folder] if is_run(folder) else []
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
-            return [*itself, *map(Path, sorted(e.path for e in found if e.is_dir() and is_run(e.path)))]
+            children = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
+            return [*itself, *map(Path, sorted(e.path for e in children if e.is_dir() and is_run(e.path)))]
     except OSError as error:
         raise RunDirError(
             error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
@@ -165,7 +165,7 @@ def is_here(database: Database, host: str | None) -> bool:
     return not database.shared or host in (None, platform.node())
 
 
-def _known(database: Database) -> dict[str, dict[str, Any]]:
+def _known_runs(database: Database) -> dict[str, dict[str, Any]]:
     """Return name -> row of a run, with the sizes of its journal's files, and its labels."""
     if not database.exists():
         return {}
@@ -186,15 +186,15 @@ def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
         return False
     with contextlib.suppress(RunDirError):  # shipping reports the fault
         same = bool(row["sizes"] == journal_sizes(run_dir))
-        return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).told())
+        return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).as_json())
     return False
 
 
 def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:
     """Whether the index has this very run: who cannot read a run does not know its time and seed."""
-    there = facts_at(run_dir) or {"id": None}
-    row = known.get(str(there["id"]), {})
-    return bool(row) and (row["created"], row["seed"]) == (there.get("created"), _seed(there.get("seed")))
+    record = facts_at(run_dir) or {"id": None}
+    row = known.get(str(record["id"]), {})
+    return bool(row) and (row["created"], row["seed"]) == (record.get("created"), _seed(record.get("seed")))
 
 
 def _seed(seed: Any) -> int | None:
@@ -217,13 +217,13 @@ def journal_sizes(run_dir: Path) -> dict[int, int]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise _unreadable(error, journal) from error
+        raise _read_error(error, journal) from error
     return sizes
 
 
-def _unreadable(error: OSError, path: Path) -> RunDirError:
-    what = f"the journal cannot be read: {error.strerror}; check the disk"
-    return RunDirError(error.errno, what, str(path))
+def _read_error(error: OSError, path: Path) -> RunDirError:
+    message = f"the journal cannot be read: {error.strerror}; check the disk"
+    return RunDirError(error.errno, message, str(path))
 
 
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
@@ -240,27 +240,27 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
     shipped = Shipped(runs=1)
     with database.write(run.id) as connection:
         # Before the journal is read, and after: a start that ends meanwhile, or begins, is not dead.
-        held = alive or _is_held(run.path)
-        mine = select(runs).where(runs.c.name == run.id)
-        if (found := connection.execute(mine).mappings().first()) is None:
+        is_held = alive or _is_held(run.path)
+        query = select(runs).where(runs.c.name == run.id)
+        if (entry := connection.execute(query).mappings().first()) is None:
             new = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
             new |= {"seed": _seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
             connection.execute(insert(runs).values(**new))
-            found = connection.execute(mine).mappings().one()
-        row = dict(found)
+            entry = connection.execute(query).mappings().one()
+        row = dict(entry)
         known = connection.execute(select(segments).where(segments.c.run == row["id"])).mappings()
-        before = {start["number"]: dict(start) for start in known}
+        earlier = {start["number"]: dict(start) for start in known}
         sizes = journal_sizes(run.path)
-        whole = all(sizes.get(number, -1) >= start["size"] for number, start in before.items())
-        grown = {number for number, size in sizes.items() if size != before.get(number, {"size": -1})["size"]}
-        if copied := _copied_from(database, connection, run, row, whole and bool(grown)):
-            shipped.problems.append(copied)
+        is_intact = all(sizes.get(number, -1) >= start["size"] for number, start in earlier.items())
+        numbers = {n for n, size in sizes.items() if size != earlier.get(n, {"size": -1})["size"]}
+        if fault := _copied_from(database, connection, run, row, is_intact and bool(numbers)):
+            shipped.problems.append(fault)
             return shipped
-        if not whole:  # the journal has lost bytes or was replaced, and it is the truth
+        if not is_intact:  # the journal has lost bytes or was replaced, and it is the truth
             _forget(connection, row["id"])
-            before, grown = {}, set(sizes)
-        starts = {number: dict(start) for number, start in before.items()}
-        for number in sorted(grown):
+            earlier, numbers = {}, set(sizes)
+        starts = {number: dict(start) for number, start in earlier.items()}
+        for number in sorted(numbers):
             starts[number], rows = _read_on(connection, row["id"], run, number, starts.get(number))
             shipped.rows += rows
         starts = dict(sorted(starts.items()))
@@ -272,13 +272,13 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
         valid = chain_to(parents, Position(newest, _FOREVER))
         for number, start in starts.items():
             start["valid_to"] = valid.get(number, 0)
-        problems = _conclude(connection, row, run.path, starts, alive, held)
+        problems = _conclude(connection, row, run.path, starts, alive, is_held)
         for number, start in starts.items():
-            if number not in before:
+            if number not in earlier:
                 connection.execute(insert(segments).values(**start))
-            elif new := {name: value for name, value in start.items() if value != before[number][name]}:
-                same = (segments.c.run == row["id"]) & (segments.c.number == number)
-                connection.execute(update(segments).where(same).values(**new))
+            elif new := {name: value for name, value in start.items() if value != earlier[number][name]}:
+                condition = (segments.c.run == row["id"]) & (segments.c.number == number)
+                connection.execute(update(segments).where(condition).values(**new))
     if len(problems) > _MOST_PROBLEMS:
         more = len(problems) - _MOST_PROBLEMS
         problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} --json lists them"]
@@ -290,13 +290,13 @@ def _copied_from(
     database: Database, connection: Connection, run: RunDir, row: dict[str, Any], went_on: bool
 ) -> str:
     """Note where a run is now, or say of which directory this is a copy; `went_on`: there is more here."""
-    here, other = is_here(database, row["host"]), row["path"]
-    if str(run.path) == other or (os.path.exists(other) and os.path.samefile(run.path, other)):
+    is_local, path = is_here(database, row["host"]), row["path"]
+    if str(run.path) == path or (os.path.exists(path) and os.path.samefile(run.path, path)):
         return ""
-    if id_at(other) == run.id if here else not went_on:
-        where = other if here else f"{row['host']}:{other}"
+    if id_at(path) == run.id if is_local else not went_on:
+        place = path if is_local else f"{row['host']}:{path}"
         return (
-            f"{run.path} is a copy of {where}, the same run {run.id}, and not indexed; move one of them out "
+            f"{run.path} is a copy of {place}, the same run {run.id}, and not indexed; move one of them out "
             "of the folders that you sync"
         )
     connection.execute(update(runs).where(runs.c.id == row["id"]).values(path=str(run.path)))
@@ -304,45 +304,45 @@ def _copied_from(
 
 
 def _forget(connection: Connection, run: int) -> None:
-    mine = select(series.c.id).where(series.c.run == run)
+    keys = select(series.c.id).where(series.c.run == run)
     for table in (metrics, blocks):
-        connection.execute(delete(table).where(table.c.series.in_(mine)))
+        connection.execute(delete(table).where(table.c.series.in_(keys)))
     for table in (series, facts, checkpoints, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
 
 
 def _read_on(
-    connection: Connection, run: int, home: RunDir, number: int, before: dict[str, Any] | None
+    connection: Connection, run: int, home: RunDir, number: int, earlier: dict[str, Any] | None
 ) -> tuple[dict[str, Any], int]:
     """Ship a file of the journal from where it was shipped; return its row, and the number of new values."""
     from everstep.record import read_segment
     from everstep.record.journal_format import segment_path
 
     path = segment_path(home.path, number)
-    start = before or _NEW | {"run": run, "number": number}
+    start = earlier or _NEW | {"run": run, "number": number}
     try:
-        found = read_segment(path, start["size"], home.id)
+        segment = read_segment(path, start["size"], home.id)
     except OSError as error:
-        raise _unreadable(error, path) from error
-    problems = found.problems
+        raise _read_error(error, path) from error
+    problems = segment.problems
     if start["size"]:  # the faults of the bytes before are known, and the header is one of these
         problems = stored(start["problems"], list) + [text for text in problems if "the header" not in text]
-    start["torn"], start["problems"] = found.torn or None, json.dumps(problems)
-    start["size"], start["begun"] = found.size, max(int(found.started), start["begun"])
-    if found.parent is not None:
-        start["parent"], start["parent_offset"] = found.parent
-    times = [event.time for event in found.events] + [block.time for block in found.blocks]
+    start["torn"], start["problems"] = segment.torn or None, json.dumps(problems)
+    start["size"], start["begun"] = segment.size, max(int(segment.started), start["begun"])
+    if segment.parent is not None:
+        start["parent"], start["parent_offset"] = segment.parent
+    times = [event.time for event in segment.events] + [block.time for block in segment.blocks]
     start["last"] = max([start["last"] or 0.0, *times]) or None
-    for event in found.events:
+    for event in segment.events:
         _note(start, event)
-    new = [(e, (run, number, e.offset)) for e in found.events if e.kind not in ("segment", "progress")]
+    new = [(e, (run, number, e.offset)) for e in segment.events if e.kind not in ("segment", "progress")]
     rows: list[tuple[Any, ...]]
     rows = [(*at, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e, at in new]
     _insert(connection, events, rows)
     saves = [(e, at) for e, at in new if e.kind == "checkpoint"]
     rows = [(*at, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e, at in saves]
     _insert(connection, checkpoints, rows)
-    return start, _ship_blocks(connection, run, start, found.blocks)
+    return start, _ship_blocks(connection, run, start, segment.blocks)
 
 
 _NEW: dict[str, Any] = {
@@ -381,24 +381,24 @@ def _ship_blocks(connection: Connection, run: int, start: dict[str, Any], new: l
     number, count = start["number"], 0
     batch: list[tuple[Any, ...]] = []
     packed: list[tuple[Any, ...]] = []
-    for found in new:
-        block = found.block
+    for entry in new:
+        block = entry.block
         key = (clean(block.name), clean(block.phase))
         if key not in ids:
-            made = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
-            assert made.inserted_primary_key is not None
-            ids[key] = int(made.inserted_primary_key[0])
+            result = connection.execute(insert(series).values(run=run, name=key[0], phase=key[1]))
+            assert result.inserted_primary_key is not None
+            ids[key] = int(result.inserted_primary_key[0])
         start["step"] = max(start["step"], *block.steps)
         start["epoch"] = max(start["epoch"], block.epoch)
         count += len(block.steps)
         batch += zip(
-            *(repeat(ids[key]), repeat(number), repeat(found.offset), range(len(block.steps))),
+            *(repeat(ids[key]), repeat(number), repeat(entry.offset), range(len(block.steps))),
             *(repeat(block.epoch), block.steps, block.seqs, block.counts),
             [None if value != value else value + 0.0 for value in block.values],  # -0.0: SQLite has none
             repeat(int(block.wall)),
             strict=False,
         )
-        packed.append((ids[key], number, found.offset, sketch(found.payload), bytes(found.payload)))
+        packed.append((ids[key], number, entry.offset, sketch(entry.payload), bytes(entry.payload)))
         if len(batch) >= _BATCH:
             _insert(connection, metrics, batch)
             batch.clear()
@@ -413,23 +413,23 @@ def _insert(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -
 
 
 def _conclude(
-    connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, held: bool
+    connection: Connection, row: dict[str, Any], run_dir: Path, starts: _Starts, alive: bool, is_held: bool
 ) -> list[str]:
     """Update the run's row, its starts, and the facts of the newest with its labels; return its problems."""
-    begun = [start for start in starts.values() if start["begun"]]
-    newest = begun[-1] if begun else dict(_NEW)
-    seen = [start["last"] for start in begun if start["last"] is not None]
-    beat = time.time() if alive else max([row["heartbeat"] or 0.0, *seen]) or None
-    recorded = stored(newest["facts"])
-    known = {clean(name): value for name, value in recorded.items() if name not in LABELS}
-    known |= labels(run_dir).told()
+    begun_starts = [start for start in starts.values() if start["begun"]]
+    newest = begun_starts[-1] if begun_starts else dict(_NEW)
+    times = [start["last"] for start in begun_starts if start["last"] is not None]
+    beat = time.time() if alive else max([row["heartbeat"] or 0.0, *times]) or None
+    record = stored(newest["facts"])
+    known = {clean(name): value for name, value in record.items() if name not in LABELS}
+    known |= labels(run_dir).as_json()
     status = newest["said"]
     if status is None:
-        locks = recorded.get("lock", True) and (run_dir / "lock").exists()
+        locks = record.get("lock", True) and (run_dir / "lock").exists()
         recent = beat is not None and time.time() - beat < _ALIVE_SECONDS
         # Nobody holds it: killed, or failed before it could record anything; without a lock perhaps running.
         ends = "failed" if locks and not (run_dir / "lock.json").exists() else "killed"
-        status = "running" if held or _is_held(run_dir) or (recent and not locks) else ends
+        status = "running" if is_held or _is_held(run_dir) or (recent and not locks) else ends
     for start in starts.values():
         start["status"] = start["said"] or (status if start is newest else "killed")
     problems = list[str]()
@@ -451,9 +451,9 @@ def _conclude(
         "reason": newest["reason"],
         "started": newest["started"],
         "heartbeat": beat,
-        "epoch": next((start["epoch"] for start in reversed(begun) if start["epoch"]), 0),
-        "host": None if (host := recorded.get("host")) is None else clean(str(host)),
-        **_judged(connection, row["id"], run_dir, starts),
+        "epoch": next((start["epoch"] for start in reversed(begun_starts) if start["epoch"]), 0),
+        "host": None if (host := record.get("host")) is None else clean(str(host)),
+        **_note_verification(connection, row["id"], run_dir, starts),
         "step": newest["step"],
         "problems": json.dumps(problems),
     }
@@ -465,36 +465,36 @@ def _conclude(
     return problems
 
 
-def _judged(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
+def _note_verification(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
     """Note of each start how its resume was verified; return the run's totals over its starts."""
     from everstep.record import ACCEPTED, DIVERGED, newest_step
-    from everstep.record.badges import WORST_FIRST, Start, badges_in, judged
+    from everstep.record.badges import WORST_FIRST, Start, badges_in, judge_starts
     from everstep.record.journal_format import step_of
     from everstep.record.journal_reader import is_accepted
 
-    told = select(*events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
-    told = told.where(events.c.kind.in_((DIVERGED, "verified", "decision")))
-    told = told.order_by(events.c.segment, events.c.offset)
-    found = [(*row[:3], stored(row[3])) for row in connection.execute(told)]
+    query = select(*events.c["segment", "offset", "kind", "data"]).where(events.c.run == run)
+    query = query.where(events.c.kind.in_((DIVERGED, "verified", "decision")))
+    query = query.order_by(events.c.segment, events.c.offset)
+    rows = [(*row[:3], stored(row[3])) for row in connection.execute(query)]
     trained = [s for s in starts.values() if s["begun"] and s["started"] and s["said"] != "accepted"]
-    of = []
+    entries = []
     for start in trained:
         if start["said"] is None:  # a killed process wrote its last steps to its trail alone
             start["step"] = max(start["step"], newest_step(run_dir, start["number"]))
-        came = stored(start["facts"]).get("resumed_from")
-        began = None if came is None else step_of(came)
-        of.append(Start(start["number"], began, start["step"], start["status"] == "running"))
-    reported = badges_in((start, kind, data) for start, _, kind, data in found if kind != "decision")
+        checkpoint = stored(start["facts"]).get("resumed_from")
+        began = None if checkpoint is None else step_of(checkpoint)
+        entries.append(Start(start["number"], began, start["step"], start["status"] == "running"))
+    reported = badges_in((start, kind, data) for start, _, kind, data in rows if kind != "decision")
     kinds = []
-    for start, (step, badge) in zip(trained, judged(of, reported), strict=True):
-        compared = reported.get(start["number"], badge).steps
-        start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": compared}
+    for start, (step, badge) in zip(trained, judge_starts(entries, reported), strict=True):
+        count = reported.get(start["number"], badge).steps
+        start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": count}
         start["diverged_at"] = badge.at
         kinds.append(badge.kind)
-    accepted = [(start, data["step"]) for start, _, _, data in found if data.get("what") == ACCEPTED]
+    accepted = [(start, data["step"]) for start, _, _, data in rows if data.get("what") == ACCEPTED]
     diverged = [
         int(data["step"])
-        for start, offset, kind, data in found
+        for start, offset, kind, data in rows
         if kind == DIVERGED and offset < starts[start]["valid_to"]
         if not is_accepted(start, int(data["step"]), accepted)
     ]

@@ -64,9 +64,9 @@ class IndexWriter:
         while not self._ending.wait(look):
             look, now = idle, time.monotonic()
             if self._has_stepped() and ((end := self._end()) != shipped or now >= beat):
-                went = self._ship(0.0)
+                succeeded = self._ship(0.0)
                 shipped, beat = end, now + SECONDS
-                look = min(max(look, PAUSE), SECONDS) if went else SECONDS
+                look = min(max(look, PAUSE), SECONDS) if succeeded else SECONDS
         self._ship(PATIENCE)
         self._database = None
 

@@ -52,9 +52,9 @@ def _columns(kind: Any, *names: str, **options: Any) -> list[Column[Any]]:
     return [Column(name, kind, **{"nullable": False, **options}) for name in names]
 
 
-def _place(of: Column[Any]) -> list[Column[Any]]:
+def _place(key: Column[Any]) -> list[Column[Any]]:
     """Return the columns of a place in a journal, which are the primary key."""
-    return [of, *_columns(Integer, "segment", primary_key=True), *_columns(_Big, "offset", primary_key=True)]
+    return [key, *_columns(Integer, "segment", primary_key=True), *_columns(_Big, "offset", primary_key=True)]
 
 
 runs = Table(

@@ -109,7 +109,7 @@ def number_of(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def parse(data: bytes, where: str) -> Contents | None:
+def parse(data: bytes, mirror: str) -> Contents | None:
     """Read a list of contents of the mirror `where`; None if it is torn or damaged."""
     match = _LIST.fullmatch(data)
     if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
@@ -122,16 +122,16 @@ def parse(data: bytes, where: str) -> Contents | None:
         contents = Contents(**body | {"files": files, "holder": Holder(**body["holder"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MirrorError(
-            f"the mirror {where} has a list of contents that this everstep cannot read ({error!r:.200}): "
+            f"the mirror {mirror} has a list of contents that this everstep cannot read ({error!r:.200}): "
             "nothing was taken from it; give another mirror"
         ) from error
     # it may come from anybody: a path could lead out of the run directory, a key out of the mirror
-    odd = [path for path in files if path.split("/")[0] not in FOLDERS]
-    odd += [path for path in (*files, *contents.keys()) if not all(map(is_file_name, path.split("/")))]
-    odd += [name for name in contents.notes if name not in NOTES]
-    if odd:
+    faults = [path for path in files if path.split("/")[0] not in FOLDERS]
+    faults += [path for path in (*files, *contents.keys()) if not all(map(is_file_name, path.split("/")))]
+    faults += [name for name in contents.notes if name not in NOTES]
+    if faults:
         raise MirrorError(
-            f"the mirror {where} names {odd[0]!r:.200}, which is not a file of a run; give another mirror"
+            f"the mirror {mirror} names {faults[0]!r:.200}, which is not a file of a run; give another mirror"
         )
     return contents
 
@@ -179,7 +179,7 @@ class Mirror:
         self._last = 0
         """Number of the newest list that was ever seen, whole or not."""
         self._token = secrets.token_hex(8)
-        self._ready: dict[str, Part] = {}
+        self._unlisted: dict[str, Part] = {}
         """What was uploaded and is in no list yet, by key: a failed upload goes on where it ended."""
         self._garbage: set[str] = set()
 
@@ -206,13 +206,13 @@ class Mirror:
                 )
             return None
 
-    def take(self, run: dict[str, Any], directory: Path) -> Holder | None:
+    def take_over(self, run: dict[str, Any], directory: Path) -> Holder | None:
         """Take the mirror over: an earlier start that still runs is refused at its next upload."""
-        before = self.contents
+        earlier = self.contents
         me = Holder(self._token, platform.node(), os.getpid(), str(directory))
         new = Contents(self._last + 1, run, me)
-        if before is not None:
-            new = replace(before, number=new.number, holder=me)
+        if earlier is not None:
+            new = replace(earlier, number=new.number, holder=me)
         try:
             self._append(new)
         except RunLockedError as error:
@@ -225,16 +225,16 @@ class Mirror:
         self._garbage |= self.place.keys("files").keys() - new.keys()
         self._garbage |= {key for key in lists if (number_of(key) or 0) < self._last - 1}
         self._delete()
-        return None if before is None else before.holder
+        return None if earlier is None else earlier.holder
 
     def _append(self, new: Contents) -> None:
         """Write the next list, and read it back: it counts only as the newest one."""
         for _ in range(3):
             reach("mirror.contents")
             self.place.create(new.key, new.packed())
-            found = self.look()
-            self._require_held(found)
-            if found is not None and found.packed() == new.packed():
+            newest = self.look()
+            self._require_held(newest)
+            if newest is not None and newest.packed() == new.packed():
                 return
             # an earlier attempt, whose answer was lost, has the number
             new = replace(new, number=self._last + 1)
@@ -254,67 +254,67 @@ class Mirror:
 
     def upload(self, committed: Committed) -> list[str]:
         """Make the mirror hold exactly this, and delete the rest; return sentences for the user."""
-        before = self.contents
-        self._require_held(before)
-        assert before is not None
+        contents = self.contents
+        self._require_held(contents)
+        assert contents is not None
         self._delete()
-        held, problems = self._held(before)
+        present, problems = self._present_parts(contents)
         files: dict[str, Parts] = {}
-        lost: set[str] = set()
+        gaps: set[str] = set()
         for path, source in committed.files.items():
             folder = path.rpartition("/")[0]
             try:
                 key = f"files/{self._last + 1:08d}/{path}"
-                files[path] = self._stored(key, source, held.get(path, ()))
+                files[path] = self._upload_source(key, source, present.get(path, ()))
             except DamagedCheckpointError as error:
                 problems.append(f"not in the mirror {self.place.name}: {error}")
-                lost.add(folder)
+                gaps.add(folder)
             except FileNotFoundError:
                 if source.digest is None or source.path.exists():
                     raise
-                lost.add(folder)  # retention has deleted it
+                gaps.add(folder)  # retention has deleted it
         # no checkpoint is listed that lacks a file
-        self._list(before, committed, {p: f for p, f in files.items() if p.rpartition("/")[0] not in lost})
+        self._list(contents, committed, {p: f for p, f in files.items() if p.rpartition("/")[0] not in gaps})
         return problems
 
-    def _held(self, before: Contents) -> tuple[dict[str, Parts], list[str]]:
+    def _present_parts(self, contents: Contents) -> tuple[dict[str, Parts], list[str]]:
         """Return what the mirror has of its list, and a sentence if that is not all.
 
         A disk may have been replaced by an empty one, and a rule of a store may delete old objects.
         """
         reach("mirror.list")
-        there = self.place.keys("files")
-        self._ready = {key: part for key, part in self._ready.items() if there.get(key) == part.bytes}
-        held = {
-            path: tuple(takewhile(lambda part: there.get(part.key) == part.bytes, parts))
-            for path, parts in before.files.items()
+        sizes = self.place.keys("files")
+        self._unlisted = {key: part for key, part in self._unlisted.items() if sizes.get(key) == part.bytes}
+        present = {
+            path: tuple(takewhile(lambda part: sizes.get(part.key) == part.bytes, parts))
+            for path, parts in contents.files.items()
         }
-        count = sum(held[path] != parts for path, parts in before.files.items())
-        lost = f"the mirror {self.place.name} has lost {count} of its files, which are uploaded again"
-        return held, [lost] if count else []
+        count = sum(present[path] != parts for path, parts in contents.files.items())
+        sentence = f"the mirror {self.place.name} has lost {count} of its files, which are uploaded again"
+        return present, [sentence] if count else []
 
-    def _list(self, before: Contents, committed: Committed, files: dict[str, Parts]) -> None:
+    def _list(self, contents: Contents, committed: Committed, files: dict[str, Parts]) -> None:
         """Write the list that has these files, then delete what it does not refer to."""
-        holder = replace(before.holder, ended=committed.ended)
-        new = replace(before, files=files, notes=dict(committed.notes), holder=holder)
-        if new == before:
+        holder = replace(contents.holder, ended=committed.ended)
+        new = replace(contents, files=files, notes=dict(committed.notes), holder=holder)
+        if new == contents:
             return
         self._append(replace(new, number=self._last + 1))
-        self._garbage |= (before.keys() | set(self._ready)) - new.keys()
-        self._garbage.add(replace(before, number=before.number - 1).key)
-        self._ready.clear()
+        self._garbage |= (contents.keys() | set(self._unlisted)) - new.keys()
+        self._garbage.add(replace(contents, number=contents.number - 1).key)
+        self._unlisted.clear()
         self._delete()
 
-    def _stored(self, key: str, source: Source, held: Parts) -> Parts:
+    def _upload_source(self, key: str, source: Source, parts: Parts) -> Parts:
         if source.digest is None:
-            if sum(part.bytes for part in held) < source.bytes and held and held[-1].bytes < SMALL:
-                held = held[:-1]
-            at = sum(part.bytes for part in held)
+            if sum(part.bytes for part in parts) < source.bytes and parts and parts[-1].bytes < SMALL:
+                parts = parts[:-1]
+            at = sum(part.bytes for part in parts)
             ends = [*range(at, source.bytes, PART_BYTES), source.bytes]
             new = [self._put(f"{key}.{at}-{end}", source, at, end) for at, end in pairwise(ends)]
-            return (*held, *new)
-        if len(held) == 1 and held[0][1:] == (source.bytes, source.digest):
-            return held
+            return (*parts, *new)
+        if len(parts) == 1 and parts[0][1:] == (source.bytes, source.digest):
+            return parts
         try:
             part = self._put(key, source, 0, source.bytes)
         except EOFError as error:
@@ -325,12 +325,12 @@ class Mirror:
         return (part,)
 
     def _put(self, key: str, source: Source, start: int, end: int) -> Part:
-        if key in self._ready and source.digest in (None, self._ready[key].digest):
-            return self._ready[key]
+        if key in self._unlisted and source.digest in (None, self._unlisted[key].digest):
+            return self._unlisted[key]
         if self.is_over:
             raise InterruptedError(f"the upload of {key} was given up")
         reach("mirror.put")
-        part = self._ready[key] = Part(key, end - start, self.place.put(key, source.path, start, end))
+        part = self._unlisted[key] = Part(key, end - start, self.place.put(key, source.path, start, end))
         return part
 
     def _delete(self) -> None:

@@ -81,12 +81,12 @@ def blocks(source: Path, start: int = 0, end: int | None = None) -> Iterator[byt
     """Yield the bytes of a file from `start` to `end`, a block at a time."""
     with source.open("rb") as file:
         file.seek(start)
-        left = os.fstat(file.fileno()).st_size - start if end is None else end - start
-        while left:
-            block = file.read(min(_BLOCK, left))
+        remaining = os.fstat(file.fileno()).st_size - start if end is None else end - start
+        while remaining:
+            block = file.read(min(_BLOCK, remaining))
             if not block:
-                raise EOFError(f"{source} ends {left:,} bytes before its expected end")
-            left -= len(block)
+                raise EOFError(f"{source} ends {remaining:,} bytes before its expected end")
+            remaining -= len(block)
             yield block
 
 
@@ -134,13 +134,13 @@ class Folder:
 
     def keys(self, folder: str) -> dict[str, int]:
         """List all objects whose key begins with `folder` and "/": {key: size}."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for place, _, names in os.walk(self._root / folder):
             for name in names:
                 path = Path(place, name)
                 with contextlib.suppress(FileNotFoundError):  # another process deletes meanwhile
-                    found[path.relative_to(self._root).as_posix()] = path.stat().st_size
-        return found
+                    sizes[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return sizes
 
     def read(self, key: str) -> bytes:
         """Read a small object; FileNotFoundError if it is missing."""
@@ -194,10 +194,10 @@ class ObjectStore:
     def keys(self, folder: str) -> dict[str, int]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.find(f"{self._root}/{folder}", detail=True)
+            entries = self._fs.find(f"{self._root}/{folder}", detail=True)
         except FileNotFoundError:
             return {}
-        return {path[len(self._root) + 1 :]: int(info["size"]) for path, info in found.items()}
+        return {path[len(self._root) + 1 :]: int(info["size"]) for path, info in entries.items()}
 
     def read(self, key: str) -> bytes:
         return bytes(self._fs.cat_file(f"{self._root}/{key}"))

@@ -65,20 +65,20 @@ class RunMirror:
         self._changed = threading.Condition()
         self._store: Store | None = None  # until this start has taken the mirror over
         self._segment = 0
-        self._taken: RunLockedError | None = None  # until another start has taken the mirror over
+        self._takeover: RunLockedError | None = None  # until another start has taken the mirror over
         self._thread: threading.Thread | None = None
         self._next: Committed | None = None
         self._current: Committed | None = None
         self._error = ""
         self._pause = PAUSES[0]
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
         self._hurry = False
         if at is not None:
             self._mirror = Mirror(at.open())
-            found = self._tried(self._mirror.look)
-            self.facts = {} if found is None else found.run
+            contents = self._attempt(self._mirror.look)
+            self.facts = {} if contents is None else contents.run
 
-    def _tried(self, action: Callable[[], T], what: str = "read") -> T:
+    def _attempt(self, action: Callable[[], T], verb: str = "read") -> T:
         """Do something with the mirror before the training: what fails there, refuses the start."""
         assert self._at is not None
         try:
@@ -87,7 +87,7 @@ class RunMirror:
             raise
         except Exception as error:  # of any library
             raise MirrorError(
-                f"the mirror {self._at} cannot be {what} ({self._at.describe(error)}): check its address, "
+                f"the mirror {self._at} cannot be {verb} ({self._at.describe(error)}): check its address, "
                 "the credentials and the network, or start without mirror="
             ) from None
 
@@ -100,7 +100,7 @@ class RunMirror:
                 f"the mirror {self._at} is of the run {self.facts['id']}, and {run_dir.path} holds "
                 f"{run_dir.id}: give each run a mirror of its own, or continue in an empty directory"
             )
-        self._tried(lambda: self._bring(run_dir.path))
+        self._attempt(lambda: self._bring(run_dir.path))
 
     def _bring(self, run_dir: Path) -> None:
         while (contents := self._mirror.contents) is not None:
@@ -116,17 +116,17 @@ class RunMirror:
                 if self._mirror.look() == contents:
                     raise
 
-    def take(self, run_dir: RunDir, store: Store, segment: int) -> None:
+    def take_over(self, run_dir: RunDir, store: Store, segment: int) -> None:
         """Take the mirror over for this start, and begin to upload what the mirror lacks."""
         if self._at is None:
             return
-        before = self._tried(lambda: self._mirror.take(run_dir.facts, run_dir.path), "written")
+        holder = self._attempt(lambda: self._mirror.take_over(run_dir.facts, run_dir.path), "written")
         # the lock of this directory is held: an earlier start here has ended
-        here = (platform.node(), str(run_dir.path))
-        if before is not None and not before.ended and (before.host, before.directory) != here:
+        own = (platform.node(), str(run_dir.path))
+        if holder is not None and not holder.ended and (holder.host, holder.directory) != own:
             self._say(
-                f"took over the mirror from process {before.pid} on host {before.host}, in "
-                f"{before.directory}, which did not record its end: if it still runs, it saves no more"
+                f"took over the mirror from process {holder.pid} on host {holder.host}, in "
+                f"{holder.directory}, which did not record its end: if it still runs, it saves no more"
             )
         self._store, self._segment = store, segment
         self.retain_and_upload(0, lambda: None)
@@ -139,14 +139,14 @@ class RunMirror:
 
     def _missing(self, *committed: Committed | None) -> frozenset[CheckpointName]:
         paths = {path for each in committed if each is not None for path in each.files}
-        held = self._mirror.contents.files if paths and self._mirror.contents is not None else {}
-        missing = [path for path in paths if path.startswith("checkpoints/") and path not in held]
+        listed = self._mirror.contents.files if paths and self._mirror.contents is not None else {}
+        missing = [path for path in paths if path.startswith("checkpoints/") and path not in listed]
         return frozenset(CheckpointName.parse(path.split("/")[1]) for path in missing)
 
     def require_held(self) -> None:
         """Refuse to save on, if a later start has taken the mirror over."""
-        if self._taken is not None:
-            raise self._taken
+        if self._takeover is not None:
+            raise self._takeover
 
     def retain_and_upload(self, durable: int, retain: Callable[[], object], *, ended: bool = False) -> None:
         """Delete what need not stay (`retain`), then hand what is committed over to the uploading thread.
@@ -158,7 +158,7 @@ class RunMirror:
             if self._store is None or self._store.leaves_some:
                 return  # this start may yet end without setting them aside
             try:
-                self._next = _committed(self._store, self._segment, durable, ended)
+                self._next = _list_committed(self._store, self._segment, durable, ended)
                 self._hurry = ended
             except OSError as error:  # the save stands
                 self._warn(f"the newest state was not handed to the mirror {self._at}: {error}")
@@ -198,7 +198,7 @@ class RunMirror:
     def _await_upload(self, limit: float) -> str:
         """Wait for what was handed over; say what is missing after `limit` seconds, "" for nothing."""
         with self._changed:
-            if self._changed.wait_for(lambda: self._taken or self._next is self._current is None, limit):
+            if self._changed.wait_for(lambda: self._takeover or self._next is self._current is None, limit):
                 return ""
             return self._error or f"the upload takes longer than {limit:g} s"
 
@@ -213,25 +213,25 @@ class RunMirror:
                     return
                 self._current, self._next = self._next, None
             failure = self._upload(self._current)
-            if self._taken is None and not self._mirror.is_over:
+            if self._takeover is None and not self._mirror.is_over:
                 self._note(failure)
             with self._changed:
                 if failure is not None and self._next is None:
                     self._next = self._current
                 self._current = None
                 self._changed.notify_all()
-                if self._taken is not None:
+                if self._takeover is not None:
                     return
 
     def _upload(self, committed: Committed | None) -> Exception | None:
         assert committed is not None
         try:
             for problem in self._mirror.upload(committed):
-                if problem not in self._told:
-                    self._told.add(problem)
+                if problem not in self._warnings:
+                    self._warnings.add(problem)
                     self._warn(problem)
         except RunLockedError as error:
-            self._taken = error
+            self._takeover = error
             self._warn(f"{error}; nothing more is uploaded, and the next save is refused")
         except Exception as error:  # of any library: the training does not depend on the mirror
             return error
@@ -240,22 +240,22 @@ class RunMirror:
     def _note(self, error: Exception | None) -> None:
         """Tell the beginning and the end of an outage, each once."""
         assert self._at is not None
-        before, self._error = self._error, "" if error is None else self._at.describe(error)
-        self._pause = min(2 * self._pause, PAUSES[1]) if before else PAUSES[0]
-        if error is not None and not before:
+        earlier, self._error = self._error, "" if error is None else self._at.describe(error)
+        self._pause = min(2 * self._pause, PAUSES[1]) if earlier else PAUSES[0]
+        if error is not None and not earlier:
             self._warn(
                 f"the mirror {self._at} cannot be written ({self._error}); the training continues, and what "
                 "it commits is uploaded as soon as the mirror can be written again"
             )
-        elif error is None and before:
+        elif error is None and earlier:
             self._say(f"the mirror {self._at} can be written again, and has everything that is committed")
 
 
 def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn: Say) -> RunMirror:
     """Open the mirror of a run, if there is one."""
     if at is not None and at.folder is not None:
-        folder, own = at.folder.resolve(), run_dir.resolve()
-        if folder.is_relative_to(own) or own.is_relative_to(folder):
+        folder, home = at.folder.resolve(), run_dir.resolve()
+        if folder.is_relative_to(home) or home.is_relative_to(folder):
             raise ConfigError(
                 f"mirror={at} and the run directory {run_dir} lie in each other: give a folder elsewhere"
             )
@@ -265,7 +265,7 @@ def open_mirror(at: MirrorAt | None, wait: float, run_dir: Path, say: Say, warn:
     return RunMirror(at, wait, say, warn)
 
 
-def _committed(store: Store, segment: int, durable: int, ended: bool) -> Committed:
+def _list_committed(store: Store, segment: int, durable: int, ended: bool) -> Committed:
     """List the committed files of a run; its writer thread, or nobody, changes them meanwhile."""
     top, files = store.run_dir, dict[str, Source]()
     for folder in (*store.best_folders(), *(store.path(facts.name) for facts in store.facts())):
@@ -374,8 +374,8 @@ class Restoring:
 
     def _is_there(self, folder: Path) -> bool:
         path = (folder / "manifest.json").relative_to(self._top).as_posix()
-        held = self._contents.files.get(path)
-        return held is not None and held[0].digest == digest_of(folder / "manifest.json")
+        parts = self._contents.files.get(path)
+        return parts is not None and parts[0].digest == digest_of(folder / "manifest.json")
 
     def bring(self, say: Callable[[str], None]) -> None:
         """Bring everything that the directory lacks; what only the directory has moves to superseded/.
@@ -386,7 +386,7 @@ class Restoring:
         folders: dict[str, list[str]] = {}
         for path in self._contents.files.keys() - set(self._journals):
             folders.setdefault(path.rpartition("/")[0], []).append(path)
-        brought = [folder for folder, paths in sorted(folders.items()) if self._bring_folder(folder, paths)]
+        restored = [folder for folder, paths in sorted(folders.items()) if self._bring_folder(folder, paths)]
         for folder in (self._top / "checkpoints").glob("*"):  # the mirror's newest is the newest
             if CheckpointName.matches(folder.name) and f"checkpoints/{folder.name}" not in folders:
                 self._set_aside(folder)
@@ -397,7 +397,7 @@ class Restoring:
                 require_no_link(self._top / path, self._top)
                 with whole(self._top / path) as new:
                     self._fetch(path, new)
-        count = sum(folder.startswith("checkpoints/") for folder in brought)
+        count = sum(folder.startswith("checkpoints/") for folder in restored)
         say(
             f"the run comes from its mirror {self._place.name}, which is ahead of {self._top}: "
             f"{plural(count, 'checkpoint')} brought, the newest is "

@@ -81,8 +81,8 @@ def audit(run_dir: str | Path) -> Audit:
     for gap in journal.events("gap", valid=False):
         if rows := gap.data.get("rows"):
             notes.append(f"start {gap.segment}: a full disk has cost {rows} rows")
-    if position is not None and (lost := journal.lacks(position)):
-        problems.append(f"the newest checkpoint: {lost}")
+    if position is not None and (loss := journal.lacks(position)):
+        problems.append(f"the newest checkpoint: {loss}")
     passes = _read_ledger(run, journal, problems)
     if not passes:
         none = "step has drawn a batch from a stream of the run" if status.step else "step is recorded"
@@ -126,7 +126,7 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
         for rollback in reversed(journal.rollbacks())
         for batch in rollback.batches
     }
-    chosen = {
+    overridden = {
         event.segment
         for event in journal.events("decision")
         if event.data.get("what") == CHOSEN and event.data.get("why") == OTHER_DATA
@@ -137,7 +137,7 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
         for name, facts in ledger.items() if isinstance(ledger, dict) else ():
             stream = streams.setdefault(name, _Stream(name, why_out, earlier))
             try:
-                stream.take(facts, event.segment, chosen=event.segment in chosen)
+                stream.read_event(facts, event.segment, is_override=event.segment in overridden)
             except (ValueError, TypeError, AttributeError) as error:  # odd values
                 problems.append(
                     f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
@@ -163,7 +163,7 @@ class _Pass:
     unknown: str = ""
     sizes: list[int] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
     def add(self, end: int, left_out: Collection[int] = ()) -> int | None:
         """Go on to a batch; return the chain of the samples up to it, None where they are not known."""
@@ -189,11 +189,11 @@ class _Stream:
         self._pass: _Pass | None = None
         """The open pass, or the one that follows; None before the first entry."""
 
-    def take(self, facts: Mapping[str, Any], start: int, *, chosen: bool) -> None:
+    def read_event(self, facts: Mapping[str, Any], start: int, *, is_override: bool) -> None:
         """Take what an event of a start says of this stream."""
         entries, own = list(unpack(facts.get("entries"))), self._pass
         place = unpack_place(facts["from"]) if "from" in facts else None
-        if chosen and place and own and own.place and place[:2] == (own.number, 0):
+        if is_override and place and own and own.place and place[:2] == (own.number, 0):
             self.close("left for other data, as a person chose")
             self._open(own.number)
         if "data" in facts:
@@ -205,17 +205,17 @@ class _Stream:
 
     def _describe(self, facts: Mapping[str, Any]) -> None:
         size, rule = facts.get("share", [1, None])
-        before = self._described
+        previous = self._described
         self._described = dict(facts["data"]), facts.get("of"), Share(0, size, rule)
-        if self._described != before and self._pass is not None:
+        if self._described != previous and self._pass is not None:
             self._pass.plan = self._plan(self._pass.number)
 
     def _plan(self, pass_index: int) -> Plan | str:
         """Compute the order of a pass again, or say why it cannot be computed."""
-        data, of, share = self._described
+        data, basis, share = self._described
         kind, length, size = data.get("kind"), data.get("length"), data.get("batch_size")
         # a stream of the user's may have the name of our kind: then the entries have digests
-        if kind not in ("arrays", "loader") or of not in (None, "samples"):
+        if kind not in ("arrays", "loader") or basis not in (None, "samples"):
             return f"data of kind {str(kind)!r:.40} does not tell the numbers of its samples"
         try:
             if not 0 < length <= LARGEST or size < 1:
@@ -230,9 +230,9 @@ class _Stream:
         self._pass = own = _Pass(number, self._plan(number), first_link(self.name, number))
         return own
 
-    def _go_to(self, to: Place, what: str) -> _Pass:
+    def _go_to(self, to: Place, origin: str) -> _Pass:
         """Go on at a place; note batches that come twice, or are missing, before it."""
-        own, at = self._pass, f"{what} at batch {to.batches + 1} of pass {to.pass_index + 1}"
+        own, at = self._pass, f"{origin} at batch {to.batches + 1} of pass {to.pass_index + 1}"
         if own is None:  # the first entry that there is
             if to.pass_index:
                 self._note(0, to.pass_index - 1, "not provable", self._earlier)
@@ -241,20 +241,20 @@ class _Stream:
             if to.chain is None or (to.batches and chain != to.chain):
                 own.before, own.unknown = to.batches, self._earlier
         elif to.pass_index != own.number:
-            own.wrong.append(f"from batch {own.place + 1} on nothing follows ({at})")
+            own.faults.append(f"from batch {own.place + 1} on nothing follows ({at})")
             self.close("")
             own = self._open(to.pass_index)
         elif (to.batches, to.chain) == (own.place, own.chain):
             return own
         elif to.batches == own.place:
-            own.wrong.append(f"{at}, after other samples than those recorded before")
+            own.faults.append(f"{at}, after other samples than those recorded before")
         if own.place != to.batches:
             first, end = sorted((own.place, to.batches))
-            how = "are missing" if own.place < to.batches else "were used twice"
+            problem = "are missing" if own.place < to.batches else "were used twice"
             sample = f"batch {first + 1}"
             if not isinstance(own.plan, str) and first < len(own.plan):
                 sample = f"sample {int(own.plan.used(first)[0])}"
-            own.wrong.append(f"{_batches(first, end)} {how} ({at}); the first: {sample}")
+            own.faults.append(f"{_batches(first, end)} {problem} ({at}); the first: {sample}")
         own.place, own.chain = to.batches, to.chain
         return own
 
@@ -268,11 +268,11 @@ class _Stream:
             own = self._go_to(place, f"an entry of start {start} begins")
         batches, chain = _batches(own.place, entry.end), own.add(entry.end, {*entry.left_out})
         if not isinstance(own.plan, str) and entry.end > len(own.plan):
-            own.wrong.append(f"start {start} used batches up to {entry.end} of {len(own.plan)}")
+            own.faults.append(f"start {start} used batches up to {entry.end} of {len(own.plan)}")
         elif isinstance(own.plan, str) and entry.chain is None:
             own.unknown = "their contents are not digested (several ranks, or nothing to digest)"
-        elif chain not in (None, entry.chain) and not own.wrong:
-            own.wrong.append(
+        elif chain not in (None, entry.chain) and not own.faults:
+            own.faults.append(
                 f"the chain differs in {batches} (start {start}): these are not the samples of the pass"
             )
         own.chain = entry.chain
@@ -281,25 +281,25 @@ class _Stream:
             self.close("")
             self._open(own.number + 1)
 
-    def close(self, how: str) -> None:
+    def close(self, reason: str) -> None:
         """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
         own = self._pass
-        if own is None or (how == "so far" and not (own.place or own.wrong)):
+        if own is None or (reason == "so far" and not (own.place or own.faults)):
             return
         verdict: Verdict = "not provable"
         first = f"batches {own.before + 1} to {own.place}" if own.before else f"{own.place:,} batches"
-        if own.wrong:
-            verdict, found = "wrong", "; ".join(own.wrong)
+        if own.faults:
+            verdict, finding = "wrong", "; ".join(own.faults)
         elif isinstance(own.plan, str):
-            why = own.unknown or f"by one chain of their digests; {own.plan}"
-            found = " ".join(filter(None, [how, f"{first}, each once, {why}"]))
+            basis = own.unknown or f"by one chain of their digests; {own.plan}"
+            finding = " ".join(filter(None, [reason, f"{first}, each once, {basis}"]))
         elif own.unknown:
-            found = f"{first}, each once; {own.unknown}"
+            finding = f"{first}, each once; {own.unknown}"
         elif not np.array_equal(np.sort(own.plan.order), np.arange(len(own.plan.order))):
-            verdict, found = "wrong", "its order does not have each sample once"
+            verdict, finding = "wrong", "its order does not have each sample once"
         else:
-            verdict, found = "proven", self._samples(own, own.plan, how)
-        self._note(own.number, own.number, verdict, found)
+            verdict, finding = "proven", self._samples(own, own.plan, reason)
+        self._note(own.number, own.number, verdict, finding)
 
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
@@ -322,13 +322,13 @@ class _Stream:
         by_rule = f", {fewer:,} left out by {rule}" if fewer else ""
         return f"{used}, each exactly once, in {batches:,} batches{by_rule}{out}"
 
-    def _note(self, first: int, last: int, verdict: Verdict, found: str) -> None:
+    def _note(self, first: int, last: int, verdict: Verdict, text: str) -> None:
         """Note a finding, together with the passes before of which the same is known."""
-        before = self.findings[-1] if self.findings else None
-        if before is not None and before[2:] == (first, verdict, found):
-            self.findings[-1] = before._replace(last=last + 1)
+        previous = self.findings[-1] if self.findings else None
+        if previous is not None and previous[2:] == (first, verdict, text):
+            self.findings[-1] = previous._replace(last=last + 1)
         else:
-            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, found))
+            self.findings.append(Finding(self.name, first + 1, last + 1, verdict, text))
 
 
 def _batches(first: int, end: int) -> str:

@@ -37,9 +37,9 @@ def compare_runs(a: Path, b: Path) -> list[Difference]:
     for rank, path in sorted(left.keys() | right.keys()):
         one, other = left.get((rank, path), []), right.get((rank, path), [])
         if one != other or len(one) > 1:
-            full = f"rank {rank}/{path}" if rank else path
-            values = *_component(path), _shown(one, other), _shown(other, one)
-            differences.append(Difference(*values, place="end", rank=rank, path=full))
+            label = f"rank {rank}/{path}" if rank else path
+            values = *_component(path), _format(one, other), _format(other, one)
+            differences.append(Difference(*values, place="end", rank=rank, path=label))
     return differences
 
 
@@ -48,15 +48,15 @@ def differing_rows(
 ) -> Iterator[Difference]:
     """Yield the rows that differ from the expected ones, or are new."""
     for key, value in rows:
-        was = expected.get(key)
-        if was == value:
+        reference = expected.get(key)
+        if reference == value:
             continue
         epoch, step, phase, name, _ = key
         component = "loss"
         if phase.startswith("eval/"):
             component, name = "service", phase.removeprefix("eval/")
-        old, new = row_words(was, value)
-        if was is None:
+        old, new = row_words(reference, value)
+        if reference is None:
             component, name, old = "journal", f"row {key[3]}", ABSENT
         # the head of an epoch lies before its first step
         step, place = (step + 1, "before") if phase == "head" else (step, "epoch")
@@ -104,8 +104,8 @@ def _facts(run_dir: Path) -> _Facts:
             if path.split("/")[0].removesuffix("#") != "wall":
                 facts[rank, f"leaf/{path}"] = [bytes(data)]
     meta: Any = last.meta
-    for metric, kept in meta["kept"].items():
-        for number, name in enumerate(kept, 1):
+    for metric, best_names in meta["kept"].items():
+        for number, name in enumerate(best_names, 1):
             place = f"best/{metric}" + (f" ({number})" if number > 1 else "")
             best = read_checkpoint(run_dir / "best" / metric.replace("/", ".") / name)
             facts[0, place] = [name.encode()]
@@ -114,7 +114,7 @@ def _facts(run_dir: Path) -> _Facts:
     return facts
 
 
-def _shown(values: list[bytes], other: list[bytes]) -> str:
+def _format(values: list[bytes], other: list[bytes]) -> str:
     """Show the first value (of long bytes, those around the first difference), and the number of values."""
     if not values:
         return ABSENT

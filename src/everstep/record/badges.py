@@ -52,33 +52,33 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
     for start, kind, data in noted:
         if misfit(kind, data):
             continue  # an older version of everstep shipped it
-        before = badges.get(start, Badge("not verified"))
-        report = data.get("report", "") or before.report
-        steps = [at for at in (before.at, data["step"] if kind == "diverged" else None) if at is not None]
+        previous = badges.get(start, Badge("not verified"))
+        report = data.get("report", "") or previous.report
+        steps = [at for at in (previous.at, data["step"] if kind == "diverged" else None) if at is not None]
         verified: Any = next((kind for kind in REPORTS if report.startswith(REPORTS[kind])), "not verified")
-        compared = before.steps or data.get("steps", 0)
-        badges[start] = Badge("diverged" if steps else verified, min(steps, default=None), report, compared)
+        count = previous.steps or data.get("steps", 0)
+        badges[start] = Badge("diverged" if steps else verified, min(steps, default=None), report, count)
     return badges
 
 
-def judged(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple[int | None, Badge]]:
+def judge_starts(starts: Iterable[Start], reported: Mapping[int, Badge]) -> list[tuple[int | None, Badge]]:
     """Return (last complete step, badge) of each start that trained, in their order, by what they reported.
 
     A killed start could not record its last steps, but the next start tells of those that it executed again.
     """
-    judgements, known = [], list(starts)
-    for start, following in zip_longest(known, known[1:]):
-        reached, own = start.reached, reported.get(start.number)
-        if following is not None and (repeated := reported.get(following.number)) and repeated.steps:
-            reached = max(reached or 0, (following.began or 0) + repeated.steps)
-        if start.began is None and (own is None or own.kind != "diverged"):
+    judgements, ordered = [], list(starts)
+    for start, following in zip_longest(ordered, ordered[1:]):
+        reached, own_badge = start.reached, reported.get(start.number)
+        if following is not None and (verdict := reported.get(following.number)) and verdict.steps:
+            reached = max(reached or 0, (following.began or 0) + verdict.steps)
+        if start.began is None and (own_badge is None or own_badge.kind != "diverged"):
             badge = Badge("first")
-        elif own is not None and (own.report or own.kind == "diverged"):
-            badge = own
+        elif own_badge is not None and (own_badge.report or own_badge.kind == "diverged"):
+            badge = own_badge
         elif not start.running and reached is not None and reached <= (start.began or 0):
             badge = Badge("nothing to verify", report="this start executed no step")
         else:
-            why = "this start ended before its steps were compared with the earlier ones"
-            badge = Badge("not verified", report=why)
+            reason = "this start ended before its steps were compared with the earlier ones"
+            badge = Badge("not verified", report=reason)
         judgements.append((reached, badge))
     return judgements

@@ -72,8 +72,8 @@ def _handler(kind: type, value: Any) -> Handler:
 
 
 def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None:
-    small, done = backend.digest_small((value,), seed)
-    if done:
+    small, count = backend.digest_small((value,), seed)
+    if count:
         return small
     array = backend.host_view(value)
     return None if array is None else array_digest(array, seed)
@@ -85,31 +85,31 @@ def data_digest(parts: Sequence[Any]) -> int | None:
     They are found in attributes of the parts and of datasets, in lists, and under names in dictionaries.  A
     list with None, or a dictionary by number, may be a cache that fills, and is left out.
     """
-    room, numbers, digest, front, seen = _ROOM, _MOST_NUMBERS, 0, [*parts], dict[int, Any]()
-    while front and len(seen) < _MOST_OBJECTS:
-        value = front.pop()
-        kind, known, seen[id(value)] = type(value), id(value) in seen, value
-        if known or kind is np.memmap:  # to read a file may take long
+    budget, numbers, digest, stack, visited = _ROOM, _MOST_NUMBERS, 0, [*parts], dict[int, Any]()
+    while stack and len(visited) < _MOST_OBJECTS:
+        value = stack.pop()
+        kind, is_visited, visited[id(value)] = type(value), id(value) in visited, value
+        if is_visited or kind is np.memmap:  # to read a file may take long
             continue
         if (backend := backends.of(value)) is not None:
             with suppress(Exception):  # of a kind without plain elements
-                view, whole = backend.host_view(value), value.nbytes <= room
-                if view is None and whole:
+                view, fits = backend.host_view(value), value.nbytes <= budget
+                if view is None and fits:
                     view = backend.to_host(value, None).data
-                plain: Any = np.ascontiguousarray(view) if whole else view
-                digest = _hash(plain, digest) if whole else array_digest(plain, digest) or digest
-                room -= value.nbytes * whole
+                content: Any = np.ascontiguousarray(view) if fits else view
+                digest = _hash(content, digest) if fits else array_digest(content, digest) or digest
+                budget -= value.nbytes * fits
         elif kind in (list, tuple):
             items = value[:: len(value) // _MOST_OBJECTS + 1]
             if {*map(type, items)} <= {int, float}:
                 digest = _hash(repr(value[:: len(value) // numbers + 1]).encode(), digest)
                 numbers = max(numbers - len(value), _ITEMS)
             elif all(each is not None for each in items):
-                front += items
+                stack += items
         elif kind is dict:
-            front += [value[name] for name in islice(value, _MOST_OBJECTS) if isinstance(name, str)]
+            stack += [value[name] for name in islice(value, _MOST_OBJECTS) if isinstance(name, str)]
         elif not callable(value) and (hasattr(kind, "__getitem__") or any(value is each for each in parts)):
-            front += getattr(value, "__dict__", {}).values()
+            stack += getattr(value, "__dict__", {}).values()
     return digest or None
 
 
@@ -144,13 +144,13 @@ def _of_items(items: Sequence[Any], seed: int, depth: int) -> int | None:
     elif not count:
         return _hash(_OPENINGS[0], seed)
     seed = _hash(_OPENINGS[count] if count <= 2 * _ITEMS else b"items%d" % count, seed)
-    done = 0
+    handled = 0
     if (digest_small := _DIGEST_SMALL.get(type(items[0]))) is not None:
-        seed, done = digest_small(items, seed)
-        if done == count:  # as with nearly all batches
+        seed, handled = digest_small(items, seed)
+        if handled == count:  # as with nearly all batches
             return seed
-    digests = done > 0
-    for item in items[done:]:
+    digests = handled > 0
+    for item in items[handled:]:
         digest = batch_digest(item, seed, depth + 1)
         digests = digests or digest is not None
         seed = seed ^ 1 if digest is None else digest
@@ -173,13 +173,13 @@ def _in_order(keys: tuple[str, ...]) -> tuple[list[str], bytes]:
 
 
 def _of_user_dict(value: Any, seed: int, depth: int) -> int | None:
-    held = vars(value).get("data")
-    return _of_dict(held, seed, depth) if isinstance(held, dict) else None
+    content = vars(value).get("data")
+    return _of_dict(content, seed, depth) if isinstance(content, dict) else None
 
 
 def _of_dataclass(value: Any, seed: int, depth: int) -> int | None:
-    held = getattr(value, "__dict__", {})
-    return _of_pairs([(each.name, held.get(each.name)) for each in fields(value)], seed, depth)
+    attributes = getattr(value, "__dict__", {})
+    return _of_pairs([(each.name, attributes.get(each.name)) for each in fields(value)], seed, depth)
 
 
 def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | None:

@@ -25,8 +25,8 @@ DEEPEST = 200
 
 def misfit(kind: str, data: Mapping[str, Any]) -> str:
     """Say which field of an event has a wrong type, or is missing; "" if all fit."""
-    what = data.get("what") if kind == "decision" else None
-    fields = _DECISIONS.get(str(what), {}) if what is not None else _KINDS.get(kind, {})
+    decision = data.get("what") if kind == "decision" else None
+    fields = _DECISIONS.get(str(decision), {}) if decision is not None else _KINDS.get(kind, {})
     name = next(misfits(data, fields), None)
     if name is None:
         return ""
@@ -153,8 +153,8 @@ class Rollback(NamedTuple):
                     Batch(**{name: each[name] for name in Batch._fields if name in each})
                     for each in data["batches"]
                 )
-                named = {name: data[name] for name in cls._fields[:5]}
-                rollbacks.append(cls(**named, batches=tuple(batches), segment=segment))
+                fields = {name: data[name] for name in cls._fields[:5]}
+                rollbacks.append(cls(**fields, batches=tuple(batches), segment=segment))
         return rollbacks
 
 

@@ -66,14 +66,14 @@ class Journal:
         self._lock = threading.Lock()  # guards the fields below
         self._syncing = threading.Lock()  # guards the file during an fsync; taken before _lock
         self._open: dict[tuple[int, str, str, bool], list[Block]] = {}  # rows that are not in a frame yet
-        self._added: dict[tuple[int, str, str, bool], float] = {}  # when the newest of these were added
-        self._durable = 0  # bytes of the file that are durable
+        self._row_times: dict[tuple[int, str, str, bool], float] = {}  # when the newest of these were added
+        self._durable_size = 0  # bytes of the file that are durable
         self._tail = bytearray()  # frames behind these
-        self._written = 0  # bytes of the tail that are in the file
-        self._named = False  # whether the file's name is durable
-        self._refusal: OSError | None = None  # the disk's last one; None after an fsync
+        self._written_size = 0  # bytes of the tail that are in the file
+        self._has_name = False  # whether the file's name is durable
+        self._error: OSError | None = None  # the disk's last one; None after an fsync
         self._messages: list[str] = []
-        self._lost: dict[str, int] = {}  # data of the next "gap"
+        self._gap: dict[str, int] = {}  # data of the next "gap"
 
     @classmethod
     def open(
@@ -118,14 +118,14 @@ class Journal:
             with self._lock:
                 self._require_open()
                 self._open.setdefault(block[:4], []).append(block)
-                self._added[block[:4]] = time.time()
+                self._row_times[block[:4]] = time.time()
 
     def event(self, kind: str, data: dict[str, Any], wall: bool = False, *, plain: bool = False) -> None:
         """Add an event, for the next flush; if it is `plain`, no text of the user's is in it."""
-        recorded = data if plain else _recordable(data)
-        self._add_event(pack_event(kind, recorded, wall, time.time()))
-        for heard in self.listeners:
-            heard(kind, recorded)
+        content = data if plain else _recordable(data)
+        self._add_event(pack_event(kind, content, wall, time.time()))
+        for listener in self.listeners:
+            listener(kind, content)
 
     def decide(self, data: dict[str, Any]) -> None:
         """Add an event of kind "decision", which nothing supersedes, and make it durable.
@@ -141,12 +141,12 @@ class Journal:
             self._close_blocks()
             self._write()
             position = Position(self.segment, self._end)
-            crowded, lost = self._written > PENDING_LIMIT, bool(self._lost)
-        self._tell()
-        if crowded or lost:  # an fsync bounds the memory that the tail takes
+            is_full, gap = self._written_size > PENDING_LIMIT, bool(self._gap)
+        self._send_warnings()
+        if is_full or gap:  # an fsync bounds the memory that the tail takes
             with suppress(OSError):
                 self.fsync_only(position)
-        if lost:  # the gap is before the position that a checkpoint takes: a resume from there has to know it
+        if gap:  # the gap is before the position that a checkpoint takes: a resume from there has to know it
             with self._lock:
                 self._write()
                 position = Position(self.segment, self._end)
@@ -160,7 +160,7 @@ class Journal:
     def durable(self) -> int:
         """Number of bytes at the file's beginning that no power cut takes."""
         with self._lock:
-            return self._durable
+            return self._durable_size
 
     def close(self) -> None:
         """Write all that the disk takes and close the file.  May be called twice; never raises OSError."""
@@ -171,17 +171,17 @@ class Journal:
         with self._syncing, self._lock:
             descriptor, self._fd = self._fd, -1
             os.close(descriptor)
-            if (lost := len(self._tail) - self._written) or self._lost:
+            if (size := len(self._tail) - self._written_size) or self._gap:
                 self._messages.append(
-                    f"{self.path}: {lost} bytes and {self._lost.get('rows', 0)} dropped rows are lost: they "
+                    f"{self.path}: {size} bytes and {self._gap.get('rows', 0)} dropped rows are lost: they "
                     "could not be written before the run ended"
                 )
-        self._tell()
+        self._send_warnings()
 
     @property
     def _end(self) -> int:
         """Offset after everything added, but for the open blocks."""
-        return self._durable + len(self._tail)
+        return self._durable_size + len(self._tail)
 
     def _require_open(self) -> None:
         if self._fd < 0:
@@ -197,35 +197,35 @@ class Journal:
         """Pack the rows of each metric as a single block: each boundary may have read a few of them."""
         while self._open:
             key = next(iter(self._open))
-            block, added = joined_blocks(self._open.pop(key)), self._added.pop(key)
-            if self._refusal is not None and len(self._tail) > PENDING_LIMIT:
+            block, time_of_newest = joined_blocks(self._open.pop(key)), self._row_times.pop(key)
+            if self._error is not None and len(self._tail) > PENDING_LIMIT:
                 first, last = min(block.steps), max(block.steps)
-                self._lost = {
-                    "rows": self._lost.get("rows", 0) + len(block.steps),
-                    "first_step": min(self._lost.get("first_step", first), first),
-                    "last_step": max(self._lost.get("last_step", last), last),
+                self._gap = {
+                    "rows": self._gap.get("rows", 0) + len(block.steps),
+                    "first_step": min(self._gap.get("first_step", first), first),
+                    "last_step": max(self._gap.get("last_step", last), last),
                 }
             else:
-                self._tail += pack_frame(METRICS, self._end, pack_block(block, added))
+                self._tail += pack_frame(METRICS, self._end, pack_block(block, time_of_newest))
 
     def _write(self) -> None:
         try:
-            while self._written < len(self._tail):
+            while self._written_size < len(self._tail):
                 hazard.reach("journal.write")
-                chunk = self._tail[self._written : self._written + _CHUNK]
+                chunk = self._tail[self._written_size : self._written_size + _CHUNK]
                 # a nearly full disk takes a part, without an error
-                self._written += os.pwrite(self._fd, chunk, self._durable + self._written)
+                self._written_size += os.pwrite(self._fd, chunk, self._durable_size + self._written_size)
         except OSError as error:
-            self._refused(error)
+            self._note_disk_error(error)
 
-    def _refused(self, error: OSError) -> None:
-        if self._refusal is None:
+    def _note_disk_error(self, error: OSError) -> None:
+        if self._error is None:
             self._messages.append(
                 f"{self.path}: {error.strerror}: the journal cannot be written; training continues, and rows "
                 f"wait in memory, up to {PENDING_LIMIT >> 20} MiB, until the journal can be written again "
                 f"({remedy(error)})"
             )
-        self._refusal = error
+        self._error = error
 
     def fsync_only(self, position: Position) -> None:
         """Make everything up to `position` durable without flushing later frames.
@@ -235,46 +235,46 @@ class Journal:
         with self._syncing:
             with self._lock:
                 self._require_open()
-                written = self._written
-                if self._durable + written < position.offset:
-                    code = errno.ENOSPC if self._refusal is None else self._refusal.errno or errno.ENOSPC
-                    why = f"the journal waits to be written ({os.strerror(code)})"
-                    raise OSError(code, why, str(self.path))
-                if self._named and self._durable >= position.offset:
+                size = self._written_size
+                if self._durable_size + size < position.offset:
+                    code = errno.ENOSPC if self._error is None else self._error.errno or errno.ENOSPC
+                    message = f"the journal waits to be written ({os.strerror(code)})"
+                    raise OSError(code, message, str(self.path))
+                if self._has_name and self._durable_size >= position.offset:
                     return
             try:  # outside _lock, so that the training thread can add frames meanwhile
                 hazard.reach("journal.fsync")
                 os.fsync(self._fd)
-                if not self._named:  # a power cut may take a new file's name although its bytes are durable
+                if not self._has_name:  # a power cut may take a new file's name although its bytes stay
                     fsync_folder(self.path.parent, "journal")
                     fsync_folder(self.path.parent.parent, "journal")
             except OSError as error:
                 with self._lock:
-                    self._written = 0  # a failed fsync does not say what the disk has
-                    self._refused(error)
-                self._tell()
+                    self._written_size = 0  # a failed fsync does not say what the disk has
+                    self._note_disk_error(error)
+                self._send_warnings()
                 raise
             # `written` was taken before the fsync: what was written since is not known to be durable.
             with self._lock:
-                self._named = True
-                del self._tail[:written]
-                self._durable += written
-                self._written -= written
-                if self._refusal is not None and self._written == len(self._tail):
-                    self._accepted()
-            self._tell()
+                self._has_name = True
+                del self._tail[:size]
+                self._durable_size += size
+                self._written_size -= size
+                if self._error is not None and self._written_size == len(self._tail):
+                    self._note_recovery()
+            self._send_warnings()
 
-    def _accepted(self) -> None:
+    def _note_recovery(self) -> None:
         """Take note that nothing waits in memory any more, and declare what was dropped."""
-        self._refusal = None
+        self._error = None
         self._messages.append(
             f"{self.path}: the journal can be written again; the rows that waited are written"
         )
-        if self._lost:
-            self._tail += pack_frame(EVENT, self._end, pack_event("gap", self._lost, True, time.time()))
-            self._lost = {}
+        if self._gap:
+            self._tail += pack_frame(EVENT, self._end, pack_event("gap", self._gap, True, time.time()))
+            self._gap = {}
 
-    def _tell(self) -> None:
+    def _send_warnings(self) -> None:
         """Pass the messages on while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.pop(0))

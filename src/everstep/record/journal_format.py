@@ -193,7 +193,7 @@ def pack_block(block: Block, time: float) -> bytes:
     return b"".join((head, phase, name, packed, np.array(block.values, "<f8").tobytes()))
 
 
-def _unpacked(
+def _unpack_columns(
     payload: memoryview,
 ) -> tuple[tuple[int, str, str, bool], NDArray[np.int64], NDArray[np.float64]]:
     """Return a packed block's (epoch, phase, name, wall), differences in its three columns, and its values.
@@ -221,14 +221,14 @@ def _unpacked(
 def is_block(payload: memoryview) -> bool:
     """Whether a payload has exactly the bytes of the rows that it claims."""
     try:
-        _unpacked(payload)
+        _unpack_columns(payload)
     except ValueError:
         return False
     return True
 
 
 def unpack_block(payload: memoryview) -> Block:
-    head, differences, values = _unpacked(payload)
+    head, differences, values = _unpack_columns(payload)
     steps, counts, seqs = np.cumsum(differences, axis=1).tolist()
     return Block(*head, steps, values.tolist(), counts, seqs)
 
@@ -238,7 +238,7 @@ def block_columns(payload: memoryview) -> tuple[float, NDArray[np.int64], NDArra
 
     ValueError: it is damaged.
     """
-    _, differences, values = _unpacked(payload)
+    _, differences, values = _unpack_columns(payload)
     return _BLOCK.unpack_from(payload)[0], np.cumsum(differences[0]), values
 
 
@@ -386,32 +386,32 @@ def read_segment(path: Path, start: int = 0, run: str | None = None) -> Segment:
         data = file.read()
     header = unpack_header(head)
     if header is not None and header.version != VERSION:
-        other = f"{path} has journal format {header.version}, this everstep reads only {VERSION}"
-        raise JournalError(f"{other}; use the everstep that wrote it")
+        message = f"{path} has journal format {header.version}, this everstep reads only {VERSION}"
+        raise JournalError(f"{message}; use the everstep that wrote it")
     number = segment_number(path) or (header.segment if header else 0)
     if header is not None and header.segment != number:
         # perhaps of another run: none of its rows may count as this start's
-        return _refused(number, path, f"its header says segment {header.segment}; was it renamed?")
+        return _unread_segment(number, path, f"its header says segment {header.segment}; was it renamed?")
     segment = Segment(number, path, size=start if len(head) == HEADER_SIZE else len(head))
     if header is None and head:
         segment.problems.append(f"{path.name}: the header ({HEADER_SIZE} bytes at 0) is torn or damaged")
-    _add_frames(segment, data, start, moved=None if is_continued else 0)
-    begun = [event.data for event in segment.events if event.kind == "segment"]
-    writer = next((each["run"] for each in begun if each.get("run") is not None), run)
+    _add_frames(segment, data, start, shift=None if is_continued else 0)
+    starts = [event.data for event in segment.events if event.kind == "segment"]
+    writer = next((each["run"] for each in starts if each.get("run") is not None), run)
     if run is not None and writer != run:
-        return _refused(number, path, f"the run {writer} has written it, and this is {run};")
+        return _unread_segment(number, path, f"the run {writer} has written it, and this is {run};")
     if header is not None:
         segment.parent = header.parent
-    elif begun and begun[0].get("parent"):
-        segment.parent = Position(*begun[0]["parent"])
+    elif starts and starts[0].get("parent"):
+        segment.parent = Position(*starts[0]["parent"])
     only_decided = bool(segment.events) and all(event.kind == "decision" for event in segment.events)
     is_start = header is not None and (not only_decided or is_continued or bool(segment.blocks))
-    segment.started = is_start or bool(begun)
+    segment.started = is_start or bool(starts)
     return segment
 
 
-def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) -> None:
-    """Add the frames of bytes from `start` on, which were written `moved` bytes further on; None: unknown."""
+def _add_frames(segment: Segment, data: bytes, start: int, shift: int | None) -> None:
+    """Add the frames of bytes from `start` on, which were written `shift` bytes further on; None: unknown."""
     last, problems = -1, list[str]()
     for each in scan(data, 0):
         at, length = start + each.start, each.end - each.start
@@ -427,13 +427,13 @@ def _add_frames(segment: Segment, data: bytes, start: int, moved: int | None) ->
         if each.offset <= last:  # offsets only grow, so a file that was copied together counts no row twice
             problems.append(f"the frame at {at} is repeated or out of order; it is skipped")
             continue
-        if moved not in (None, each.offset - at):
+        if shift not in (None, each.offset - at):
             problems.append(f"the frame at {at} was written at {each.offset}; what is before it was changed")
-        moved, last, segment.end = each.offset - at, each.offset, each.offset + length
+        shift, last, segment.end = each.offset - at, each.offset, each.offset + length
         try:
             _add_frame(segment, each)
-        except ValueError as wrong:
-            problems.append(f"the frame at {at} {wrong}; it is skipped")
+        except ValueError as error:
+            problems.append(f"the frame at {at} {error}; it is skipped")
     segment.problems += [f"{segment.path.name}: {problem}" for problem in problems]
 
 
@@ -445,15 +445,15 @@ def _add_frame(segment: Segment, frame: Frame) -> None:
         segment.blocks.append(StoredBlock(frame.offset, frame.payload))
     elif frame.kind == EVENT:
         event = unpack_event(frame.payload)
-        if wrong := misfit(event["kind"], event["data"]):
-            raise ValueError(f"is not an event of kind {event['kind'][:40]!r} ({wrong})")
+        if problem := misfit(event["kind"], event["data"]):
+            raise ValueError(f"is not an event of kind {event['kind'][:40]!r} ({problem})")
         segment.events.append(Event(segment.number, frame.offset, **event))
     else:
         raise ValueError(f"is of unknown kind {frame.kind}")
 
 
-def _refused(number: int, path: Path, why: str) -> Segment:
-    return Segment(number, path, problems=[f"{path.name}: {why} no row of it is read"])
+def _unread_segment(number: int, path: Path, reason: str) -> Segment:
+    return Segment(number, path, problems=[f"{path.name}: {reason} no row of it is read"])
 
 
 def in_order(segment: Segment) -> list[Item]:
@@ -467,4 +467,4 @@ def read_or_miss(number: int, path: Path, run: str | None = None) -> Segment:
     try:
         return read_segment(path, run=run)
     except OSError as error:
-        return _refused(number, path, f"it cannot be read ({error.strerror});")
+        return _unread_segment(number, path, f"it cannot be read ({error.strerror});")

@@ -84,9 +84,9 @@ class RunJournal:
         self._saved_by = saved_by
         self._chains: dict[Position, dict[int, int]] = {}
         if not any((folder / name).exists() for name in ("run.json", "journal")):
-            runs = {str(path.parent) for near in (folder, folder.parent) for path in near.glob("*/run.json")}
-            what = "has neither run.json nor journal/" if folder.exists() else "does not exist"
-            raise RunDirError(f"{folder} is not a run: it {what}; {nearest(str(folder), runs)}")
+            runs = {str(path.parent) for top in (folder, folder.parent) for path in top.glob("*/run.json")}
+            problem = "has neither run.json nor journal/" if folder.exists() else "does not exist"
+            raise RunDirError(f"{folder} is not a run: it {problem}; {nearest(str(folder), runs)}")
 
     @cached_property
     def _segments(self) -> dict[int, Segment]:
@@ -98,8 +98,8 @@ class RunJournal:
     @cached_property
     def _chain(self) -> dict[int, int]:
         """Segment number -> the offset up to which the segment is valid, oldest first."""
-        started = [segment for segment in self._segments.values() if segment.started]
-        return self._chain_to(Position(started[-1].number, started[-1].end)) if started else {}
+        starts = [segment for segment in self._segments.values() if segment.started]
+        return self._chain_to(Position(starts[-1].number, starts[-1].end)) if starts else {}
 
     def _chain_to(self, position: Position | None) -> dict[int, int]:
         if position is None:
@@ -134,9 +134,9 @@ class RunJournal:
         if segment is not None and segment.end >= position.offset:
             return None
         path = segment_path(self.run_dir, position.segment)
-        what = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
+        state = "is missing" if segment is None else f"ends at {segment.end}, before {position.offset}"
         return (
-            f"{path} {what}: metrics that were recorded before the checkpoint are lost; the state is whole, "
+            f"{path} {state}: metrics that were recorded before the checkpoint are lost; the state is whole, "
             "and the run resumes; restore the file from a copy to have the metrics again"
         )
 
@@ -158,9 +158,9 @@ class RunJournal:
 
     def _blocks(self, valid: bool) -> Iterator[tuple[int, Block]]:
         for segment, end in self._valid_ends(valid):
-            for stored in segment.blocks:
-                if stored.offset < end:
-                    yield segment.number, stored.block
+            for entry in segment.blocks:
+                if entry.offset < end:
+                    yield segment.number, entry.block
 
     def rows(self, valid: bool = True) -> Iterator[Row]:
         """Yield the metric rows, in no order that equal runs share; if not `valid`, superseded ones too."""
@@ -189,13 +189,13 @@ class RunJournal:
             phase, name = next((each for each in phases_and_names(name) if each in known), (None, name))
         if name not in names:
             raise ConfigError(f"the run has no metric {name!r}; {nearest(name, names)}")
-        phases = [one for one, each in known if each == name]
+        phases = [each_phase for each_phase, each in known if each == name]
         phase = phase or ("step" if len(phases) > 1 else phases[0])
         if phase not in phases:
             raise ConfigError(f"metric {name!r} has no rows in phase {phase!r}; {nearest(phase, phases)}")
-        of_all = (block for _, block in self._blocks(valid=True))
-        own = [block for block in of_all if (block.phase, block.name) == (phase, name)]
-        return [step for block in own for step in block.steps], [v for block in own for v in block.values]
+        blocks = [each for _, each in self._blocks(valid=True) if (each.phase, each.name) == (phase, name)]
+        steps = [step for block in blocks for step in block.steps]
+        return steps, [value for block in blocks for value in block.values]
 
     def newest_start(self) -> Event | None:
         """Return the event with which the newest start began; None before the first start."""
@@ -228,55 +228,55 @@ class RunJournal:
         return Status(len(self._segments), epoch, step, valid, total - valid, self.ended())
 
     @cached_property
-    def _began(self) -> int:
+    def _origin(self) -> int:
         """Number of the segment from nothing that the newest start with a checkpoint goes back to."""
         saved_by = math.inf if self._saved_by is None else self._saved_by
-        started = (segment.number for segment in self._segments.values() if segment.started)
-        newest = max((number for number in started if number <= saved_by), default=0)
+        numbers = (segment.number for segment in self._segments.values() if segment.started)
+        newest = max((number for number in numbers if number <= saved_by), default=0)
         first = next(iter(self._chain_to(Position(newest, 0))), 0)
         return first if first and self._segments[first].parent is None else 0
 
     def rollbacks(self) -> list[Rollback]:
         """List the rollbacks of the run since it began from nothing, in order."""
-        decisions = [event for event in self.events("decision") if event.segment >= self._began]
+        decisions = [event for event in self.events("decision") if event.segment >= self._origin]
         return Rollback.among((event.data, event.segment) for event in decisions)
 
     def heads(self, step: int) -> dict[str, dict[str, Any]]:
         """Map each stream to what the head of the epoch after `step` last changed in its generators."""
-        heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._began]
+        heads = [event.data for event in self.events("head", valid=False) if event.segment >= self._origin]
         return {head["stream"]: head for head in heads if head["step"] == step}
 
     def superseded(self, position: Position | None, number: int) -> Iterator[Block]:
         """Yield each block of a segment that a start from `position` leaves behind."""
         begin = self._chain_to(position).get(number, 0)
-        for stored in self._segments[number].blocks:
-            if stored.offset >= begin:
-                yield stored.block
+        for entry in self._segments[number].blocks:
+            if entry.offset >= begin:
+                yield entry.block
 
     def abandoned_starts(self, position: Position | None) -> set[int]:
         """Find the starts whose overridden configuration or data a position does not inherit."""
-        chain, left = self._chain_to(position), set[int]()
+        chain, abandoned = self._chain_to(position), set[int]()
         reasons = (OTHER_CONFIGURATION, OTHER_DATA)
-        chose = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
+        overriding = {event.segment for event in self.events("decision") if event.data.get("why") in reasons}
         for number, segment in self._segments.items():
-            inherited = segment.parent is not None and segment.parent.segment in left
-            if number not in chain and (number in chose or inherited):
-                left.add(number)
-        return left
+            inherited = segment.parent is not None and segment.parent.segment in abandoned
+            if number not in chain and (number in overriding or inherited):
+                abandoned.add(number)
+        return abandoned
 
-    def compared_until(self, segment: int, step: int, left: Collection[int]) -> tuple[float, str]:
+    def compared_until(self, segment: int, step: int, abandoned: Collection[int]) -> tuple[float, str]:
         """Find the first step that a start from `step` does not compare with a segment's results, and why.
 
         From that step on, infinite if there is none, the results were superseded on purpose (by a rollback,
         a person's choice or an accepted divergence), or the segment itself had diverged.  Choices of the
-        starts in `left` do not count.
+        starts in `abandoned` do not count.
         """
-        if (after := bisect_right(self._from_nothing, segment)) < len(self._from_nothing):
-            return 0, f"start {self._from_nothing[after]} began from nothing"
+        if (index := bisect_right(self._from_nothing, segment)) < len(self._from_nothing):
+            return 0, f"start {self._from_nothing[index]} began from nothing"
         events = self._segments[segment].events if segment in self._segments else []
-        own = [each.data["step"] for each in events if each.kind == DIVERGED]
-        cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in left]
-        cuts += [(first, f"start {segment} had diverged at step {first}") for first in own if first > step]
+        steps = [each.data["step"] for each in events if each.kind == DIVERGED]
+        cuts = [each[2:] for each in self._cuts if segment <= each[0] and each[1] not in abandoned]
+        cuts += [(first, f"start {segment} had diverged at step {first}") for first in steps if first > step]
         return min(cuts, key=itemgetter(0), default=(math.inf, ""))
 
     @cached_property
@@ -291,24 +291,24 @@ class RunJournal:
         """
         cuts = list[tuple[int, int, int, str]]()
         for each in self.rollbacks():
-            why = f"rollback {each.number} has other batches from step {each.first} on"
-            cuts.append((each.segment, 0, each.first, why))
+            reason = f"rollback {each.number} has other batches from step {each.first} on"
+            cuts.append((each.segment, 0, each.first, reason))
         for at, step in self._accepted:
             cuts.append((at, 0, step, f"a divergence was accepted at step {step}"))
-        for event in self._decided(CHOSEN):
-            why = f"start {event.segment} had {event.data.get('why')}"
-            cuts.append((event.segment - 1, event.segment, event.data["step"], why))
+        for event in self._decisions(CHOSEN):
+            reason = f"start {event.segment} had {event.data.get('why')}"
+            cuts.append((event.segment - 1, event.segment, event.data["step"], reason))
         return cuts
 
     def meets(
-        self, others: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
+        self, condition: Callable[[Mapping[str, Any]], bool], position: Position | None, step: int
     ) -> bool:
-        """Whether a start from `position` would be compared with one of `others`."""
-        left = self.abandoned_starts(position)
+        """Whether a start from `position` would be compared with one whose facts meet `condition`."""
+        abandoned = self.abandoned_starts(position)
         return any(
-            others(event.data["facts"]) and self.compared_until(event.segment, step, left)[0] > step
+            condition(event.data["facts"]) and self.compared_until(event.segment, step, abandoned)[0] > step
             for event in self.events("segment", valid=False)
-            if event.segment not in left
+            if event.segment not in abandoned
         )
 
     def divergences(self, position: Position | None = None) -> list[Event]:
@@ -323,10 +323,10 @@ class RunJournal:
 
     @property
     def _accepted(self) -> list[tuple[int, int]]:
-        return [(event.segment, event.data["step"]) for event in self._decided(ACCEPTED)]
+        return [(event.segment, event.data["step"]) for event in self._decisions(ACCEPTED)]
 
-    def _decided(self, what: str) -> list[Event]:
-        return [event for event in self.events("decision") if event.data.get("what") == what]
+    def _decisions(self, decision: str) -> list[Event]:
+        return [event for event in self.events("decision") if event.data.get("what") == decision]
 
 
 def chain_to(parents: Mapping[int, Position | None], position: Position) -> dict[int, int]:
@@ -365,11 +365,11 @@ class Follower:
 
     def older(self) -> Iterator[tuple[int, list[Item]]]:
         """Yield the valid parts of the earlier segments: see `RunJournal.parts`."""
-        return (part for part in RunJournal(self._run_dir).parts() if part[0] != self._segment)
+        return (each for each in RunJournal(self._run_dir).parts() if each[0] != self._segment)
 
     def news(self) -> Iterator[Item]:
         """Yield the entries that reached the newest segment's file since the last call."""
-        new = read_segment(segment_path(self._run_dir, self._segment), self._size)
-        items = [item for item in in_order(new) if item.offset >= self._end]
-        self._size, self._end = new.size, max(self._end, new.end)
+        segment = read_segment(segment_path(self._run_dir, self._segment), self._size)
+        items = [item for item in in_order(segment) if item.offset >= self._end]
+        self._size, self._end = segment.size, max(self._end, segment.end)
         yield from items

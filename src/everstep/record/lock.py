@@ -64,7 +64,7 @@ class RunLock:
             except RunDirError as error:
                 self._drop()
                 if error.errno == errno.ENOENT:
-                    raise self._removed() from None
+                    raise self._removed_error() from None
                 raise
 
     def release(self) -> None:
@@ -93,7 +93,7 @@ class RunLock:
         with _GUARD:
             if self._fd is None or self._is_here(os.fstat(self._fd)):
                 return
-            before, gone = self._fd, self._key
+            descriptor, key = self._fd, self._key
             try:
                 self._fd = self._open(os.O_EXCL)
             except FileExistsError:
@@ -102,8 +102,8 @@ class RunLock:
                     "entered the run: this one saves no more; leave the run to the other, or stop both and "
                     "start one again"
                 ) from None
-            os.close(before)
-            _HELD.pop(gone, None)
+            os.close(descriptor)
+            _HELD.pop(key, None)
             self._announce()
 
     def _open(self, exclusive: int = 0) -> int:
@@ -116,7 +116,7 @@ class RunLock:
             # Only now: a directory that was replaced before the lock was taken is another run's.
             status = os.fstat(descriptor)
             if not self._is_here(status):
-                raise self._removed()
+                raise self._removed_error()
         except RunDirError:
             os.close(descriptor)
             raise
@@ -125,9 +125,9 @@ class RunLock:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 # a holder that began in the same moment writes its name soon
                 wait_until(lambda: bool(self._holder()), _NAME_WAIT)
-                who = self._holder() or "another process (it has not written its name yet)"
+                holder = self._holder() or "another process (it has not written its name yet)"
                 advice = "wait for it or stop it, or give another directory"
-                raise RunLockedError(f"{self._path.parent} is in use by {who}; {advice}") from None
+                raise RunLockedError(f"{self._path.parent} is in use by {holder}; {advice}") from None
             raise RunDirError(
                 f"{self._path.parent} is on a file system without locks ({error.strerror}); use another "
                 "directory, or pass lock=False and make sure yourself that only one process uses the run"
@@ -136,22 +136,22 @@ class RunLock:
         _HELD[self._key] = os.getpid()
         return descriptor
 
-    def _is_here(self, opened: os.stat_result) -> bool:
+    def _is_here(self, status: os.stat_result) -> bool:
         """Whether the open file still has the name: the directory may be another run's by now."""
         with suppress(FileNotFoundError):
-            return os.path.samestat(opened, os.stat(self._path))
+            return os.path.samestat(status, os.stat(self._path))
         return False
 
-    def _removed(self) -> RunDirError:
+    def _removed_error(self) -> RunDirError:
         return RunDirError(
             f"{self._path.parent} was removed or replaced by another process while it was opened; start again"
         )
 
     def _announce(self) -> str | None:
-        before = self._holder()
+        previous = self._holder()
         me = {"pid": os.getpid(), "host": platform.node(), "started": time.time()}
         write_whole(self._note, json.dumps(me).encode(), "lock.json")
-        return before and f"took over the run from {before}, which ended without releasing it"
+        return previous and f"took over the run from {previous}, which ended without releasing it"
 
     def _drop(self) -> None:
         if self._fd is not None:
@@ -194,10 +194,10 @@ def is_held(run_dir: Path) -> bool:
         layout, fields, at = "hhqqi4x", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
     try:
         with open_regular(path) as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *fields))
+            result = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *fields))
     except FileNotFoundError:
         return False
-    return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
+    return bool(struct.unpack_from("h", result, at)[0] != fcntl.F_UNLCK)
 
 
 def why_stays(run_dir: Path, run: str) -> str:
@@ -205,8 +205,8 @@ def why_stays(run_dir: Path, run: str) -> str:
     if run_dir.is_symlink():
         return "it is a link; remove the run that it points to"
     try:
-        if (there := RunDir.open(run_dir, create=False).id) != run:
-            return f"another run is there, {there}"
+        if (present := RunDir.open(run_dir, create=False).id) != run:
+            return f"another run is there, {present}"
         if is_held(run_dir):
             return "it is running"
         journal = RunJournal(run_dir)
@@ -229,19 +229,19 @@ def remove(run_dir: Path, run: str) -> None:
     The directory gets another name first, so that a start at its old place begins a new run.  After a kill
     in between, the rest is still a run directory, and can be removed.
     """
-    if why := why_stays(run_dir, run):
-        raise RunDirError(f"{run_dir} stays: {why}")
-    moved = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
+    if reason := why_stays(run_dir, run):
+        raise RunDirError(f"{run_dir} stays: {reason}")
+    trash = run_dir.with_name(f"{run_dir.name}.removed-{secrets.token_hex(3)}")
     lock = RunLock(run_dir)
-    with lock.held(), no_disk_error("the run cannot be removed wholly", moved):
-        if (there := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
-            raise RunDirError(f"{run_dir} stays: another run is there, {there}")
-        rename(run_dir, moved, "removing")
+    with lock.held(), no_disk_error("the run cannot be removed wholly", trash):
+        if (present := RunDir.open(run_dir, create=False).id) != run:  # replaced since why_stays looked
+            raise RunDirError(f"{run_dir} stays: another run is there, {present}")
+        rename(run_dir, trash, "removing")
         lock.release()
-        fsync_folder(moved.parent, "removing")
+        fsync_folder(trash.parent, "removing")
         # the files by which it can be removed again come last
-        last = {"run.json": 1, "lock": 2}
-        for entry in sorted(moved.iterdir(), key=lambda entry: last.get(entry.name, 0)):
+        order = {"run.json": 1, "lock": 2}
+        for entry in sorted(trash.iterdir(), key=lambda entry: order.get(entry.name, 0)):
             hazard.reach("removing.entry")
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        moved.rmdir()
+        trash.rmdir()

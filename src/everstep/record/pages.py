@@ -72,7 +72,7 @@ class FailurePages:
         self._count = 0
 
     def write(
-        self, kind: Kind, what: str, lines: list[str], *, step: int, epoch: int, cause: str | None = None
+        self, kind: Kind, message: str, lines: list[str], *, step: int, epoch: int, cause: str | None = None
     ) -> Path:
         """Write a page, and delete this rank's oldest ones beyond `KEPT`; return its path."""
         self._count += 1
@@ -80,12 +80,12 @@ class FailurePages:
         if len(text) > _LONGEST:
             lines = f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}".split("\n")
         place, process = (self._segment, self._rank, step, epoch), (socket.gethostname(), os.getpid())
-        page = Failure(kind, *place, what, cause, lines, time.time(), *process)
+        page = Failure(kind, *place, message, cause, lines, time.time(), *process)
         name = f"segment-{self._segment:04}-rank-{self._rank}-{kind}-{self._count:03}.json"
         path = write_page(self._run_dir, FAILURES, name, redacted(page._asdict()))
         names = f"segment-*-rank-{self._rank}-*"
-        own = path.parent.glob(f"{names}.json")
-        oldest = sorted(own, key=lambda page: [*map(int, re.findall(r"\d+", page.name))])[:-KEPT]
+        paths = path.parent.glob(f"{names}.json")
+        oldest = sorted(paths, key=lambda page: [*map(int, re.findall(r"\d+", page.name))])[:-KEPT]
         for each in (*oldest, *path.parent.glob(f"{TMP}{names}")):  # of a process that died meanwhile
             discard(each, FAILURES)
         return path
@@ -101,8 +101,7 @@ def failures(run_dir: str | Path) -> list[Failure]:
     Files that are not such pages are passed over.
     """
     folder = to_read(user_path(run_dir, "run_dir")) / FAILURES
-    pages = read_pages(folder, Failure, "segment-*.json")
-    return sorted(pages, key=lambda page: (page.segment, page.time))
+    return sorted(read_pages(folder, Failure, "segment-*.json"), key=lambda page: (page.segment, page.time))
 
 
 def traceback_lines(error: BaseException) -> list[str]:

@@ -127,8 +127,8 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
             "remote": redacted(remotes.get("origin") or next(iter(remotes.values()), None)),
         }
         if commit and dirty:
-            changes = _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary")
-            git["diff"] = xxhash.xxh3_64_hexdigest(changes.encode())
+            diff = _git(folder, deadline, "diff", "HEAD", "--no-ext-diff", "--binary")
+            git["diff"] = xxhash.xxh3_64_hexdigest(diff.encode())
         if commit:
             holding = ("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes")
             git["pushed"] = bool(_git(folder, deadline, *holding))
@@ -148,7 +148,7 @@ def git_facts(folder: Path) -> dict[str, Any] | None:
 
 def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> str:
     """Return the output of a git command; `empty` allows exit status 1 (`git config`: no such key)."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(folder), *command],
         env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},  # an observer takes no index lock
         stdin=subprocess.DEVNULL,
@@ -156,6 +156,6 @@ def _git(folder: Path, deadline: float, *command: str, empty: bool = False) -> s
         timeout=max(0.01, deadline - time.monotonic()),
         check=False,
     )
-    if done.returncode and not (empty and done.returncode == 1):
-        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-    return done.stdout.decode(errors="backslashreplace")
+    if process.returncode and not (empty and process.returncode == 1):
+        raise subprocess.CalledProcessError(process.returncode, command, process.stdout, process.stderr)
+    return process.stdout.decode(errors="backslashreplace")

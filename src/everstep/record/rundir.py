@@ -59,20 +59,20 @@ def located(path: str | os.PathLike[str]) -> Path:
 
 def to_read(path: str | os.PathLike[str]) -> Path:
     """Locate a run directory for reading: as `located`, or `path` itself if the located one is missing."""
-    moved = located(path)
-    return moved if moved.exists() else Path(path)
+    folder = located(path)
+    return folder if folder.exists() else Path(path)
 
 
 @contextmanager
-def no_disk_error(what: str, path: Path, hint: str = "") -> Iterator[None]:
+def no_disk_error(problem: str, path: Path, hint: str = "") -> Iterator[None]:
     """Raise an error of the disk in a block as one of the run directory, with a remedy."""
     try:
         yield
     except RunDirError:
         raise
     except OSError as error:
-        what = f"{what}: {error.strerror}; {hint or remedy(error)}"
-        raise RunDirError(error.errno, what, str(path)) from error
+        problem = f"{problem}: {error.strerror}; {hint or remedy(error)}"
+        raise RunDirError(error.errno, problem, str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -110,18 +110,18 @@ class RunDir:
             if create:
                 _make(folder)
             elif not folder.is_dir():
-                what = "is a file" if folder.exists() else "does not exist"
-                raise RunDirError(f"{folder} {what}; check the path")
-            seen = os.listdir(folder)  # before run.json is read: another process may begin the run now
+                problem = "is a file" if folder.exists() else "does not exist"
+                raise RunDirError(f"{folder} {problem}; check the path")
+            entries = os.listdir(folder)  # before run.json is read: another process may begin the run now
             facts, damage = _read(folder / "run.json")
             if facts is None and not create:
                 damage = damage or f"{folder} is not a run directory: it has no run.json; check the path"
             if damage:
                 raise RunDirError(damage)
             if facts is None:
-                _require_empty(folder, seen)
+                _require_empty(folder, entries)
                 facts = _create(folder, seed, about or {})
-        if create and seen and facts.get("imported"):
+        if create and entries and facts.get("imported"):
             raise RunDirError(
                 f"{folder} was imported from another program, and has nothing to resume from; give another "
                 "directory"
@@ -149,8 +149,8 @@ class RunDir:
 
     def require_same(self) -> None:
         """Check, once the lock is held, that the directory still holds the run that was read before."""
-        if (now := certain_id(self.path)) != self.id:
-            what = "removed" if now is None else f"replaced by {now}"
+        if (current := certain_id(self.path)) != self.id:
+            what = "removed" if current is None else f"replaced by {current}"
             raise RunDirError(f"the run {self.id} in {self.path} was {what} while it was opened; start again")
 
     def next_segment(self) -> int:
@@ -198,18 +198,18 @@ def _make(folder: Path) -> None:
                 )
 
 
-def _require_empty(folder: Path, seen: list[str]) -> None:
+def _require_empty(folder: Path, entries: list[str]) -> None:
     """Refuse a folder without `run.json` that was not empty before `run.json` was looked for."""
-    names = sorted(name for name in seen if not name.startswith(".") and name not in _LOCK)
-    if ours := [name for name in names if name in _OURS]:
+    names = sorted(name for name in entries if not name.startswith(".") and name not in _LOCK)
+    if files := [name for name in names if name in _OURS]:
         raise RunDirError(
-            f"{folder} holds a run ({', '.join(ours)}) but no run.json; restore it from a backup, or move "
+            f"{folder} holds a run ({', '.join(files)}) but no run.json; restore it from a backup, or move "
             "the directory away to start anew"
         )
     if names:
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        what = f"{folder} is not a run directory: it holds {some} and no run.json"
-        raise RunDirError(f"{what}; give an empty or new directory")
+        problem = f"{folder} is not a run directory: it holds {some} and no run.json"
+        raise RunDirError(f"{problem}; give an empty or new directory")
 
 
 def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,10 +225,10 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
     # The folder may be as new as the file, so its name is made durable too, if its parent may be opened.
     with suppress(PermissionError):
         fsync_folder(folder.parent, "run.json")
-    first, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
-    if first is None:
+    stored, damage = _read(folder / "run.json")  # two processes may create at once: the first file counts
+    if stored is None:
         raise RunDirError(damage or f"{folder / 'run.json'} disappeared while it was made; start again")
-    return first
+    return stored
 
 
 def _encode(facts: dict[str, Any]) -> bytes:
@@ -243,11 +243,11 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, str]:
         is_whole = is_whole and isinstance(facts["seed"], int) and facts["created"] >= 0
         if is_whole and 0 < len(facts["id"]) <= LONGEST_ID:
             return facts, ""
-        how = "its checksum is wrong, or a fact is missing or too long"
+        fault = "its checksum is wrong, or a fact is missing or too long"
     except FileNotFoundError:
         return None, ""
     except OSError as error:
-        how = f"it cannot be read ({error.strerror})"
+        fault = f"it cannot be read ({error.strerror})"
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        how = "its content was changed"
-    return None, f"{path} is damaged: {how}; restore it from a backup"
+        fault = "its content was changed"
+    return None, f"{path} is damaged: {fault}; restore it from a backup"

@@ -109,7 +109,7 @@ class EarlierSteps:
         lasts: (stream, pass) -> the last step that read from the pass.
         traced: steps that a trail records in full, as far as values were on the host.
         names: metrics that any of the steps has collected.
-        set_aside, why: the last step of executions that are not compared with, 0 if all are; and the reasons.
+        set_aside, reasons: the last step of executions that are not compared with, 0 if all are; and why.
         accepted: whether a person has accepted a divergence at or before the checkpoint.
     """
 
@@ -121,7 +121,7 @@ class EarlierSteps:
     traced: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     set_aside: int = 0
-    why: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     accepted: bool = False
 
     def __post_init__(self) -> None:
@@ -132,10 +132,10 @@ class EarlierSteps:
         """Whether metrics are left that were not found again."""
         return any(key[2] not in ("batch", "copy") for values in self.values.values() for key in values)
 
-    def add(self, trail: TrailContent, end: float, why: str, tail: bool) -> None:
+    def add(self, trail: TrailContent, end: float, reason: str, tail: bool) -> None:
         """Add an execution, which is not compared with from step `end` on."""
         # Steps that an older trail has are left out: the first execution counts.
-        new = set(range(max(self.first, trail.whole) + 1, int(min(trail.last + 1, end)))) - self.traced
+        new = set(range(max(self.first, trail.full_after) + 1, int(min(trail.last + 1, end)))) - self.traced
         self.names |= {mark.name for mark in trail.marks if mark.phase == "step"}
         for step, phase, name, epoch, seq, value, count in trail.marks:
             begin = self.first if tail and phase != "copy" else self.first + 1
@@ -152,27 +152,27 @@ class EarlierSteps:
                 self.values[step][key] = None if value is None else (value, count)
         self.traced |= new
         self.last = max(self.last, *new, 0)
-        self._leave_out(trail.last, end, why)
+        self._leave_out(trail.last, end, reason)
 
-    def add_rows(self, block: Block, end: float, why: str) -> None:
+    def add_rows(self, block: Block, end: float, reason: str) -> None:
         """Add rows of the journal, in steps that no trail has in full."""
         for key, row in comparable_rows(block):
             _, step, phase, _, _ = key
             in_step = phase == "step"
             if in_step:
                 self.names.add(key[3])
-                self._leave_out(step, end, why)
+                self._leave_out(step, end, reason)
             is_traced = in_step and step in self.traced
             if self.first + in_step <= step < end and phase != "head" and not is_traced:
                 self.values[step].setdefault(key, row)
                 self.last = max(self.last, step * in_step)
 
-    def _leave_out(self, last: int, end: float, why: str) -> None:
+    def _leave_out(self, last: int, end: float, reason: str) -> None:
         if last >= end:
             self.set_aside = max(self.set_aside, last)
             # steps that are compared with other executions are not spoken of
-            if last > self.first and why not in self.why:
-                self.why.append(why)
+            if last > self.first and reason not in self.reasons:
+                self.reasons.append(reason)
 
 
 def read_earlier_steps(
@@ -185,11 +185,11 @@ def read_earlier_steps(
         tail: whether the start also repeats the tail of an epoch that ends with `step`.
     """
     earlier = EarlierSteps(step)
-    left = journal.abandoned_starts(position)
+    abandoned = journal.abandoned_starts(position)
     if position is not None:
-        earlier.accepted = journal.compared_until(position.segment, step, left)[0] <= step
-    for number in (each.number for each in journal.segments() if each.number not in left):
-        cut = journal.compared_until(number, step, left)
+        earlier.accepted = journal.compared_until(position.segment, step, abandoned)[0] <= step
+    for number in (each.number for each in journal.segments() if each.number not in abandoned):
+        cut = journal.compared_until(number, step, abandoned)
         if (trail := read_trail(trail_path(journal.run_dir, number, rank))) is not None:
             earlier.add(trail, *cut, tail)
         # start by start: the first execution of a step counts, by whichever of the two it has left
@@ -224,10 +224,10 @@ class StepComparison:
     """
 
     def __init__(self, reference: EarlierSteps, incomparable: Callable[[], str] = lambda: "") -> None:
-        self._was = reference
+        self._earlier = reference
         self._incomparable = cache(incomparable)
         self.first, self.last = reference.first, reference.last
-        self._seen: set[str] = set()
+        self._metrics: set[str] = set()
         """Step metrics that this execution has collected."""
         self._noted: set[int] = set()
         """Steps of which something was compared, or counted as not compared."""
@@ -243,43 +243,43 @@ class StepComparison:
     def note(self, key: Key, new: Value | None) -> None:
         """Compare a value that this execution has found, as its trail has it; None: it is not known (yet)."""
         epoch, step, phase, name, _ = key
-        was = self._was
+        earlier = self._earlier
         if phase == "pass":
             self._pass_ended(step, name, epoch)
             return
-        if phase == "batch" and (end := was.ends.get((name, epoch), step)) < step:
-            del was.ends[name, epoch]
-            old = f"at its end after step {end}"
-            self._differs(step, "samples", f"pass of {name}", old, "not at its end")
+        if phase == "batch" and (end := earlier.ends.get((name, epoch), step)) < step:
+            del earlier.ends[name, epoch]
+            expected = f"at its end after step {end}"
+            self._differs(step, "samples", f"pass of {name}", expected, "not at its end")
             return
         if phase == "step":
-            self._seen.add(name)
+            self._metrics.add(name)
             if new is None:
                 return  # it is on a device, and follows when it is read
-        component, label, kind = _described(phase, name)
-        why_not = "" if kind in (BATCHES, RANDOM) else self._incomparable()
-        is_missing = key not in was.values[step]
-        is_told = phase in ("batch", "step") and was.first < step <= was.last
-        if phase == "head" or (is_missing and not is_told):
+        component, label, kind = _component(phase, name)
+        reason = "" if kind in (BATCHES, RANDOM) else self._incomparable()
+        is_new = key not in earlier.values[step]
+        is_covered = phase in ("batch", "step") and earlier.first < step <= earlier.last
+        if phase == "head" or (is_new and not is_covered):
             return
         self._noted.add(step)
-        before = was.values[step].pop(key, None)
-        if is_missing and step in was.traced and not why_not and (phase == "batch" or name in was.names):
+        old = earlier.values[step].pop(key, None)
+        if is_new and step in earlier.traced and not reason and (phase == "batch" or name in earlier.names):
             words = ("not drawn", "drawn") if phase == "batch" else row_words(None, new)
             self._differs(step, component, label, *words)
-        elif before is None or new is None or why_not:
+        elif old is None or new is None or reason:
             self.uncompared[kind] += 1
-        elif before == new:
+        elif old == new:
             self.equal[kind] += 1
         elif phase == "batch":
-            self._differs(step, component, label, *batch_words((epoch, before[0]), (epoch, new[0])))
+            self._differs(step, component, label, *batch_words((epoch, old[0]), (epoch, new[0])))
         else:
-            words = (f"{before[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(before, new)
+            words = (f"{old[0]:016x}", f"{new[0]:016x}") if phase == "copy" else row_words(old, new)
             self._differs(step, component, label, *words)
 
     def _pass_ended(self, step: int, stream: str, pass_index: int) -> None:
-        was, ended = self._was, (stream, pass_index)
-        end, last = was.ends.pop(ended, None), was.lasts.get(ended, 0)
+        earlier, key = self._earlier, (stream, pass_index)
+        end, last = earlier.ends.pop(key, None), earlier.lasts.get(key, 0)
         old = f"at its end after step {end}" if end is not None else f"not at its end until step {last}"
         if end not in (None, step) or (end is None and last > step):
             self._differs(step, "samples", f"pass of {stream}", old, "at its end")
@@ -291,21 +291,21 @@ class StepComparison:
         """
         if words is None:
             self.equal[LAST] += self.done  # else steps are executed again, and say more
-        elif not self._was.accepted:
+        elif not self._earlier.accepted:
             self._differs(self.first, "samples", f"batch of {stream}", *words)
-        return words is None or self._was.accepted
+        return words is None or self._earlier.accepted
 
     def step_done(self, step: int) -> None:
         """Count a complete step, and compare its batches that were not drawn."""
-        if self._was.first < step <= self._was.last:
+        if self._earlier.first < step <= self._earlier.last:
             self.steps += 1
-            for key in [key for key in self._was.values[step] if key[2] == "batch"]:
-                del self._was.values[step][key]
+            for key in [key for key in self._earlier.values[step] if key[2] == "batch"]:
+                del self._earlier.values[step][key]
                 self._differs(step, "samples", f"batch of {key[3]}", "drawn", "not drawn")
 
     def reached(self, step: int) -> None:
         """Take note of a boundary after `step`: all of the step's rows have been read."""
-        if step > self._was.last or (step == self._was.last and not self._was.has_rows):
+        if step > self._earlier.last or (step == self._earlier.last and not self._earlier.has_rows):
             self.end()
 
     def end(self) -> None:
@@ -313,9 +313,9 @@ class StepComparison:
         if self.done:
             return
         self.done = True
-        for step in sorted(self._was.traced.intersection(range(self.first + 1, self.first + self.steps + 1))):
-            for (_, _, phase, name, _), old in self._was.values[step].items():
-                if phase == "step" and name in self._seen and old is not None and not self._incomparable():
+        for step in sorted(self._earlier.traced & {*range(self.first + 1, self.first + self.steps + 1)}):
+            for (_, _, phase, name, _), old in self._earlier.values[step].items():
+                if phase == "step" and name in self._metrics and old is not None and not self._incomparable():
                     self._differs(step, "loss", name, *row_words(old, None))
 
     def _differs(self, step: int, component: str, name: str, old: str, new: str) -> None:
@@ -326,26 +326,26 @@ class StepComparison:
 
     def report(self) -> str:
         """Report the comparison in one line."""
-        equal, was = _counted(self.equal), self._was
+        equal, earlier = _format_counts(self.equal), self._earlier
         if self.difference is not None:
             total = self.equal.total() + self.differing
             differ = f"{self.differing} of {total} compared differ"
             return f"resume differs: {in_words(self.difference)} ({differ})"
         aside = ""
-        if was.set_aside > was.last:
-            first, last = was.last + 1, was.set_aside
+        if earlier.set_aside > earlier.last:
+            first, last = earlier.last + 1, earlier.set_aside
             steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
-            aside = f"{steps} not compared with earlier executions: {_listed(was.why)}"
+            aside = f"{steps} not compared with earlier executions: {_join(earlier.reasons)}"
         if self.lost:
-            aside = f"{aside}{'; ' if aside else ''}not in the state: {_listed(self.lost)}"
+            aside = f"{aside}{'; ' if aside else ''}not in the state: {_join(self.lost)}"
         if not self.steps and not equal:
             begin = REPORTS["not verified" if aside else "nothing to verify"]
             return f"{begin}: {aside or 'no step was executed again'}"
         counts = [f"{equal} equal"] if equal else []
-        if uncompared := _counted(self.uncompared):
-            why = self._incomparable()
-            counts.append(f"{uncompared} not compared{f' ({why})' if why else ''}")
-        bare = self.steps - sum(was.first < step <= was.first + self.steps for step in self._noted)
+        if uncompared := _format_counts(self.uncompared):
+            reason = self._incomparable()
+            counts.append(f"{uncompared} not compared{f' ({reason})' if reason else ''}")
+        bare = self.steps - sum(self.first < step <= self.first + self.steps for step in self._noted)
         if equal and bare:
             counts.append(f"{plural(bare, 'step')} left nothing to compare")
         results = ", ".join(counts) or "they left nothing to compare"
@@ -358,7 +358,7 @@ class StepComparison:
         return f"{report}; {aside}" if aside else report
 
 
-def _described(phase: str, name: str) -> tuple[str, str, str]:
+def _component(phase: str, name: str) -> tuple[str, str, str]:
     """Return the component of a value, its name in messages, and the kind as which it is counted."""
     if phase == "batch":
         return "samples", f"batch of {name}", BATCHES
@@ -370,8 +370,8 @@ def _described(phase: str, name: str) -> tuple[str, str, str]:
 
 def in_words(difference: Difference) -> str:
     """Describe a difference between an earlier execution and this one."""
-    was, now = difference.expected, difference.actual
-    return f"step {difference.step} {difference.name} was {was} and is {now} now"
+    step, name, expected, actual = difference.step, difference.name, difference.expected, difference.actual
+    return f"step {step} {name} was {expected} and is {actual} now"
 
 
 def batch_words(old: BatchDigest | None, new: BatchDigest | None) -> tuple[str, str]:
@@ -397,18 +397,18 @@ def row_words(old: Value | None, new: Value | None) -> tuple[str, str]:
     return words(old, new), words(new, old)
 
 
-def _counted(counts: Counter[str]) -> str:
+def _format_counts(counts: Counter[str]) -> str:
     """Format counts, such as "12 batch digests and 9 values of loss"; "" if nothing was counted."""
     kinds = [plural(counts[kind], kind) for kind in _KINDS if counts[kind]]
     metrics = [name for name, count in counts.items() if count and name not in _KINDS]
     if metrics:
         total = sum(counts[name] for name in metrics)
-        what = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"
-        kinds.append(f"{plural(total, 'value')} {what}")
-    return _listed(kinds)
+        subject = f"of {metrics[0]}" if len(metrics) == 1 else f"of {len(metrics)} metrics"
+        kinds.append(f"{plural(total, 'value')} {subject}")
+    return _join(kinds)
 
 
-def _listed(words: Iterable[str]) -> str:
+def _join(words: Iterable[str]) -> str:
     *others, last = [*words] or [""]
     return f"{', '.join(others)} and {last}" if others else last
 

@@ -58,12 +58,12 @@ def trail_path(run_dir: Path, segment: int, rank: int = 0) -> Path:
 def rank_trails(run_dir: Path, segment: int) -> dict[int, Path]:
     """Return the files of a segment's trails by rank."""
     path = trail_path(run_dir, segment)
-    others = path.parent.glob(f"{path.stem}.rank-[0-9][0-9][0-9][0-9][0-9].trail")
-    ranks = {int(other.suffixes[0][6:]): other for other in others}
+    files = path.parent.glob(f"{path.stem}.rank-[0-9][0-9][0-9][0-9][0-9].trail")
+    ranks = {int(file.suffixes[0][6:]): file for file in files}
     return {0: path, **ranks} if path.exists() else ranks
 
 
-def packed(body: bytes) -> bytes:
+def pack_line(body: bytes) -> bytes:
     """Make a line of its JSON."""
     return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(body, VERSION).encode(), body)
 
@@ -106,9 +106,9 @@ class Trail:
         self._descriptor: int | None = None
         """None while the file cannot be made."""
         self._end = 0
-        self._last = self._whole = step
+        self._last = self._complete_after = step
         """The last step; the one after which all steps are in the file."""
-        self._copied = (-1, 0)
+        self._copy = (-1, 0)
         """Step of the newest copy of the state, and the end of the file then."""
         self._has_warned = False
         self._begin(step)
@@ -129,8 +129,8 @@ class Trail:
             is_left_out = phase == "step" and self._is_wall(name)
             names = self._names[phase, name] = "" if is_left_out else json.dumps([phase, name])[1:-1]
         if names:  # as json.dumps would write it, in half the time: each step comes here
-            known = "null" if value is None else value
-            self._records.append(f"[{step},{names},{epoch},{seq},{known},{count}]")
+            number = "null" if value is None else value
+            self._records.append(f"[{step},{names},{epoch},{seq},{number},{count}]")
             if self.compare is not None:
                 self.compare((epoch, step, phase, name, seq), None if value is None else (value, count))
 
@@ -139,7 +139,7 @@ class Trail:
         step: int,
         epoch: int,
         pending: Sequence[tuple[int, str, Any]],
-        read: Mapping[str, tuple[int, float, int]],
+        readings: Mapping[str, tuple[int, float, int]],
     ) -> None:
         """Write what a complete step found; its values are folded as the collector folds them.
 
@@ -149,14 +149,14 @@ class Trail:
         """
         self._last = step
         sums: dict[str, tuple[float, int] | None]
-        sums = {name: (total, count) for name, (at, total, count) in read.items() if at == step}
+        sums = {name: (total, count) for name, (at, total, count) in readings.items() if at == step}
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1
         for _, name, value in pending[first:]:
-            before = sums.get(name, (-0.0, 0))  # the sum of -0.0 and a value is that value
-            if type(value) is self._on_host and before is not None:
-                sums[name] = (before[0] + value, before[1] + 1)
+            partial = sums.get(name, (-0.0, 0))  # the sum of -0.0 and a value is that value
+            if type(value) is self._on_host and partial is not None:
+                sums[name] = (partial[0] + value, partial[1] + 1)
             else:  # a tensor may be on a device: reading its value would make the step wait
                 sums[name] = None
         for name, total in sums.items():
@@ -187,19 +187,19 @@ class Trail:
         """Note a copy of the state after `step`; a file that could not be made is tried again."""
         if self._descriptor is None:
             self._begin(self._last)
-        if self._copied[0] != step:  # of two copies of a step the first may be saved: the tail follows it
-            self._copied = step, self._end
+        if self._copy[0] != step:  # of two copies of a step the first may be saved: the tail follows it
+            self._copy = step, self._end
 
     def committed(self, step: int) -> None:
         """Begin a large file anew, if the newest copy is this commit: a resume needs what follows it."""
-        at, end = self._copied
+        at, end = self._copy
         if at == step and self._descriptor is not None and self._end > ENOUGH:
             try:
-                after = os.pread(self._descriptor, self._end - end, end)
+                tail = os.pread(self._descriptor, self._end - end, end)
             except OSError as error:
-                self._refused(error)
+                self._warn_once(error)
             else:
-                self._begin(step, after)
+                self._begin(step, tail)
 
     def close(self) -> None:
         """Let go of the file.  May be called twice."""
@@ -207,8 +207,8 @@ class Trail:
             os.close(self._descriptor)
         self._descriptor = None
 
-    def _begin(self, step: int, after: bytes = b"") -> None:
-        self._end, self._copied, self._whole = 0, (-1, 0), max(step, self._whole)
+    def _begin(self, step: int, tail: bytes = b"") -> None:
+        self._end, self._copy, self._complete_after = 0, (-1, 0), max(step, self._complete_after)
         try:
             if self._descriptor is None:
                 hazard.reach("trail.create")
@@ -216,15 +216,15 @@ class Trail:
                     self.path.unlink()
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
-            self._append(packed(f"[{step},{self._whole},[]]".encode()) + after)
+            self._append(pack_line(f"[{step},{self._complete_after},[]]".encode()) + tail)
             hazard.reach("trail.truncate")
             os.ftruncate(self._descriptor, self._end)  # behind a whole line: after a kill it is a trail, too
         except OSError as error:
-            self._refused(error)
+            self._warn_once(error)
 
     def _write(self) -> None:
         """Append the records; those that the disk refuses are lost."""
-        line = packed(f"[{self._last},{self._whole},[{','.join(self._records)}]]".encode())
+        line = pack_line(f"[{self._last},{self._complete_after},[{','.join(self._records)}]]".encode())
         self._records.clear()
         self._append(line)
 
@@ -237,10 +237,10 @@ class Trail:
                     return
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._refused(error)
-        self._whole = self._last
+                self._warn_once(error)
+        self._complete_after = self._last
 
-    def _refused(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
@@ -262,9 +262,9 @@ class Mark(NamedTuple):
 
 
 class TrailContent(NamedTuple):
-    """Content of a trail: the steps after `whole` are recorded in full, up to `last`; all marks."""
+    """Content of a trail: the steps after `full_after` are recorded in full, up to `last`; all marks."""
 
-    whole: int
+    full_after: int
     last: int
     marks: list[Mark]
 
@@ -272,17 +272,17 @@ class TrailContent(NamedTuple):
 def read_trail(path: Path) -> TrailContent | None:
     """Read a trail; None if it is missing, damaged or of another version."""
     marks, bodies = list[Mark](), list(_bodies(path))
-    whole = last = 0
+    complete_after = last = 0
     try:
         for body in bodies:
-            last, since, records = parse_json(body)
-            whole = max(whole, since)
+            last, start, records = parse_json(body)
+            complete_after = max(complete_after, start)
             marks += map(_mark, records)
     except (TypeError, ValueError):
         return None
     # a forged file may claim more steps than it has lines for
-    is_trail = bodies and is_count(last) and is_count(whole) and last - whole <= len(bodies)
-    return TrailContent(whole, last, marks) if is_trail else None
+    is_trail = bodies and is_count(last) and is_count(complete_after) and last - complete_after <= len(bodies)
+    return TrailContent(complete_after, last, marks) if is_trail else None
 
 
 def _mark(record: Sequence[Any]) -> Mark:
@@ -318,6 +318,6 @@ def _bodies(path: Path) -> Iterator[bytes]:
         return
     for line in lines:
         body = line[17:]
-        if packed(body)[:-1] != line:
+        if pack_line(body)[:-1] != line:
             return
         yield body

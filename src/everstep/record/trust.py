@@ -54,16 +54,16 @@ def distrust(run_dir: Path, facts: Mapping[str, Any]) -> str:
     """Say why a start's facts do not count as this user's; "" if they do, or if EVERSTEP_TRUST is set."""
     if _is_trusted_anyway():
         return ""
-    for place in (run_dir, run_dir / "run.json", run_dir / "journal"):
-        if not place.exists() or place.stat().st_uid != os.geteuid():
-            return f"{place} does not belong to you"
+    for path in (run_dir, run_dir / "run.json", run_dir / "journal"):
+        if not path.exists() or path.stat().st_uid != os.geteuid():
+            return f"{path} does not belong to you"
     key = _key()
     if key is None:
         return f"this user has no key in {key_file()} (the first training makes it)"
-    if not isinstance(recorded := facts.get(MARK), str):
+    if not isinstance(marked := facts.get(MARK), str):
         return "its record has no mark"
-    wanted = _mark(key, RunDir.open(run_dir, create=False).id, facts)
-    if not hmac.compare_digest(recorded.encode("utf-8", "surrogatepass"), wanted.encode()):
+    expected = _mark(key, RunDir.open(run_dir, create=False).id, facts)
+    if not hmac.compare_digest(marked.encode("utf-8", "surrogatepass"), expected.encode()):
         return "its mark is not yours, or the record was changed after it was marked"
     return ""
 
@@ -72,11 +72,11 @@ def distrust_config(run_dir: Path, config: Any) -> str:
     """Say why a configuration does not count as this user's: as `distrust` for the start that recorded it."""
     if _is_trusted_anyway():
         return ""
-    why = "none of its starts has recorded this configuration"
+    reason = "none of its starts has recorded this configuration"
     for facts in RunJournal(run_dir).facts_since(0):
-        if facts.get("config") == config and not (why := distrust(run_dir, facts)):
+        if facts.get("config") == config and not (reason := distrust(run_dir, facts)):
             return ""
-    return why
+    return reason
 
 
 def _is_trusted_anyway() -> bool:
@@ -109,13 +109,13 @@ def _make_key() -> None:
     if path is None or os.path.lexists(path):
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32) + "\n")
         # A link fails where the name is taken, so a key that another process made at once is kept.
         with suppress(FileExistsError):
-            os.link(new, path)
+            os.link(temporary, path)
     finally:
-        new.unlink()
+        temporary.unlink()

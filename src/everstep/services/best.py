@@ -130,18 +130,18 @@ class Best(Service):
         """Best value so far; None before the first."""
         return self.places[0].value if self.places else None
 
-    def _kept(self) -> list[str]:
+    def _kept_names(self) -> list[str]:
         return [place.name for place in self.places if place.name is not None]
 
     def best_to_keep(self) -> dict[str, list[str]]:
-        return {self.metric: self._kept()} if self._kept() else {}
+        return {self.metric: self._kept_names()} if self._kept_names() else {}
 
     def config(self) -> Json:
         return {"metric": self.metric, "mode": self.mode}
 
     def open(self, run: RunView) -> None:
         self._run = run
-        run.watch(self.metric, self._came)
+        run.watch(self.metric, self._take_reading)
 
     def is_on_line(self, readings: Readings) -> bool:
         """Whether a line of these readings shows a new best value (the mark ` (*)`); called once per line.
@@ -151,18 +151,18 @@ class Best(Service):
         stats, values = readings.stats(self.metric), readings.values(self.metric)
         if stats is None:
             return False
-        came, self._is_new = self._is_new, False
-        return came and self.value in values if values else better(stats.mean, self.value, self.mode)
+        is_new, self._is_new = self._is_new, False
+        return is_new and self.value in values if values else better(stats.mean, self.value, self.mode)
 
-    def _came(self, value: float) -> None:
+    def _take_reading(self, value: float) -> None:
         self._is_new = self._is_new or better(value, self.value, self.mode)
-        self._seen(value)
+        self._rank_value(value)
 
-    def _seen(self, value: float) -> None:
+    def _rank_value(self, value: float) -> None:
         if self._inferred and not self.places:
             self._inferred = False
-            word = "smaller" if self.mode == "min" else "larger"
-            self._run.println(f"best {self.metric}: {word} is better (inferred from its name)")
+            relation = "smaller" if self.mode == "min" else "larger"
+            self._run.println(f"best {self.metric}: {relation} is better (inferred from its name)")
         if not math.isfinite(value):
             return
         new, sign = Place(value, self._run.step, self._run.epoch), 1 if self.mode == "min" else -1
@@ -174,30 +174,30 @@ class Best(Service):
         if any(place is new for place in self.places):
             self._waiting = new.step
 
-    def look(self, boundary: Boundary) -> Place | None:
+    def place_at(self, boundary: Boundary) -> Place | None:
         """Find the place of the values since the last look; None if none of them is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
-                self._seen(value)
+                self._rank_value(value)
         step, self._waiting = self._waiting, None
         return next((place for place in self.places if place.step == step), None)
 
-    def has_weights(self, place: Place, boundary: Boundary, done: str) -> bool:
-        """Whether the weights are those of the best value; else say that they are not `done`."""
+    def has_weights(self, place: Place, boundary: Boundary, action: str) -> bool:
+        """Whether the weights are those of the best value; else print why `action` is left out."""
         if place.step == boundary.step:
             return True
         self._run.println(
             f"the best {self.metric} ({place.value:.6g}) was measured at step {place.step} and its weights "
-            f"were trained on until step {boundary.step}: they are not {done}; measure after the last step"
+            f"were trained on until step {boundary.step}: they are not {action}; measure after the last step"
         )
         return False
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        place = self.look(boundary)
+        place = self.place_at(boundary)
         boundary.readings.clear()
         if place is None or not self.save or not self.has_weights(place, boundary, "kept"):
             return None
-        return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept())),))
+        return Outcome(actions=(SaveBest(self.metric, place.value, tuple(self._kept_names())),))
 
     def keep_as(self, name: str, step: int) -> None:
         """Note that the weights of the value at `step` are kept under this name."""

@@ -94,7 +94,7 @@ class Console(Service):
             self.print(self._content())
         else:
             with self._lock:
-                self._guarded(self._line.draw)
+                self._run_guarded(self._line.draw)
 
     def finish(self, boundary: Boundary) -> None:
         self.run(boundary)
@@ -112,7 +112,7 @@ class Console(Service):
     def close(self) -> None:
         with self._lock:
             if self._line is not None:
-                self._guarded(self._line.close)
+                self._run_guarded(self._line.close)
                 self._line = None
             self._log = None
 
@@ -124,15 +124,15 @@ class Console(Service):
         elif stream is not None:  # None where a program has no standard output
 
             def output() -> None:
-                fitting = _cropped(text, _columns(stream)) if shorten and stream.isatty() else text
+                fitting = _crop(text, _columns(stream)) if shorten and stream.isatty() else text
                 if line is None:
                     _write(stream, fitting + "\n")
                 else:
                     line.print(fitting)
 
-            self._guarded(output)
+            self._run_guarded(output)
 
-    def _guarded(self, output: Callable[[], None]) -> None:
+    def _run_guarded(self, output: Callable[[], None]) -> None:
         """Run an output that may fail: say once, in the log, that output is lost; training continues."""
         try:
             output()
@@ -148,8 +148,8 @@ class Console(Service):
         parts = [] if run.max_epoch == 1 or not run.epoch else [counter("Epoch", run.epoch, run.max_epoch)]
         parts.append(counter("Step", run.step, run.max_step))
         if (progress := run.get_progress()) is not None:
-            done, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
-            parts.append(percent if self._line is None else f"{done:─<{_BAR}} {percent:>4}")
+            bar, percent = "━" * int(progress * _BAR), f"{int(progress * 100)}%"
+            parts.append(percent if self._line is None else f"{bar:─<{_BAR}} {percent:>4}")
         if (rate := run.get_rate()) is not None:
             value, unit = (rate, "steps/s") if rate >= 1 else (1 / rate, "s/step")
             parts.append(f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}")
@@ -298,7 +298,7 @@ class LiveLine:
     def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:
         self.stream, self.lock, self.pid, self.is_open = stream, lock, os.getpid(), False
         self._content = content
-        self._drawn = self._midline = False
+        self._is_drawn = self._midline = False
 
     def open(self) -> None:
         self.is_open = True
@@ -320,12 +320,12 @@ class LiveLine:
     def draw(self) -> None:
         if self._midline or not self.is_open:
             return
-        erase, self._drawn = "\r\x1b[J" if self._drawn else "", True
-        _write(self.stream, erase + _cropped(self._content(), _columns(self.stream) - 1) + "\r")
+        erase, self._is_drawn = "\r\x1b[J" if self._is_drawn else "", True
+        _write(self.stream, erase + _crop(self._content(), _columns(self.stream) - 1) + "\r")
 
     def erase(self) -> None:
-        if self._drawn:
-            self._drawn = False
+        if self._is_drawn:
+            self._is_drawn = False
             self.stream.write("\r\x1b[J")
             self.stream.flush()  # standard error may write next, through another buffer
 
@@ -386,7 +386,7 @@ class NotebookLine:
 
     def draw(self) -> None:
         # plain text: no markup, and every viewer of notebooks shows this
-        content = {"text/plain": _cropped(self._content(), _CELL_COLUMNS)}
+        content = {"text/plain": _crop(self._content(), _CELL_COLUMNS)}
         if self._output is None:
             display: Any = import_module("IPython.display").display
             self._output = display(content, raw=True, display_id=True)
@@ -413,7 +413,7 @@ def live_line(lock: threading.RLock, content: Content) -> LiveLine | NotebookLin
     return LiveLine(stream, lock, content)
 
 
-def _cropped(text: str, columns: int) -> str:
+def _crop(text: str, columns: int) -> str:
     def cells() -> int:
         return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 

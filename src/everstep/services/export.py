@@ -43,10 +43,10 @@ def _folder_name(name: str) -> str:
 def _retire(folder: Path, top: Path, keep: int | None, step: float = math.inf) -> None:
     """Delete what is of a later step, and of the rest all but the newest `keep`; names say the step."""
     require_no_link(folder, top)
-    named = [path for path in folder.glob("*") if CheckpointName.matches(path.stem)]
-    named.sort(key=lambda path: CheckpointName.parse(path.stem).step)
-    done = [path for path in named if CheckpointName.parse(path.stem).step <= step]
-    for path in {*named} - {*(done if keep is None else done[-keep:])}:
+    paths = [path for path in folder.glob("*") if CheckpointName.matches(path.stem)]
+    paths.sort(key=lambda path: CheckpointName.parse(path.stem).step)
+    reached = [path for path in paths if CheckpointName.parse(path.stem).step <= step]
+    for path in {*paths} - {*(reached if keep is None else reached[-keep:])}:
         if path.is_dir():
             files.retire(path, top=top)
         else:
@@ -142,8 +142,8 @@ class Export(Conditional):
         saved = entry.save()
         arrays = {n: a for n, a in encode(saved).arrays.items() if not BESIDE & {*n.split("/")}}
         guarded = {array_name(path) for path in array_paths(saved) if entry.guarded(path)}
-        if bad := [n for n, array in arrays.items() if n in guarded and not is_finite(array)]:
-            self._run.println(f"{self.name}: NaN or infinity in {bad[0]!r}: not exported")
+        if nonfinite := [n for n, array in arrays.items() if n in guarded and not is_finite(array)]:
+            self._run.println(f"{self.name}: NaN or infinity in {nonfinite[0]!r}: not exported")
             return
         name = CheckpointName(boundary.step)
         after_epoch = boundary.epoch and boundary.moment is not Moment.AFTER_STEP
@@ -180,9 +180,9 @@ class Export(Conditional):
 def _description(
     arrays: Mapping[str, HostArray], metrics: Mapping[str, float], **facts: Any
 ) -> dict[str, Any]:
-    shown = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
+    values = {name: v if math.isfinite(v) else str(v) for name, v in sorted(metrics.items())}
     weights = Encoded({name: {"$array": name} for name in arrays}, dict(arrays))
-    return {**facts, "metrics": shown, "digest": digest(weights)}
+    return {**facts, "metrics": values, "digest": digest(weights)}
 
 
 def _place(target: Path, contents: Callable[[Path], object], about: dict[str, Any], *, top: Path) -> None:
@@ -284,17 +284,17 @@ def _arrays(checkpoint: Checkpoint, entry: str) -> dict[str, HostArray]:
     entries = children(structure["user"]) or {}
     if entry not in entries:
         raise ConfigError(f"the state of the run has no {entry!r}; {nearest(entry, entries)}")
-    whole = array_name(["user", entry])  # no other arrays were read
-    named = {
-        name.removeprefix(f"{whole}/") if name != whole else array_name([]): array
+    root = array_name(["user", entry])  # no other arrays were read
+    arrays = {
+        name.removeprefix(f"{root}/") if name != root else array_name([]): array
         for name, array in checkpoint.arrays.items()
         if not BESIDE & {*name.split("/")}
     }
-    if not named:
+    if not arrays:
         raise ConfigError(f"{entry!r} has no arrays; give another entry: {', '.join(entries)}")
-    if "n_averaged" in named:
-        return {n.removeprefix("module."): a for n, a in named.items() if n != "n_averaged"}
-    return named
+    if "n_averaged" in arrays:
+        return {n.removeprefix("module."): a for n, a in arrays.items() if n != "n_averaged"}
+    return arrays
 
 
 Format = Literal["jsonl", "csv"]
@@ -359,9 +359,9 @@ class Dump(BuiltIn):
             if self._file is not None:
                 self._finish(f"{CheckpointName(boundary.step)}.{self.format}")
         elif boundary.payload.stream == self.stream:
-            self._take(boundary.payload)
+            self._write_rows(boundary.payload)
 
-    def _take(self, step: EvalStep) -> None:
+    def _write_rows(self, step: EvalStep) -> None:
         if step.number == 1:  # a new evaluation begins: the file of an interrupted evaluation goes
             self.close()
             require_no_link(self.folder, self._run.run_dir)

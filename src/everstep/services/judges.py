@@ -290,14 +290,14 @@ _BAD_STEP = (
 )
 
 
-def _failed(policy: Policy, error: type[BadStepError], message: str, step: int | None) -> Outcome:
+def _end_run(policy: Policy, error: type[BadStepError], message: str, step: int | None) -> Outcome:
     """End the run without saving its state, by the policy."""
     if policy == "raise":
         raise error(message, step=step)
     return Outcome(actions=(Stop(message, failed=True, step=step),))
 
 
-def _checked(policy: Policy) -> Policy:
+def _check_policy(policy: Policy) -> Policy:
     if policy not in ("raise", "stop"):
         raise ConfigError(f'policy={policy!r}: give "raise" or "stop"')
     return policy
@@ -334,7 +334,7 @@ class LossBound(Judge):
         super().__post_init__()
         if self.bound is None and self.times is None:
             raise ConfigError(f"LossBound({self.metric!r}) has no bound: give bound= or times=")
-        self.policy = _checked(self.policy)
+        self.policy = _check_policy(self.policy)
         self.times = number("times", self.times, none="for an absolute bound")
         if self.times is not None and self.times <= 1:
             raise ConfigError(f"LossBound(times={self.times!r}): give more than 1")
@@ -347,15 +347,15 @@ class LossBound(Judge):
         boundary.readings.clear()
         if stats is None:
             return None
-        broken = self._broken(stats)
+        broken = self._find_fault(stats)
         if self.times is not None:  # after the judgement: a value is not part of its own median
             self.looks = [*self.looks, stats.mean][-self.last :]
         if broken is None:
             return None
         message = f"{self.metric} is {stats.max:.6g} at step {boundary.step}, {broken}; {_BAD_STEP}"
-        return _failed(self.policy, LossBoundError, message, boundary.step)
+        return _end_run(self.policy, LossBoundError, message, boundary.step)
 
-    def _broken(self, stats: Stats) -> str | None:
+    def _find_fault(self, stats: Stats) -> str | None:
         """Say what is wrong with the largest value; None if it is within bounds."""
         if not math.isfinite(stats.max):  # also while there is no median yet: a NaN would spoil it
             return "which is not finite"
@@ -396,7 +396,7 @@ class NaNGuard(Service):
         parameters: bool = True,
     ) -> None:
         super().__init__("nan_guard")
-        self.policy, (self.metrics, _) = _checked(policy), name_patterns("NaNGuard", metrics)
+        self.policy, (self.metrics, _) = _check_policy(policy), name_patterns("NaNGuard", metrics)
         self.guards_state = parameters
 
     def due(self, when: Instant) -> bool:
@@ -405,15 +405,15 @@ class NaNGuard(Service):
     def run(self, boundary: Boundary) -> Outcome | None:
         readings = boundary.readings
         guarded = [name for name in readings.names() if matches(name, self.metrics)]
-        bad = [(*first, name) for name in guarded if (first := readings.nonfinite(name)) is not None]
+        nonfinite = [(*first, name) for name in guarded if (first := readings.nonfinite(name)) is not None]
         readings.clear()
-        if not bad:
+        if not nonfinite:
             return None
-        step, value, name = min(bad)
+        step, value, name = min(nonfinite)
         return self.bad_state(f"metric {name!r} is {value} at step {step}; {_BAD_STEP}", step)
 
     def bad_state(self, message: str, step: int | None) -> Outcome:
-        return _failed(self.policy, NonFiniteError, message, step)
+        return _end_run(self.policy, NonFiniteError, message, step)
 
 
 class StopAfter(BuiltIn):
@@ -543,8 +543,7 @@ class Scheduled(Judge):
         self.sets = (self.target,)
 
     def config(self) -> Json:
-        is_value = isinstance(self.value, Annealing)
-        value = repr(self.value) if is_value else described(self.value, "value")
+        value = repr(self.value) if isinstance(self.value, Annealing) else described(self.value, "value")
         return {"target": self.target, "value": value, "every": repr(self.schedule)}
 
     def run(self, boundary: Boundary) -> Outcome | None:
@@ -600,19 +599,19 @@ class Conditional(Service):
                 'OnBest("valid_loss"), or a function of the boundary'
             )
         self._condition = condition
-        short = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
-        super().__init__(f"when {short}" if name is None else name, every)
+        label = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
+        super().__init__(f"when {label}" if name is None else name, every)
 
     def open(self, run: RunView) -> None:
         if self._best is not None:
             self._best.open(run)
 
-    def met(self, boundary: Boundary, done: str = "") -> bool:
-        """Whether the condition holds, where the service is due; if weights are `done`, whether here."""
+    def met(self, boundary: Boundary, action: str = "") -> bool:
+        """Whether the condition holds, where the service is due; for an `action` on weights, whether here."""
         if self._best is None:
             return not callable(self._condition) or bool(self._condition(boundary))
-        place = self._best.look(boundary)
-        return place is not None and (not done or self._best.has_weights(place, boundary, done))
+        place = self._best.place_at(boundary)
+        return place is not None and (not action or self._best.has_weights(place, boundary, action))
 
     def state_dict(self) -> Any:
         return None if self._best is None else self._best.state_dict()

@@ -28,7 +28,7 @@ from everstep.services.sink import (
     Parts,
     RemoteSink,
     Sink,
-    described,
+    describe_root,
     last_status,
     lines,
     require_package,
@@ -109,13 +109,13 @@ class WandB(Sink):
         self._stop_upload()
         self._format: Any = wandb_internal_pb2
         run_dir = self._run.run_dir
-        key, self._config, self._began, _ = described(RunJournal(run_dir), parts[0][0])
+        key, self._config, self._began, _ = describe_root(RunJournal(run_dir), parts[0][0])
         self._now, self._id = self._began, re.sub(r"[^a-zA-Z0-9_-]", "-", key)[-64:]
         logs, is_online = run_dir / "logs", self._mode == "online"
         environment = {**os.environ, "WANDB_DIR": str(logs)}  # for the logs of its commands
         synced = [*logs.glob(f"wandb/offline-*/run-{self._id}.wandb.synced")]
-        counted = self._count(environment) if is_online else None
-        self._uploaded = counted or sum(map(_count_rows, synced))
+        remote_rows = self._count_remote_rows(environment) if is_online else None
+        self._uploaded = remote_rows or sum(map(_count_rows, synced))
         # W&B's command uploads the files of a run in the order of these times
         self._file_began = int(self._began) + len(synced)
         began = datetime.fromtimestamp(self._file_began, UTC).strftime("%Y%m%d_%H%M%S")
@@ -123,25 +123,25 @@ class WandB(Sink):
         self._place = Path(f"logs/wandb/{folder}/run-{self._id}.wandb")
         self._synced.unlink(missing_ok=True)
         super().begin(parts)
-        if counted is not None:
+        if remote_rows is not None:
             with open(self.path.with_name("upload.log"), "ab") as log:
                 self._upload = subprocess.Popen(
                     [sys.executable, "-c", _LIVE, str(self.path), str(os.getpid())],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 )  # fmt: skip
 
-    def _count(self, environment: dict[str, str]) -> int | None:
+    def _count_remote_rows(self, environment: dict[str, str]) -> int | None:
         parts = (self._names["entity"], self._names["project"], self._id)
         command = [sys.executable, "-c", _COUNT, "/".join(filter(None, parts))]
         try:
-            answer = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, timeout=self.timeout, env=environment, check=True
             )
         except subprocess.SubprocessError as error:
-            why = [str(error), *str(getattr(error, "stderr", None) or "").strip().splitlines()][-1]
-            self._run.println(f"warning: W&B does not answer ({why}); the next start uploads the rest")
+            reason = [str(error), *str(getattr(error, "stderr", None) or "").strip().splitlines()][-1]
+            self._run.println(f"warning: W&B does not answer ({reason}); the next start uploads the rest")
             return None
-        return int(answer.stdout.split()[-1])
+        return int(process.stdout.split()[-1])
 
     def _warn_of_changes(self) -> None:
         journal = RunJournal(self._run.run_dir)
@@ -181,7 +181,7 @@ class WandB(Sink):
             self._now = max(self._now, line.time)
             self._row.update(line.tagged())
 
-    def reshapes(self, items: Iterable[Item]) -> bool:
+    def needs_new_file(self, items: Iterable[Item]) -> bool:
         """Begin another file if this one was uploaded meanwhile."""
         return self._synced.exists()
 
@@ -235,16 +235,16 @@ class WandB(Sink):
 
     def _put(self, file: IO[bytes], **record: Any) -> None:
         """Add a record of W&B's transaction log, which has the form of a log of LevelDB."""
-        data, before = self._format.Record(**record).SerializeToString(), False
-        while data or not before:
-            left = WANDB_BLOCK - file.tell() % WANDB_BLOCK
-            if left < WANDB_HEAD:
-                file.write(bytes(left))
-                left = WANDB_BLOCK
-            part, data = data[: left - WANDB_HEAD], data[left - WANDB_HEAD :]
-            kind = (3 if before else 2) if data else (4 if before else 1)  # middle, first, last, or whole
+        data, parts = self._format.Record(**record).SerializeToString(), 0
+        while data or not parts:
+            room = WANDB_BLOCK - file.tell() % WANDB_BLOCK
+            if room < WANDB_HEAD:
+                file.write(bytes(room))
+                room = WANDB_BLOCK
+            part, data = data[: room - WANDB_HEAD], data[room - WANDB_HEAD :]
+            kind = (3 if parts else 2) if data else (4 if parts else 1)  # middle, first, last, or whole
             file.write(struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part)
-            before = True
+            parts += 1
 
 
 def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -324,8 +324,8 @@ class MLflow(RemoteSink):
         ]
         if self._is_partly_sent:  # and perhaps computed again since, at another time
             keys = {metric.key for metric in metrics}
-            there = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
-            known, missing = Counter(map(_point, there)), []
+            points = [p for key in keys for p in self._client.get_metric_history(self._run_id, key)]
+            known, missing = Counter(map(_point, points)), []
             for metric in metrics:
                 known[_point(metric)] -= 1
                 if known[_point(metric)] < 0:
@@ -341,8 +341,8 @@ class MLflow(RemoteSink):
         self._is_partly_sent = False
 
     def end(self, status: str) -> None:
-        ended = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
-        self._client.set_terminated(self._run_id, ended)
+        state = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+        self._client.set_terminated(self._run_id, state)
 
 
 def _point(metric: Any) -> tuple[str, int, float | str]:
@@ -380,10 +380,10 @@ class Trackio(RemoteSink):
             "ORDER BY id DESC LIMIT 1"
         )
         try:
-            found = SQLiteStorage.query_project(self._project, query)["rows"]
+            rows = SQLiteStorage.query_project(self._project, query)["rows"]
         except FileNotFoundError:
             return ""  # before the first run of the project
-        return str(found[0]["log_id"]).partition(" ")[2] if found else ""
+        return str(rows[0]["log_id"]).partition(" ")[2] if rows else ""
 
     def send(self, lines: list[Line], position: str) -> None:
         from trackio.sqlite_storage import SQLiteStorage

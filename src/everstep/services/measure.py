@@ -76,15 +76,15 @@ class Throughput(BuiltIn):
             speeds["samples"] = self.samples * steps / total
         shares = {name: seconds / total for name, seconds in parts.items()}
         speed = ", ".join(f"{value:.4g} {name}/s" for name, value in speeds.items())
-        where = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        self._run.println(f"{speed}: {where}", with_tag=True)
+        breakdown = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        self._run.println(f"{speed}: {breakdown}", with_tag=True)
         metrics = {f"{name}_per_second": value for name, value in speeds.items()}
         return Outcome(metrics | {f"{name}_share": share for name, share in shares.items()}, wall=True)
 
     def finish(self, boundary: Boundary) -> Outcome | None:
         spent = self._run.spent()
-        whole = sum(spent.values()) or 1.0
-        parts = ", ".join(f"{name} {time:.4g} s ({time / whole:.0%})" for name, time in spent.items())
+        total = sum(spent.values()) or 1.0
+        parts = ", ".join(f"{name} {time:.4g} s ({time / total:.0%})" for name, time in spent.items())
         self._run.println(f"time of this start: {parts}")
         return self.run(boundary)
 
@@ -168,9 +168,9 @@ class System(BuiltIn):
         self._last = _times()
 
     def run(self, boundary: Boundary) -> Outcome:
-        now, before = _times(), self._last
+        now, last = _times(), self._last
         self._last = now
-        seconds, process, ticks, idle = (new - old for new, old in zip(now, before, strict=True))
+        seconds, process, ticks, idle = (new - old for new, old in zip(now, last, strict=True))
         metrics = dict(_memory())
         if seconds:
             metrics["process_cpus"] = process / seconds

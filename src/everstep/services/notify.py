@@ -73,7 +73,7 @@ class Target(NamedTuple):
         # a file, not a pipe: what the command leaves running would hold a pipe open
         with tempfile.TemporaryFile() as errors:
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     self.command,
                     input=message,
                     stdout=subprocess.DEVNULL,
@@ -85,11 +85,11 @@ class Target(NamedTuple):
                 return str(error.strerror)
             except subprocess.TimeoutExpired:
                 return self._too_long()
-            if done.returncode == 0:
+            if process.returncode == 0:
                 return None
             errors.seek(0)
             lines = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
-        return f"exit status {done.returncode}" + (f": {lines[-1][:200]}" if lines else "")
+        return f"exit status {process.returncode}" + (f": {lines[-1][:200]}" if lines else "")
 
     def _too_long(self) -> str:
         return f"it took longer than {self.timeout:g} s"
@@ -102,8 +102,8 @@ def facts_of(run_dir: Path, event: str, reason: str, **more: Any) -> dict[str, A
     facts = {"run": run_dir.name, "event": event, "reason": redacted(reason)[:_LONGEST], **more}
     place = f" after step {facts['step']}" if "step" in facts else ""
     text = f"{facts['run']} {EVENTS[event]}{place}" + (f": {facts['reason']}" if reason else "")
-    where = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
-    return {"text": text, **facts, **where}
+    origin = {"run_dir": str(run_dir), "host": socket.gethostname(), "time": time.time()}
+    return {"text": text, **facts, **origin}
 
 
 class Notify(BuiltIn):
@@ -151,7 +151,7 @@ class Notify(BuiltIn):
                 raise ConfigError(f"on={event!r}: there is no such event; {nearest(str(event), EVENTS)}")
         if bool(command) == (url is not None):
             raise ConfigError('Notify: give one of command=["PROGRAM", "ARGUMENT"] and url="https://..."')
-        if isinstance(command, str) or not all(isinstance(word, str) and word for word in command):
+        if isinstance(command, str) or not all(isinstance(part, str) and part for part in command):
             raise ConfigError(
                 f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
             )
@@ -172,14 +172,14 @@ class Notify(BuiltIn):
         self._run, self._run_dir, self._threads = run, run.run_dir.absolute(), []
         self._is_open = True
         unattended.tell("notify", target=self.target, on=self.on)
-        run.listen(self._heard)
+        run.listen(self._on_event)
 
     def close(self) -> None:
         self._is_open = False
         for thread in self._threads:
             thread.join(self.target.timeout + 1.0)
 
-    def _heard(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _on_event(self, kind: str, data: Mapping[str, Any]) -> None:
         if kind == "hang":
             self._begin("stuck", str(data["what"]), data)
         elif kind == DIVERGED:
@@ -205,8 +205,8 @@ class Notify(BuiltIn):
         message = {"to": self.name, "event": facts["event"], "step": facts["step"]}
         with self._one_by_one:
             # whether this start or an earlier one has sent it; only this reads the journal
-            sent = (each.data for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
-            if facts["event"] in _AGAIN and message in sent:
+            earlier = (each.data for each in RunJournal(self._run_dir).events(_NOTE, valid=False))
+            if facts["event"] in _AGAIN and message in earlier:
                 return
             # first: a process that is killed here tells nothing, rather than the same thing twice
             self._run.note(_NOTE, message, wall=True)

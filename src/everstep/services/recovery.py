@@ -48,47 +48,47 @@ class Recovery(BuiltIn):
         super().__init__("recovery")
         self.max_rollbacks = integer("max_rollbacks", max_rollbacks)
         self.reset_after = integer("reset_after", reset_after, none="to count all of them")
-        self._drawn: deque[Drawn] = deque()
+        self._batches: deque[Drawn] = deque()
 
     def drew(self, step: int, stream: str, pass_index: int, batch_index: int) -> None:
-        self._drawn.append(Drawn(step, stream, pass_index, batch_index))
+        self._batches.append(Drawn(step, stream, pass_index, batch_index))
 
-    def used(self, before: Iterable[Rollback], step: int) -> int:
+    def used(self, rollbacks: Iterable[Rollback], step: int) -> int:
         """Count the tries that the rollbacks so far have used, where `step` fails."""
         count, last, number = 0, None, 0
-        for failed, which in [*((each.step, each.number) for each in before), (step, None)]:
-            if last is not None and self.reset_after is not None and failed - last >= self.reset_after:
+        for failed_step, index in [*((each.step, each.number) for each in rollbacks), (step, None)]:
+            if last is not None and self.reset_after is not None and failed_step - last >= self.reset_after:
                 count = 0
-            if which is not None:  # a gap in the numbers: the record has lost a rollback, which counts too
-                count, number = count + which - number, which
-            last = failed
+            if index is not None:  # a gap in the numbers: the record has lost a rollback, which counts too
+                count, number = count + index - number, index
+            last = failed_step
         return count
 
-    def blamed(self, before: Sequence[Rollback], step: int) -> list[Drawn]:
+    def blamed(self, rollbacks: Sequence[Rollback], step: int) -> list[Drawn]:
         """List the batches to quarantine where `step` fails; none if no step up to `step` read data."""
         reach = 1
-        for each in reversed(before):
+        for each in reversed(rollbacks):
             if each.step < step:
                 break
             reach += 1
-        return _of_last_steps([drawn for drawn in self._drawn if drawn.step <= step], reach)
+        return _of_last_steps([batch for batch in self._batches if batch.step <= step], reach)
 
     def run(self, boundary: Boundary) -> None:
         """Forget batches too far before a checkpoint: they are never blamed."""
         step = CheckpointName.parse(boundary.payload).step
-        old = [drawn for drawn in self._drawn if drawn.step <= step]
+        old = [batch for batch in self._batches if batch.step <= step]
         for _ in range(len(old) - len(_of_last_steps(old, self.max_rollbacks))):
-            self._drawn.popleft()
+            self._batches.popleft()
 
     def state_dict(self) -> list[list[Any]]:
-        return [list(drawn) for drawn in _of_last_steps(self._drawn, self.max_rollbacks)]
+        return [list(batch) for batch in _of_last_steps(self._batches, self.max_rollbacks)]
 
     def load_state_dict(self, state: Any) -> None:
-        self._drawn = deque(Drawn(*each) for each in state)
+        self._batches = deque(Drawn(*each) for each in state)
 
 
-def _of_last_steps(drawn: Iterable[Drawn], count: int) -> list[Drawn]:
-    batches = list(drawn)
+def _of_last_steps(entries: Iterable[Drawn], count: int) -> list[Drawn]:
+    batches = list(entries)
     steps = sorted({each.step for each in batches})[-count:]
     return [each for each in batches if each.step in steps]
 

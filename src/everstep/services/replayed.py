@@ -108,9 +108,9 @@ class Replayed(BuiltIn):
         """Refuse another run than that of the plan, which would be trained from its beginning."""
         if run != self.plan.run:
             root = Path(os.environ.get(ROOT, "/")).resolve()
-            shown = f"/{run_dir.relative_to(root)}" if run_dir.is_relative_to(root) else str(run_dir)
+            path = f"/{run_dir.relative_to(root)}" if run_dir.is_relative_to(root) else str(run_dir)
             raise UsageError(
-                f"the program opens a run in {shown}, and {self.plan.run} is to be replayed: give the "
+                f"the program opens a run in {path}, and {self.plan.run} is to be replayed: give the "
                 "arguments with which it opens that run, after --; if the run has moved: --opened-as PATH"
             )
 
@@ -161,22 +161,22 @@ class Replayed(BuiltIn):
         path = Path(self.plan.run_dir) / "checkpoints" / name
         with isolated():
             try:
-                saved = read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
             except CheckpointError:
                 if path.exists():
                     raise
                 return  # the run is being trained, and retention has deleted it meanwhile
-            here = self._tree("epoch" if at_end else "step")
-        differing = differing_leaves(saved.tree, here)
-        self._note("state", name=name, step=boundary.step, differing=differing)
+            tree = self._tree("epoch" if at_end else "step")
+        paths = differing_leaves(checkpoint.tree, tree)
+        self._note("state", name=name, step=boundary.step, differing=paths)
 
     def _note(self, at: str, **facts: Any) -> None:
         append_line(self.plan.out, json.dumps({"at": at, **facts}).encode())
 
 
-def differing_leaves(was: Encoded, now: Encoded) -> list[str]:
+def differing_leaves(expected: Encoded, actual: Encoded) -> list[str]:
     """List the paths of the leaves of a state that another execution has to find again, and that differ."""
-    old, new = (dict(_compared_leaves(tree)) for tree in (was, now))
+    old, new = (dict(_compared_leaves(tree)) for tree in (expected, actual))
     return [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
 
 

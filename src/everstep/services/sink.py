@@ -156,16 +156,16 @@ class Sink(Service, ABC):
     def foot(self, file: IO[Any]) -> None:
         """Write what stands after the last row until the next start makes the file anew, if anything."""
 
-    def reshapes(self, items: Iterable[Item]) -> bool:
+    def needs_new_file(self, items: Iterable[Item]) -> bool:
         """Note what the heading needs for these items; return whether the file has to be made anew for it."""
         return False
 
     def begin(self, parts: Parts) -> None:
         """Make the file with all rows."""
-        *older, (_, own) = parts
+        *older, (_, own_items) = parts
         self.make(self.path, (item for _, items in older for item in items))
         # by itself: rows of the two must not be sorted into each other, whichever start wrote them
-        self._add(own)
+        self._add(own_items)
 
     def make(self, path: Path, items: Iterable[Item]) -> None:
         """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
@@ -212,10 +212,10 @@ class Sink(Service, ABC):
         self._run.flush()  # first: the follower reads the journal's file
         follower, self._follower = self._follower, None
         news = [] if follower is None else list(follower.news())
-        if follower is None or self.reshapes(news):
+        if follower is None or self.needs_new_file(news):
             follower = Follower(self._run.run_dir, self._run.segment)
             parts = [*follower.older(), (self._run.segment, list(follower.news()))]
-            self.reshapes(item for _, items in parts for item in items)
+            self.needs_new_file(item for _, items in parts for item in items)
             self.begin(parts)
         else:
             self._add(news)
@@ -224,10 +224,10 @@ class Sink(Service, ABC):
     def _add(self, items: Iterable[Item]) -> None:
         assert self._file is not None
         hazard.reach("sink.write")
-        before = self._size()
+        size = self._size()
         self.write(self._file, items)
         self._file.flush()
-        if not self._file.tell() and self._size() != before:
+        if not self._file.tell() and self._size() != size:
             raise UsageError(
                 f"write() of {self.name!r} has written to {self.path}, whose rows the next start deletes: "
                 "write to the file that it is given; for a database, give a RemoteSink"
@@ -270,7 +270,7 @@ class RemoteSink(Service, ABC):
     def __init__(self, *, timeout: float | None = None, name: str | None = None) -> None:
         super().__init__(name)
         self.timeout = number("timeout", timeout, of="seconds", none="to wait until send returns")
-        self.run_dir, self.sent, self._ended = Path(), 0, False
+        self.run_dir, self.sent, self._has_finished = Path(), 0, False
         self.key, self.run_config = "", dict[str, Any]()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -294,7 +294,7 @@ class RemoteSink(Service, ABC):
         """Tell the service that this start has "finished", "stopped" or "failed", if it was asked before."""
 
     def open(self, run: RunView) -> None:
-        self._run, self.run_dir, self._ended, self._follower = run, run.run_dir, False, None
+        self._run, self.run_dir, self._has_finished, self._follower = run, run.run_dir, False, None
 
     def run(self, boundary: Boundary) -> None:
         manifest: Any = read_manifest(self.run_dir / "checkpoints" / str(boundary.payload))
@@ -303,14 +303,14 @@ class RemoteSink(Service, ABC):
         self._send_until(offset if segment == self._run.segment else 0)
 
     def finish(self, boundary: Boundary) -> None:
-        self._ended = True
+        self._has_finished = True
 
     def close(self) -> None:
-        if not self._ended and type(self).end is RemoteSink.end:
+        if not self._has_finished and type(self).end is RemoteSink.end:
             return
         try:
             # what no checkpoint covers may be made again
-            self._send_until(sys.maxsize if self._ended else None, is_last=True)
+            self._send_until(sys.maxsize if self._has_finished else None, is_last=True)
         except Exception as error:
             self._run.println(
                 f"warning: {self.name!r} has not sent all values ({type(error).__name__}: {error}); start "
@@ -346,31 +346,31 @@ class RemoteSink(Service, ABC):
 
     def _deliver(self, end: int) -> None:
         if self._follower is None:
-            self._ask()
+            self._load_position()
             self._follower = Follower(self.run_dir, self._run.segment)
         self._unsent += [
             item for item in self._follower.news() if item.offset >= self._sent_to.get(self._this_start, 0)
         ]
-        own = [item for item in self._unsent if item.offset < end]
-        unsent = [self._without_sent(line) for line in lines([*self._unsent_older, *own])]
-        if own:
-            self._sent_to[self._this_start] = own[-1].offset + 1
+        items = [item for item in self._unsent if item.offset < end]
+        unsent = [self._without_sent(line) for line in lines([*self._unsent_older, *items])]
+        if items:
+            self._sent_to[self._this_start] = items[-1].offset + 1
         if unsent := [line for line in unsent if line.keys() - set(KEYS)]:
             hazard.reach("sink.send")
             starts = {start: offset for start, offset in self._sent_to.items() if offset}
             self.send(unsent, json.dumps({"lines": self.sent + len(unsent), "starts": starts}))
             hazard.reach("sink.sent")
             self.sent += len(unsent)
-        self._unsent_older, self._unsent = [], self._unsent[len(own) :]
+        self._unsent_older, self._unsent = [], self._unsent[len(items) :]
 
-    def _ask(self) -> None:
+    def _load_position(self) -> None:
         journal = RunJournal(self.run_dir)
         valid = dict(journal.parts(Position(self._run.segment, 0)))
-        self.key, self.run_config, _, root = described(journal, min(valid))
+        self.key, self.run_config, _, root = describe_root(journal, min(valid))
         text = self.position()
         try:
-            had: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
-            self.sent, starts = had["lines"], had["starts"]
+            stored: Any = json.loads(text) if text else {"lines": 0, "starts": {}}
+            self.sent, starts = stored["lines"], stored["starts"]
         except (TypeError, ValueError, LookupError) as error:
             raise ConfigError(
                 f"{self.name!r}: position() returned {text!r}; return the one that send() was given last"
@@ -382,16 +382,16 @@ class RemoteSink(Service, ABC):
             # numbers come again where a run is restored from a mirror, the time of a start does not
             times = [event.time for event in segment.events if event.kind == "segment"]
             start = f"{segment.number} {times[:1]}"
-            until, items = starts.get(start, 0), valid.get(segment.number, [])
-            self._sent_to[start] = max(until, items[-1].offset + 1 if items else 0)
-            self._unsent_older += [item for item in items if item.offset >= until]
+            end, items = starts.get(start, 0), valid.get(segment.number, [])
+            self._sent_to[start] = max(end, items[-1].offset + 1 if items else 0)
+            self._unsent_older += [item for item in items if item.offset >= end]
             if segment.number == self._run.segment:
                 self._this_start = start
                 continue
             offsets = {item.offset for item in items}
-            for stored in segment.blocks:
-                if stored.offset < until and stored.offset not in offsets:
-                    self._superseded |= _values(stored.block)
+            for entry in segment.blocks:
+                if entry.offset < end and entry.offset not in offsets:
+                    self._superseded |= _values(entry.block)
 
     def _without_sent(self, line: Line) -> Line:
         place = (line["epoch"], line["phase"], line["step"])
@@ -401,7 +401,7 @@ class RemoteSink(Service, ABC):
         return line
 
 
-def described(journal: RunJournal, first: int) -> tuple[str, dict[str, Any], float, int]:
+def describe_root(journal: RunJournal, first: int) -> tuple[str, dict[str, Any], float, int]:
     """Return what another program is told of a run: its id there, its config, the time of its beginning.
 
     The last value is the start by whose `resume=False` the run started over last, 1 if it never did.
@@ -409,15 +409,14 @@ def described(journal: RunJournal, first: int) -> tuple[str, dict[str, Any], flo
     """
     run, config = RunDir.open(journal.run_dir, create=False), journal.facts().get("config") or {}
     starts = [event for event in journal.events("segment", valid=False) if event.segment <= first]
-    over = (event.segment for event in starts if event.data["facts"].get("starts_over"))
-    root = max(over, default=1)
+    root = max((event.segment for event in starts if event.data["facts"].get("starts_over")), default=1)
     return f"{run.id}{'' if root == 1 else f'-{root}'}", config, run.facts["created"], root
 
 
 def last_status(run_dir: Path) -> str:
     """How the newest start that has closed its loop did so: "finished", "stopped" or "failed"."""
-    closed = [*RunJournal(run_dir).events("closed", valid=False)]
-    return str(closed[-1].data["status"]) if closed else "failed"
+    events = [*RunJournal(run_dir).events("closed", valid=False)]
+    return str(events[-1].data["status"]) if events else "failed"
 
 
 def _values(block: Block) -> set[tuple[Any, ...]]:
@@ -489,7 +488,7 @@ class CSV(Sink):
         super().open(run)
         self._columns = list(KEYS)
 
-    def reshapes(self, items: Iterable[Item]) -> bool:
+    def needs_new_file(self, items: Iterable[Item]) -> bool:
         """Add columns for new metrics; return whether there are any."""
         blocks = [item.block for item in items if not isinstance(item, Event)]
         names = [

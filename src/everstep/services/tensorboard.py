@@ -88,15 +88,15 @@ class TensorBoard(Sink):
 
     def run(self, boundary: Boundary) -> None:
         if boundary.moment is Moment.SUMMARY_ADDED:
-            self._take(boundary.payload, "")
+            self._note_summary(boundary.payload, "")
         else:
             self.catch_up()
 
-    def _take(self, summary: Any, name: str) -> None:
+    def _note_summary(self, summary: Any, name: str) -> None:
         """Note a summary in the journal, which saves and supersedes it with all other values."""
         if isinstance(summary, Mapping):
             for key, value in summary.items():
-                self._take(value, f"{name}/{key}" if name else str(key))
+                self._note_summary(value, f"{name}/{key}" if name else str(key))
             return
         if not name or not isinstance(summary, Image | Histogram | str):
             raise MetricError(
@@ -141,9 +141,9 @@ class TensorBoard(Sink):
         for path, items in files.items():
             if not path.exists():
                 self.make(path, items)
-        own = self._file_path(f"{number:010d}.new")
-        self.make(own, news)
-        for path in {*self.path.glob("events.out.tfevents.*.everstep")} - {*files, own}:
+        new_file = self._file_path(f"{number:010d}.new")
+        self.make(new_file, news)
+        for path in {*self.path.glob("events.out.tfevents.*.everstep")} - {*files, new_file}:
             if path.is_symlink() or not path.stat().st_size:
                 path.unlink()
             else:
@@ -216,12 +216,12 @@ def _on_host(array: Any) -> NDArray[Any]:
         raise MetricError(f"{array!r} is not an array; give a NumPy array or a tensor")
     host = backend.to_host(array, None)
     try:
-        copied: NDArray[Any] = backends.get("numpy").from_host(
+        pixels: NDArray[Any] = backends.get("numpy").from_host(
             HostArray(host.dtype, host.shape, host.data, "numpy")
         )
     except KeyError:
         raise MetricError(f"an array of {host.dtype} cannot be shown; convert it, to float32 say") from None
-    return copied
+    return pixels
 
 
 def _as_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:

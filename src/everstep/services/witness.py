@@ -126,12 +126,12 @@ class DrillLimit(BuiltIn):
         return not when.at_epoch_end
 
     def run(self, boundary: Boundary) -> Outcome | None:
-        why = f"the drill ends at step {boundary.step}"
+        reason = f"the drill ends at step {boundary.step}"
         at_start = boundary.moment is Moment.ENTER_LOOP
         if boundary.step >= self._steps:
             if at_start:  # an earlier start has saved there: no step is left
-                raise Interrupted(exit_status(0), why)
-            return Outcome(actions=(Interrupt(why, 0),))
+                raise Interrupted(exit_status(0), reason)
+            return Outcome(actions=(Interrupt(reason, 0),))
         if self._save_every is None or at_start or boundary.step % self._save_every:
             return None
         return Outcome(actions=(Save(),))

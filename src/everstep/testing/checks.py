@@ -94,15 +94,15 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
     require_function(make_stream, "check_stream")
     most = [sys.maxsize] * _PASSES
     seed_all(0)
-    whole, places = _read(make_stream(), most, ask=range(sys.maxsize))
-    assert all(whole), f"pass {whole.index([]) if [] in whole else 0} gave no batch"
+    passes, places = _read(make_stream(), most, counts=range(sys.maxsize))
+    assert all(passes), f"pass {passes.index([]) if [] in passes else 0} gave no batch"
     seed_all(0)
-    _require_equal(whole, _read(make_stream(), most)[0], "asking for positions changed what followed: ")
+    _require_equal(passes, _read(make_stream(), most)[0], "asking for positions changed what followed: ")
     for at in places:
         seed_all(1)  # a new process may start in any random state
-        rest, _ = _read(make_stream(), most, at)
-        expected = [whole[at.pass_index][at.batches :], *whole[at.pass_index + 1 :]]
-        _require_equal(expected, rest, f"resumed at {at}: ", at.pass_index)
+        resumed, _ = _read(make_stream(), most, at)
+        expected = [passes[at.pass_index][at.batches :], *passes[at.pass_index + 1 :]]
+        _require_equal(expected, resumed, f"resumed at {at}: ", at.pass_index)
         if at.ended and at.pass_index + 1 < _PASSES and not make_stream().carries_over:
             # a resume at the end of a pass opens only the next one
             restore(at.random_state)
@@ -110,7 +110,7 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
             law = (
                 "opened by a new process (a stream that goes on from pass to pass has carries_over = True): "
             )
-            _require_equal(whole[at.pass_index + 1 :], following, law, at.pass_index + 1)
+            _require_equal(passes[at.pass_index + 1 :], following, law, at.pass_index + 1)
     for size in (2, 3) if shares else ():
         _check_shares(make_stream, size)
     with closing(make_stream().open("train", 0, seed=0)) as cursor:
@@ -129,24 +129,24 @@ def try_stream(stream: Stream) -> Verdict:
     except Exception as error:
         return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
     try:
-        (drawn,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
-        if len(drawn) < 2:
-            return Verdict(None, "it gave one batch only" if drawn else "it gave no batch")
-        if all(batch is None for batch, _ in drawn):
+        (batches,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
+        if len(batches) < 2:
+            return Verdict(None, "it gave one batch only" if batches else "it gave no batch")
+        if all(batch is None for batch, _ in batches):
             return Verdict(None, "its batches hold nothing that can be compared")
-        last = max(1, len(drawn) - _AFTER)
+        last = max(1, len(batches) - _AFTER)
         most = [last + _AFTER, _AFTER]
-        whole, places = _read(second, most, ask=range(last, last + _AFTER + 1), strict=False)
+        passes, places = _read(second, most, counts=range(last, last + _AFTER + 1), strict=False)
         in_first = [place for place in places if place.pass_index == 0]
-        at, left = in_first[0], in_first[-1]
-        again, _ = _read(third, most, at, strict=False)
-        _require_equal([whole[0][last:], whole[1]], again, f"opened at {at}: ")
+        at, end = in_first[0], in_first[-1]
+        resumed, _ = _read(third, most, at, strict=False)
+        _require_equal([passes[0][last:], passes[1]], resumed, f"opened at {at}: ")
         # a resume at the end of a pass opens the next one in a new process
         if fourth.carries_over:
-            fourth.open("train", 0, left.position, seed=0).close()
-        restore(left.random_state)
+            fourth.open("train", 0, end.position, seed=0).close()
+        restore(end.random_state)
         fresh, _ = _read(fourth, most, begin=1, strict=False)
-        _require_equal([whole[1]], fresh, "the pass after a resume: ", 1)
+        _require_equal([passes[1]], fresh, "the pass after a resume: ", 1)
     except (AssertionError, NotResumableError) as error:
         return Verdict(False, str(error))
     except Exception as error:
@@ -201,7 +201,7 @@ def _read(
     most: Sequence[int],
     at: _Place | None = None,
     *,
-    ask: Collection[int] = (),
+    counts: Collection[int] = (),
     begin: int = 0,
     strict: bool = True,
 ) -> tuple[list[list[Any]], list[_Place]]:
@@ -213,17 +213,17 @@ def _read(
     passes, places, before = [], list[_Place](), set(threading.enumerate())
     for pass_index in range(begin if at is None else at.pass_index, len(most)):
         start = at if at is not None and at.pass_index == pass_index else None
-        here = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
+        prefix = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
         cursor = stream.open("train", pass_index, None if start is None else start.position, seed=0)
         remaining, batches, ended = cursor.remaining(), list[Any](), False
         count = 0 if start is None else start.batches
         if start is not None:
             position = cursor.position() if strict else start.position
             assert fingerprint(position) == fingerprint(start.position), (
-                f"{here}opened at {start.position!r}, the cursor says that it stands at {position!r}"
+                f"{prefix}opened at {start.position!r}, the cursor says that it stands at {position!r}"
             )
             restore(start.random_state)
-        elif count in ask:
+        elif count in counts:
             places.append(_Place(pass_index, 0, False, cursor.position(), capture()))
         if start is None or not (start.batches or start.ended):
             _draw()  # a program may draw between the opening of a pass and its first batch
@@ -233,20 +233,20 @@ def _read(
             if not ended:
                 count += 1
                 batches.append((fingerprint(batch) if strict else comparable(batch), _draw()))
-            if count in ask:
+            if count in counts:
                 places.append(_Place(pass_index, count, ended, cursor.position(), capture()))
         if strict:
-            came = len(batches)
-            assert remaining in (None, came), f"{here}remaining() said {remaining} batches, {came} came"
+            total = len(batches)
+            assert remaining in (None, total), f"{prefix}remaining() said {remaining} batches, {total} came"
             for _ in range(2):
-                assert next(cursor, _END) is _END, f"{here}a batch came after the end of the pass"
+                assert next(cursor, _END) is _END, f"{prefix}a batch came after the end of the pass"
         passes.append(batches)
         for _ in range(2):
             cursor.close()
         threads = [each.name for each in set(threading.enumerate()) - before if "everstep" in each.name]
-        assert not threads, f"{here}threads {threads} are alive after close()"
+        assert not threads, f"{prefix}threads {threads} are alive after close()"
         children = multiprocessing.active_children() if strict else ()
-        assert not children, f"{here}processes {children} are alive after close()"
+        assert not children, f"{prefix}processes {children} are alive after close()"
     return passes, places
 
 
@@ -257,12 +257,12 @@ def _draw() -> Any:
 
 def _require_equal(expected: list[list[Any]], passes: list[list[Any]], law: str, first: int = 0) -> None:
     for pass_index, (left, right) in enumerate(zip(expected, passes, strict=True), first):
-        where = f"{law}pass {pass_index}"
-        assert len(right) == len(left), f"{where}: {len(right)} batches came instead of {len(left)}"
+        prefix = f"{law}pass {pass_index}"
+        assert len(right) == len(left), f"{prefix}: {len(right)} batches came instead of {len(left)}"
         for index, (one, other) in enumerate(zip(left, right, strict=True)):
-            here = f"batch {index} from there differs"
-            assert one[0] == other[0], f"{where}: {here}"
-            assert one[1] == other[1], f"{where}: the global random state after {here}"
+            fault = f"batch {index} from there differs"
+            assert one[0] == other[0], f"{prefix}: {fault}"
+            assert one[1] == other[1], f"{prefix}: the global random state after {fault}"
 
 
 class _Part(NamedTuple):
@@ -282,23 +282,23 @@ def _check_shares(make_stream: Callable[[], Stream], size: int) -> None:
             as_stream(make_stream()).split(share)
     except DataError:
         return
-    whole = _parts(make_stream, None)
-    for start in sorted({0, len(whole) // 2}):
-        position = whole[start - 1].position if start else None
+    batches = _parts(make_stream, None)
+    for start in sorted({0, len(batches) // 2}):
+        position = batches[start - 1].position if start else None
         ranks = [_parts(make_stream, share, position) for share in shares]
-        where, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
-        expected = len(whole) - start
-        assert set(counts) == {expected}, f"{where}: {counts} batches came instead of {expected} each"
-        for index, (batch, *parts) in enumerate(zip(whole[start:], *ranks, strict=True)):
-            here = f"{where}: batch {index} from there"
-            assert all(part.shared == batch.shared for part in parts), f"{here}: a rank is elsewhere"
+        prefix, counts = f"{size} ranks, opened after {start} batches", [len(parts) for parts in ranks]
+        expected = len(batches) - start
+        assert set(counts) == {expected}, f"{prefix}: {counts} batches came instead of {expected} each"
+        for index, (batch, *parts) in enumerate(zip(batches[start:], *ranks, strict=True)):
+            message = f"{prefix}: batch {index} from there"
+            assert all(part.shared == batch.shared for part in parts), f"{message}: a rank is elsewhere"
             for name, samples in batch.samples.items():
                 together = [each for part in parts if part.weight for each in part.samples.get(name, ())]
-                assert together == samples, f"{here}: the parts of the ranks are not the batch"
+                assert together == samples, f"{message}: the parts of the ranks are not the batch"
                 for part in parts:
-                    right = len(part.samples[name]) * size / len(samples)
-                    assert part.weight == 0 or math.isclose(part.weight, right), (
-                        f"{here}: the weight is {part.weight}, {right} would make the mean over ranks"
+                    ideal = len(part.samples[name]) * size / len(samples)
+                    assert part.weight == 0 or math.isclose(part.weight, ideal), (
+                        f"{message}: the weight is {part.weight}, {ideal} would make the mean over ranks"
                     )
 
 
@@ -349,11 +349,11 @@ class Checked:
     run: Verdict
 
     def __str__(self) -> str:
-        word = "none" if self.word is None else _described(self.word)
-        return f"its own state_dict: {word}\nin a run of everstep: {_described(self.run)}"
+        word = "none" if self.word is None else _format_verdict(self.word)
+        return f"its own state_dict: {word}\nin a run of everstep: {_format_verdict(self.run)}"
 
 
-def _described(verdict: Verdict) -> str:
+def _format_verdict(verdict: Verdict) -> str:
     return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[verdict.kept] }: {verdict.why}"
 
 
@@ -401,14 +401,14 @@ def _try_unspent(stream: Stream) -> Verdict:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence warnings and logs of data, which would be about the trial and not about the run."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def _try_state(obj: Any, change: Change | None, entry_of: Callable[[Any], Entry]) -> Verdict:
@@ -435,24 +435,24 @@ def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable
     first, second = entry_of(one), entry_of(other)
     for entry in (first, second):  # each notes what it was given before the first change, as in a loop
         entry.enter()
-    before = _content(encode(first.save()))
+    first_content = _content(encode(first.save()))
     results = [change(one) for _ in range(_ROUNDS)]
-    drawn = digest(encode(capture()))
+    random_digest = digest(encode(capture()))
     saved = encode(first.save())
     state = _content(saved)
     _require_same(_content(encode(first.save())), state, "saved twice in a row, the state differs")
-    assert digest(encode(capture())) == drawn, "saving it draws random numbers"
+    assert digest(encode(capture())) == random_digest, "saving it draws random numbers"
     second.load(decode(saved))
-    again = _content(encode(second.save()))
-    _require_same(again, state, "an object that was given the state saves another one")
+    content = _content(encode(second.save()))
+    _require_same(content, state, "an object that was given the state saves another one")
     for count in range(1, _ROUNDS + 1):
         random_state = capture()
         expected = comparable(change(one))
         restore(random_state)
-        where = f"after {count} more changes the restored object differs"
-        assert comparable(change(other)) == expected, f"{where} in what the change returns"
-        _require_same(_content(encode(second.save())), _content(encode(first.save())), where)
-    return state != before or any(result is not None for result in results)
+        message = f"after {count} more changes the restored object differs"
+        assert comparable(change(other)) == expected, f"{message} in what the change returns"
+        _require_same(_content(encode(second.save())), _content(encode(first.save())), message)
+    return state != first_content or any(result is not None for result in results)
 
 
 def _content(encoded: Encoded) -> dict[Any, Any]:
@@ -465,9 +465,9 @@ Ignored: TypeAlias = Callable[[Any], bool]
 def _require_same(
     left: Mapping[Any, Any], right: Mapping[Any, Any], broken: str, ignored: Ignored | None = None
 ) -> None:
-    different = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-    different = [key for key in different if ignored is None or not ignored(key)]
-    assert not different, f"{broken}: {', '.join(map(str, different[:5]))}"
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    keys = [key for key in keys if ignored is None or not ignored(key)]
+    assert not keys, f"{broken}: {', '.join(map(str, keys[:5]))}"
 
 
 _EPOCHS, _STEPS, _SECONDS, _STARTS = 3, 2, 100.0, 20
@@ -530,12 +530,12 @@ def check_sink(
         takes: whether the sink writes a row, for a sink that leaves out rows.
     """
 
-    def inspect(run_dir: Path, where: str) -> None:
+    def inspect(run_dir: Path, label: str) -> None:
         rows = [(row.step, row.name, row.value) for row in RunJournal(run_dir).rows() if takes(row)]
-        expected, found = _counted(rows), _counted(read(run_dir))
-        assert found == expected, (
-            f"{where}, the sink lacks {[*(expected - found)][:5]} and should not have "
-            f"{[*(found - expected)][:5]} (step, name, value); write each valid row once"
+        expected, actual = _count_rows(rows), _count_rows(read(run_dir))
+        assert actual == expected, (
+            f"{label}, the sink lacks {[*(expected - actual)][:5]} and should not have "
+            f"{[*(actual - expected)][:5]} (step, name, value); write each valid row once"
         )
 
     if isinstance(make_sink(), RemoteSink):
@@ -548,7 +548,7 @@ def check_sink(
     _check_in_runs(make_sink, (), {}, inspect)
 
 
-def _counted(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
+def _count_rows(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
     with np.errstate(over="ignore"):
         return Counter((int(step), name, repr(np.float32(value))) for step, name, value in rows)
 
@@ -569,40 +569,40 @@ def _check_in_runs(
     service = make_service()
     with isolated(), tempfile.TemporaryDirectory() as folder:
         program = _Program(make_service, metrics, values, Path(folder))
-        whole = program.run()
+        undisturbed = program.run()
         assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
         )
-        known = sorted({row.name for row in RunJournal(whole.run_dir).rows()})
+        known = sorted({row.name for row in RunJournal(undisturbed.run_dir).rows()})
         for metric in service.watches:
             assert metric in known, (
                 f"the service watches {metric!r}, which has no values in this check "
                 f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
             )
-        inspect(whole.run_dir, "undisturbed")
+        inspect(undisturbed.run_dir, "undisturbed")
         alone = None if service.controller else program.run(without=True)
         if alone is not None:
             broken = "an observer must change nothing, but with this service these differ"
-            _require_same(whole.content, alone.content, broken, _is_of(service))
+            _require_same(undisturbed.content, alone.content, broken, _is_of(service))
         # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
-        for place, how in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
-            where = f"{how} in {place} and started again"
-            again = program.run(how, place)
-            broken = f"its state_dict must hold all that run() remembers, but {where} these differ"
-            _require_same(again.content, whole.content, broken)
-            inspect(again.run_dir, where)
+        for place, strike in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
+            label = f"{strike} in {place} and started again"
+            resumed = program.run(strike, place)
+            broken = f"its state_dict must hold all that run() remembers, but {label} these differ"
+            _require_same(resumed.content, undisturbed.content, broken)
+            inspect(resumed.run_dir, label)
         program.require_tried(make_service())
-        failed = None
+        failing_run = None
         with suppress(_PlantedError):
-            failed = program.run(failing=True)
-        assert (failed is not None) == (service.stage is Stage.REPORT), (
+            failing_run = program.run(failing=True)
+        assert (failing_run is not None) == (service.stage is Stage.REPORT), (
             "a failure in REPORT, and in no other stage, lets the training continue"
         )
-        if failed is not None:
-            assert any("planted" in text for text in failed.warnings), "a failure must be warned about"
+        if failing_run is not None:
+            assert any("planted" in text for text in failing_run.warnings), "a failure must be warned about"
             if alone is not None:
                 broken = "a failing REPORT service must change nothing, but these differ"
-                _require_same(failed.content, alone.content, broken, _is_of(service))
+                _require_same(failing_run.content, alone.content, broken, _is_of(service))
 
 
 def _check_attributes(make_service: Callable[[], Service]) -> None:
@@ -783,8 +783,7 @@ class _Program:
 
 def _final(run_dir: Path, ending: Ending) -> _Final:
     store = Store(run_dir, ending.segment, lambda text: None)
-    checkpoint = store.read(store.names()[-1])
-    content = _content(checkpoint.tree)
+    content = _content(store.read(store.names()[-1]).tree)
     content = {path: data for path, data in content.items() if not _in(path, "wall")}
     for row in RunJournal(run_dir).rows():
         if not row.wall:

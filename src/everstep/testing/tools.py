@@ -54,22 +54,22 @@ def nothing_left(settle: float = 0.0) -> Iterator[None]:
     Args:
         settle: seconds to wait for what ends by itself, such as a connection that another process closes.
     """
-    before = _resources()
+    resources = _resources()
     yield
-    until = time.monotonic() + settle
-    while (left := _resources().items() - before.items()) and time.monotonic() < until:
+    deadline = time.monotonic() + settle
+    while (leaks := _resources().items() - resources.items()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not left, f"these outlive the block: {', '.join(sorted(name for name, _ in left))}"
+    assert not leaks, f"these outlive the block: {', '.join(sorted(name for name, _ in leaks))}"
 
 
 def _resources() -> dict[str, int]:
     """Map names of threads, open files and signals to what they are now."""
-    found = {f"thread {each.name}": each.ident or 0 for each in threading.enumerate() if each.is_alive()}
+    resources = {f"thread {each.name}": each.ident or 0 for each in threading.enumerate() if each.is_alive()}
     for number in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         with suppress(OSError):  # the descriptor by which the folder was listed
             os.fstat(int(number))
             target = "?"
             with suppress(OSError):  # a system that does not say what a descriptor is
                 target = os.readlink(f"/dev/fd/{number}")
-            found[f"file {number} -> {target}"] = 0
-    return found | {f"handler of {signal.Signals(n).name}": id(signal.getsignal(n)) for n in SIGNALS}
+            resources[f"file {number} -> {target}"] = 0
+    return resources | {f"handler of {signal.Signals(n).name}": id(signal.getsignal(n)) for n in SIGNALS}

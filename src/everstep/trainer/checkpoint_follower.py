@@ -40,34 +40,34 @@ class CheckpointFollower:
         self._store = Store(run_dir)
         self._known: dict[object, Committed | None] = {}
         """Mark of each folder that was looked at -> its checkpoint, None for an interim one."""
-        self._seen: object = None
+        self._newest_file: object = None
         """Name and size of the newest journal file when the end was looked for last."""
         self._over = False
         self._alive_at = time.monotonic()
 
-    def checkpoints(self, done: Collection[Committed]) -> Iterator[Committed]:
+    def checkpoints(self, skipped: Collection[Committed]) -> Iterator[Committed]:
         """Yield each committed checkpoint once, or always the newest, until the run has ended."""
-        given = set(done)
+        yielded = set(skipped)
         last = float("-inf")
         while True:
             # asked first, so that a run that has ended has its last checkpoint in the list made next
             over = self.has_ended()
-            there = self._committed()
-            asked = there[-1:] if self._which == "newest" else there
-            waiting = [one for one in asked if one not in given]
+            committed = self._committed()
+            candidates = committed[-1:] if self._which == "newest" else committed
+            waiting = [one for one in candidates if one not in yielded]
             now = time.monotonic()
             if waiting and now - last >= self._throttle:
                 last = self._alive_at = now
-                given.add(waiting[0])
+                yielded.add(waiting[0])
                 yield waiting[0]
                 continue
-            if not waiting and (over or self._given_up()):
+            if not waiting and (over or self._has_given_up()):
                 return
             time.sleep(POLL)
 
     def _committed(self) -> list[Committed]:
         """List the checkpoints on disk, oldest first; those that vanish meanwhile are left out."""
-        found = []
+        committed = []
         for name in self._store.names():
             path = self._store.path(name)
             try:
@@ -78,32 +78,32 @@ class CheckpointFollower:
                     self._known[mark] = None if is_interim(body["meta"]) else (str(name), str(body["digest"]))
             except (OSError, CheckpointError):
                 continue
-            found.append(self._known[mark])
-        return [one for one in found if one is not None]
+            committed.append(self._known[mark])
+        return [one for one in committed if one is not None]
 
     def has_ended(self) -> bool:
         """Whether the run came to its end and nobody has it open."""
         try:
-            held = is_held(self.run_dir)
+            is_open = is_held(self.run_dir)
         except OSError:  # a file system without locks: the journal alone tells
-            held = False
+            is_open = False
         files = sorted((self.run_dir / "journal").glob("segment-*.evj"))
-        seen = [(path.name, path.stat().st_size) for path in files[-1:]]
-        if held or seen != self._seen:
+        newest_file = [(path.name, path.stat().st_size) for path in files[-1:]]
+        if is_open or newest_file != self._newest_file:
             self._alive_at = time.monotonic()
-        if held:
+        if is_open:
             return False
-        if seen != self._seen:
-            self._seen = seen
+        if newest_file != self._newest_file:
+            self._newest_file = newest_file
             try:
                 self._over = RunJournal(self.run_dir).ended() is not None
             except RunDirError:
                 self._over = False
         return self._over
 
-    def _given_up(self) -> bool:
+    def _has_given_up(self) -> bool:
         if self._timeout is None or time.monotonic() - self._alive_at < self._timeout:
             return False
-        there = "nobody trains it" if self.run_dir.exists() else "it is not there"
-        print(f"{self.run_dir} has not ended, and {there} for {self._timeout:g} s: the watch ends here")
+        state = "nobody trains it" if self.run_dir.exists() else "it is not there"
+        print(f"{self.run_dir} has not ended, and {state} for {self._timeout:g} s: the watch ends here")
         return True

@@ -62,10 +62,10 @@ def evaluate(
     name: str,
     num_steps: int,
     seed: int,
-    how: Evaluate | None = None,
+    service: Evaluate | None = None,
     say: Callable[[str], object] = print,
     poll: Callable[[], object] = lambda: None,
-    seen: Callable[[EvalStep], object] = lambda step: None,
+    on_step: Callable[[EvalStep], object] = lambda step: None,
     takes: Collection[str] = (),
     ranks: EvalRanks | None = None,
     comes_again: bool = True,
@@ -86,14 +86,14 @@ def evaluate(
         `eval_end`, or `agg_func`, returns: on all ranks those of one process.  Of a stream that is split
         already: those of this rank's part.
     """
-    reduction = _Reduction(task, how)
+    reduction = _Reduction(task, service)
     ranks = ranks or EvalRanks()
     stream = ranks.share_of(stream, name)
-    metrics = _Metrics({} if how is None else how.stats, reduction.takes_all, takes, ranks)
+    metrics = _Metrics({} if service is None else service.stats, reduction.takes_all, takes, ranks)
     with (
         evaluating(task, seed),
         places_kept([stream], comes_again),
-        closing(ranks.compared(stream.open(name, 0, seed=seed))) as batches,
+        closing(ranks.with_notes(stream.open(name, 0, seed=seed))) as batches,
     ):
         state = reduction.begin()
         empty = True
@@ -112,16 +112,16 @@ def evaluate(
             metrics.add(outputs, ranks.weight(*_samples(task, inputs), batches))
             outputs = {**outputs, **logs}
             state = reduction.reduce(state, outputs, metrics.batches - 1)
-            seen(EvalStep(name, metrics.batches, inputs, outputs))
+            on_step(EvalStep(name, metrics.batches, inputs, outputs))
         if empty and not stream.may_be_empty:
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
-        found = reduction.end(state)
+        results = reduction.end(state)
     values = metrics.read()
-    if metrics.bad:
-        bad = ", ".join(f"{metric!r} is {value} in batch {at}" for metric, (at, value) in metrics.bad.items())
-        say(f"stream {name!r}: {bad} of the evaluation")
-    values |= dict(zip(found, resolve([to_scalar(n, v) for n, v in found.items()]), strict=True))
-    return ranks.agreed(values, batches)
+    if metrics.faults:
+        text = ", ".join(f"{each!r} is {value} in batch {at}" for each, (at, value) in metrics.faults.items())
+        say(f"stream {name!r}: {text} of the evaluation")
+    values |= dict(zip(results, resolve([to_scalar(n, v) for n, v in results.items()]), strict=True))
+    return ranks.agree(values, batches)
 
 
 def _samples(task: Task, inputs: Any) -> tuple[float, bool]:
@@ -134,31 +134,32 @@ def _samples(task: Task, inputs: Any) -> tuple[float, bool]:
 class _Reduction:
     """Reduction of outputs to metrics, by the task or by the functions given to `Evaluate`."""
 
-    def __init__(self, task: Task, how: Evaluate | None) -> None:
+    def __init__(self, task: Task, service: Evaluate | None) -> None:
         self._task = task
-        self._how = how if how is not None and (how.agg_func or how.online_agg_func) else None
-        self.takes_all = self._how is not None or type(task).eval_reduce is not Task.eval_reduce
+        has_function = service is not None and (service.agg_func or service.online_agg_func)
+        self._service = service if has_function else None
+        self.takes_all = self._service is not None or type(task).eval_reduce is not Task.eval_reduce
         """Whether outputs may have values that are not metrics."""
 
     def begin(self) -> Any:
-        return self._task.eval_begin() if self._how is None else None
+        return self._task.eval_begin() if self._service is None else None
 
     def reduce(self, state: Any, outputs: dict[str, Any], step: int) -> Any:
-        if self._how is None:
+        if self._service is None:
             return self._task.eval_reduce(state, outputs)
-        if self._how.online_agg_func is None:
+        if self._service.online_agg_func is None:
             state = [] if state is None else state
             state.append(outputs)
             return state
-        return self._how.online_agg_func(state, outputs, step)
+        return self._service.online_agg_func(state, outputs, step)
 
     def end(self, state: Any) -> Mapping[str, Any]:
-        if self._how is None:
-            found = self._task.eval_end(state)
-            return {} if found is None else mapping(found, self._task, "eval_end")
-        if self._how.agg_func is None:
-            return mapping(state, self._how, "online_agg_func")
-        return mapping(self._how.agg_func(state), self._how, "agg_func")
+        if self._service is None:
+            result = self._task.eval_end(state)
+            return {} if result is None else mapping(result, self._task, "eval_end")
+        if self._service.agg_func is None:
+            return mapping(state, self._service, "online_agg_func")
+        return mapping(self._service.agg_func(state), self._service, "agg_func")
 
 
 def _inputs(
@@ -167,15 +168,15 @@ def _inputs(
     while num_steps:
         poll()
         try:
-            given = task.next_eval_inputs(batches)
+            pair = task.next_eval_inputs(batches)
         except StopIteration:
             return
-        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Mapping)):
             raise UsageError(
-                f"{type(task).__name__}.next_eval_inputs returned a {type(given).__name__}; return "
+                f"{type(task).__name__}.next_eval_inputs returned a {type(pair).__name__}; return "
                 "(inputs, logs), where logs is a mapping, {} for none"
             )
-        yield given
+        yield pair
         num_steps -= 1
 
 
@@ -222,11 +223,11 @@ class _Metrics:
     ) -> None:
         self.batches = 0
         self._stats, self._takes_all, self._takes, self._ranks = stats, takes_all, takes, ranks
-        self.bad: dict[str, tuple[int, float]] = {}
+        self.faults: dict[str, tuple[int, float]] = {}
         self._waiting: list[tuple[str, Any, float, int]] = []
         self._samples: dict[str, list[float]] = {}
         """Values per sample that the other ranks do not have yet, by the name of a metric with statistics."""
-        self._found: dict[str, Aggregate] = {}
+        self._aggregates: dict[str, Aggregate] = {}
         self._no_metrics: set[str] = set()
 
     def next_batch(self) -> None:
@@ -271,19 +272,19 @@ class _Metrics:
             self._add_samples(name, values)
 
     def _add_samples(self, name: str, values: list[float]) -> None:
-        self._of(name).add(values, [1.0] * len(values))
+        self._aggregate_of(name).add(values, [1.0] * len(values))
 
-    def _of(self, name: str) -> Aggregate:
-        if name not in self._found:
-            self._found[name] = Aggregate(self._stats.get(name, ()))
-        return self._found[name]
+    def _aggregate_of(self, name: str) -> Aggregate:
+        if name not in self._aggregates:
+            self._aggregates[name] = Aggregate(self._stats.get(name, ()))
+        return self._aggregates[name]
 
     def _fold(self) -> None:
         values = resolve([value for _, value, *_ in self._waiting])
         columns: dict[str, list[Row]] = {}
         for (name, _, weight, batch), value in zip(self._waiting, values, strict=True):
             if not math.isfinite(value) and name not in self._stats:
-                self.bad.setdefault(name, (batch, value))
+                self.faults.setdefault(name, (batch, value))
             columns.setdefault(name, []).append((batch, value, weight))
         if self._ranks.divides:
             # Spreads and quantiles are those of batches, not of parts; in one order of names on all ranks.
@@ -293,24 +294,24 @@ class _Metrics:
                     self._add_samples(name, samples)
         for name, rows in columns.items():
             if rows:
-                self._of(name).add([value for _, value, _ in rows], [weight for *_, weight in rows])
+                self._aggregate_of(name).add([value for _, value, _ in rows], [weight for *_, weight in rows])
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
         """Return the values by name."""
         self._fold()
         if self._ranks.divides:
-            plain = {name: each for name, each in self._found.items() if name not in self._stats}
-            self._found |= self._ranks.means(plain, self.bad)
-        missing = [name for name in self._stats if name not in self._found]
+            plain = {name: each for name, each in self._aggregates.items() if name not in self._stats}
+            self._aggregates |= self._ranks.means(plain, self.faults)
+        missing = [name for name in self._stats if name not in self._aggregates]
         if missing and self.batches:
-            hint = nearest(missing[0], self._found)
+            hint = nearest(missing[0], self._aggregates)
             raise ConfigError(f"stats= asks for {missing[0]!r}, which eval_step did not return; {hint}")
-        read: dict[str, float] = {}
-        for name, aggregate in self._found.items():
+        values: dict[str, float] = {}
+        for name, aggregate in self._aggregates.items():
             if name not in self._no_metrics:
-                read |= aggregate.read(name)
-        return read
+                values |= aggregate.read(name)
+        return values
 
 
 def _of_each_sample(value: Any) -> bool:

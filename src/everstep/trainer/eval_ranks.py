@@ -28,10 +28,10 @@ Row = tuple[int, float, float]
 """(batch, mean over a rank's part of it, weight of that part)."""
 
 
-def refuse_several(what: str, remedy: str) -> None:
+def refuse_several(noun: str, remedy: str) -> None:
     """Refuse what only one process can do."""
     if (size := group_size()) > 1:
-        raise UsageError(f"{what} is for one process, and here {size} train together; {remedy}")
+        raise UsageError(f"{noun} is for one process, and here {size} train together; {remedy}")
 
 
 class EvalRanks:
@@ -69,7 +69,7 @@ class EvalRanks:
             return None
         return f"stream {name!r} is evaluated as a whole by each of {self.group.size} ranks: {self.why_whole}"
 
-    def compared(self, cursor: Cursor) -> Cursor:
+    def with_notes(self, cursor: Cursor) -> Cursor:
         """Return the cursor that notes the batches which several ranks have to be handed alike."""
         alike = self.group.data.shared or (self.group.size > 1 and not self.divides)
         return _NotedCursor(cursor) if alike else cursor
@@ -81,59 +81,59 @@ class EvalRanks:
     def batches(self, metric: str, rows: Sequence[Row]) -> list[Row]:
         """Put the batches of a metric together from their parts."""
         parts: dict[int, Aggregate] = {}
-        for batch, mean, weight in self._all(rows, f"the batches of {self._name}/{metric}"):
+        for batch, mean, weight in self._gather(rows, f"the batches of {self._name}/{metric}"):
             parts.setdefault(batch, Aggregate()).add([mean], [weight])
-        return [(batch, *found.mean_and_weight) for batch, found in sorted(parts.items())]
+        return [(batch, *aggregate.mean_and_weight) for batch, aggregate in sorted(parts.items())]
 
     def samples(self, metric: str, values: Sequence[float]) -> list[float]:
         """Put the values of a metric's samples together."""
-        return self._all(values, f"the samples of {self._name}/{metric}")
+        return self._gather(values, f"the samples of {self._name}/{metric}")
 
     def means(self, own: Mapping[str, Aggregate], bad: dict[str, tuple[int, float]]) -> dict[str, Aggregate]:
         """Put means together, and the first batches in which values are not finite."""
-        mine = {name: aggregate.mean_and_weight for name, aggregate in own.items()}
+        pairs = {name: aggregate.mean_and_weight for name, aggregate in own.items()}
         together: dict[str, Aggregate] = {}
-        found = self.group.gather([mine, bad], f"the evaluation of stream {self._name!r}")
-        for theirs, worst in self.group.data.of_parts(found):
-            for name, (mean, weight) in theirs.items():
+        gathered = self.group.gather([pairs, bad], f"the evaluation of stream {self._name!r}")
+        for means, worst in self.group.data.of_parts(gathered):
+            for name, (mean, weight) in means.items():
                 together.setdefault(name, Aggregate()).add([mean], [weight])
             for name, (batch, value) in worst.items():
                 bad[name] = min(bad.get(name, (batch, value)), (batch, value))
         return together
 
-    def _all(self, values: Sequence[Any], what: str) -> list[Any]:
+    def _gather(self, values: Sequence[Any], title: str) -> list[Any]:
         """Gather the values of all parts, in the order of parts."""
-        found = self.group.data.of_parts(self.group.gather_lists(values, what))
-        return [value for theirs in found for value in theirs]
+        parts = self.group.data.of_parts(self.group.gather_lists(values, title))
+        return [value for part in parts for value in part]
 
-    def agreed(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
+    def agree(self, values: dict[str, float], cursor: Cursor) -> dict[str, float]:
         """Return the values on which all ranks go on: of the whole data, those of the writer."""
         if not isinstance(cursor, _NotedCursor):
             return values
         if self.divides:
-            what = f"the batches of stream {self._name!r}"
-            require_alike(self.group.data, self.group.gather(cursor.noted, what), what)
+            title = f"the batches of stream {self._name!r}"
+            require_alike(self.group.data, self.group.gather(cursor.noted, title), title)
             return values
         try:
             self.group.agree(cursor.noted, f"the data of stream {self._name!r}")
         except DisagreementError as error:
             error.add_note(_each_whole(self.why_whole))
             raise
-        found: dict[str, float] = self.group.share(values, f"the evaluation of stream {self._name!r}")
-        return found
+        agreed_values: dict[str, float] = self.group.share(values, f"the evaluation of stream {self._name!r}")
+        return agreed_values
 
 
-def whole(stream: Stream, why: str | None) -> Stream:
+def whole(stream: Stream, reason: str | None) -> Stream:
     """Return the whole stream, of which each rank is handed all batches."""
     try:
         return stream.split(WHOLE)
     except DataError as error:
-        error.add_note(_each_whole(why))
+        error.add_note(_each_whole(reason))
         raise
 
 
-def _each_whole(why: str | None) -> str:
-    return f"each rank reads all samples here, as {why}; give data that is not divided among the ranks"
+def _each_whole(reason: str | None) -> str:
+    return f"each rank reads all samples here, as {reason}; give data that is not divided among the ranks"
 
 
 class _NotedCursor(CursorWrapper):
@@ -151,11 +151,11 @@ class _NotedCursor(CursorWrapper):
         return batch
 
 
-def why_whole(task: Task, how: Evaluate | None, looked_at: bool) -> str | None:
+def why_whole(task: Task, service: Evaluate | None, looked_at: bool) -> str | None:
     """Say why an evaluation of parts would find something else; None where it would not."""
-    own = [name for name in _WHOLE if getattr(type(task), name) is not getattr(Task, name)]
-    if how is not None and (how.agg_func or how.online_agg_func):
-        return f"{how!r} has a function of all outputs"
-    if own:
-        return f"{type(task).__name__} has {own[0]} of its own"
+    overridden = [name for name in _WHOLE if getattr(type(task), name) is not getattr(Task, name)]
+    if service is not None and (service.agg_func or service.online_agg_func):
+        return f"{service!r} has a function of all outputs"
+    if overridden:
+        return f"{type(task).__name__} has {overridden[0]} of its own"
     return "services look at the batches of evaluations" if looked_at else None

@@ -80,23 +80,23 @@ class Evaluations:
         """List the streams to evaluate: those of services, else "valid"."""
         return list(self.by_stream) or ["valid"]
 
-    def load(self, asked: str | Path | None = None) -> None:
+    def load(self, spec: str | Path | None = None) -> None:
         """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
         if self.loop is not None:
-            if asked is not None:
-                raise UsageError(f"weights={str(asked)!r} inside the loop, which has its own; leave it first")
+            if spec is not None:
+                raise UsageError(f"weights={str(spec)!r} inside the loop, which has its own; leave it first")
             return
-        if asked is not None:
-            self.weights = load(weights_of(self.run_dir, asked), self.task.state())
+        if spec is not None:
+            self.weights = load(weights_of(self.run_dir, spec), self.task.state())
             return
         try:
             self.weights = load(self.run_dir, self.task.state())
         except (NoCheckpointError, RunDirError) as error:
             raise NoCheckpointError(f"nothing to evaluate: {error}; train first") from error
 
-    def _require_weights(self, asked: str | Path | None) -> None:
-        if asked is not None or self.weights is None:
-            self.load(asked)
+    def _require_weights(self, spec: str | Path | None) -> None:
+        if spec is not None or self.weights is None:
+            self.load(spec)
 
     @property
     def _seed(self) -> int:
@@ -106,45 +106,45 @@ class Evaluations:
         seed = self.weights.seed
         return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
 
-    def evaluate(self, stream: Any, num_steps: int, asked: str | Path | None) -> dict[str, float]:
+    def evaluate(self, stream: Any, num_steps: int, spec: str | Path | None) -> dict[str, float]:
         """Evaluate a stream, by its name, or data; outside the loop a named one is recorded.
 
         Args:
             num_steps: number of batches, 1 or more; -1: until the stream ends.
             asked: weights to load; None: as they are, or the newest checkpoint.
         """
-        self._require_weights(asked)
+        self._require_weights(spec)
         ((name, data),) = self._streams.chosen([stream], "valid")
         if self.loop is None and isinstance(stream, str):
-            return self._apart(name, steps(num_steps)).metrics
-        return self.here(name, data, steps(num_steps), self.by_stream.get(name))
+            return self._evaluate_saved(name, steps(num_steps)).metrics
+        return self.measure(name, data, steps(num_steps), self.by_stream.get(name))
 
     def due(self, service: Evaluate) -> dict[str, float]:
         """Evaluate the stream of a service that is due in the loop."""
         loop = self.loop
         assert loop is not None
         began = loop.clock()
-        found = self.here(service.stream, self._streams.get(service.stream), service.num_steps, service)
+        metrics = self.measure(service.stream, self._streams.get(service.stream), service.num_steps, service)
         seconds = loop.clock() - began
-        loop.evaluated(found, seconds)
-        return {**found, f"{service.stream}/eval_time": seconds}
+        loop.evaluated(metrics, seconds)
+        return {**metrics, f"{service.stream}/eval_time": seconds}
 
-    def here(
-        self, name: str, stream: Stream, num_steps: int = -1, how: Evaluate | None = None
+    def measure(
+        self, name: str, stream: Stream, num_steps: int = -1, service: Evaluate | None = None
     ) -> dict[str, float]:
         """Evaluate a stream on the weights as they are, and record nothing."""
         with self._together() as group:
-            return self._by(group, name, stream, num_steps, how)
+            return self._metrics(group, name, stream, num_steps, service)
 
-    def _apart(self, name: str, num_steps: int) -> Evaluation:
+    def _evaluate_saved(self, name: str, num_steps: int) -> Evaluation:
         """Evaluate a stream outside the loop, and record it."""
         with self._together() as group:
             weights = self.weights
             assert weights is not None
             began = time.monotonic()
-            metrics = self._by(group, name, self._streams.get(name), num_steps, self.by_stream.get(name))
+            metrics = self._metrics(group, name, self._streams.get(name), num_steps, self.by_stream.get(name))
             seconds = time.monotonic() - began
-            found = Evaluation(
+            evaluation = Evaluation(
                 name,
                 weights.name,
                 weights.digest,
@@ -155,16 +155,16 @@ class Evaluations:
                 time.time(),
             )
             if group.writer:
-                self._record(found, seconds)
-        return found
+                self._record(evaluation, seconds)
+        return evaluation
 
-    def _record(self, found: Evaluation, seconds: float) -> None:
+    def _record(self, evaluation: Evaluation, seconds: float) -> None:
         """Record an evaluation that took some seconds; warn of a disk that refuses."""
-        wall = {f"{found.stream}/eval_time": seconds}
+        wall = {f"{evaluation.stream}/eval_time": seconds}
         if self._facts is None:
             self._facts = self._config.facts(self._seed, self._services)
         try:
-            record_evaluation(to_read(self.run_dir), found, self._facts, wall)
+            record_evaluation(to_read(self.run_dir), evaluation, self._facts, wall)
         except OSError as error:
             warnings.warn(
                 f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4
@@ -180,42 +180,42 @@ class Evaluations:
         assert weights is not None
         with closing(find_group()) as group:
             divide(group, self._data_ranks)
-            gathered = group.gather(asdict(weights), what := "the step of the weights to evaluate")
+            gathered = group.gather(asdict(weights), title := "the step of the weights to evaluate")
             # not the digests: a rank that was in the loop knows that of its own part
-            require_same([each["step"] for each in gathered], what)
+            require_same([each["step"] for each in gathered], title)
             self.weights = Loaded(**gathered[0])
             yield group
 
-    def _by(
-        self, group: Group, name: str, stream: Stream, num_steps: int, how: Evaluate | None
+    def _metrics(
+        self, group: Group, name: str, stream: Stream, num_steps: int, service: Evaluate | None
     ) -> dict[str, float]:
         loop = self.loop
         if loop is not None:  # it would move the training's data; a resume brings that back
             self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
-        before = None if loop is None else loop.updates
+        updates = None if loop is None else loop.updates
         look: dict[str, Any] = {"takes": self.takes, "comes_again": comes_again}
         if loop is not None:
-            look |= {"say": loop.println, "poll": loop.poll_evaluation, "seen": loop.look_at}
-        ranks = EvalRanks(group, why_whole(self.task, how, self._looks_at_batches))
-        found = evaluate(self.task, stream, name, num_steps, self._seed, how, **look, ranks=ranks)
-        self._tell(ranks.notice(name))
-        if loop is not None and loop.updates != before:
+            look |= {"say": loop.println, "poll": loop.poll_evaluation, "on_step": loop.look_at}
+        ranks = EvalRanks(group, why_whole(self.task, service, self._looks_at_batches))
+        metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look, ranks=ranks)
+        self._print_once(ranks.notice(name))
+        if loop is not None and loop.updates != updates:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"
             )
-        return prefixed(f"{name}/", found)
+        return prefixed(f"{name}/", metrics)
 
-    def _tell(self, sentence: str | None) -> None:
+    def _print_once(self, sentence: str | None) -> None:
         """Say a sentence once, on the writer."""
         if sentence is not None and sentence not in self._printed:
             self._printed.add(sentence)
             if self.loop is not None:
                 self.loop.println(sentence)
 
-    def predict(self, name: str, data: Stream, asked: str | Path | None) -> Iterator[Any]:
+    def predict(self, name: str, data: Stream, spec: str | Path | None) -> Iterator[Any]:
         """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""
-        self._require_weights(asked)
+        self._require_weights(spec)
         with closing(data.open(name, 0, seed=self._seed)) as batches:
             for batch in batches:
                 # not around the yield: the caller's code must not run in evaluation mode
@@ -231,68 +231,67 @@ class Evaluations:
             earlier = evaluations(located(self.run_dir))
         except RunDirError:  # the run does not exist yet
             earlier = []
-        done = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in earlier}
-        asked = {(name, self._num_steps(name)) for name in names}
-        on = Counter((checkpoint, digest) for *what, checkpoint, digest in done if tuple(what) in asked)
-        passed = [key for key, count in on.items() if count == len(asked)]
-        for found in follower.checkpoints(passed):
-            path = follower.run_dir / "checkpoints" / found[0]
+        recorded = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in earlier}
+        pairs = {(name, self._num_steps(name)) for name in names}
+        on = Counter((checkpoint, digest) for *pair, checkpoint, digest in recorded if tuple(pair) in pairs)
+        for committed in follower.checkpoints([key for key, count in on.items() if count == len(pairs)]):
+            path = follower.run_dir / "checkpoints" / committed[0]
             try:
                 weights = self.weights = load(path, self.task.state())
             except (CheckpointError, OSError) as error:
-                gone = "it was deleted while it was read" if not path.exists() else str(error)
-                print(f"checkpoint {path.name} is passed over: {gone}", flush=True)
+                reason = "it was deleted while it was read" if not path.exists() else str(error)
+                print(f"checkpoint {path.name} is passed over: {reason}", flush=True)
                 continue
-            for name, num_steps in sorted(asked, key=lambda one: names.index(one[0])):
-                if (name, num_steps, *found) not in done:
-                    yield self._apart(name, num_steps)
+            for name, num_steps in sorted(pairs, key=lambda one: names.index(one[0])):
+                if (name, num_steps, *committed) not in recorded:
+                    yield self._evaluate_saved(name, num_steps)
             if max_step is not None and weights.step >= max_step:
                 return
 
-    def all(self, *, newest: bool, asked: str | Path | None) -> dict[str, float]:
+    def all(self, *, newest: bool, spec: str | Path | None) -> dict[str, float]:
         """Evaluate each stream of `names`; known metrics of the same weights are not found again."""
         if newest:
             self.load()
         else:
-            self._require_weights(asked)
+            self._require_weights(spec)
         assert self.weights is not None
-        loaded = newest or asked is not None
+        is_loaded = newest or spec is not None
         metrics: dict[str, float] = {}
         names = self.names()
         with self._together() as group:
             # the writer's: the others may have read the record before its last pages
             known = group.share(
-                [{} if loaded else self._known(name) for name in names], "earlier evaluations"
+                [{} if is_loaded else self._known_metrics(name) for name in names], "earlier evaluations"
             )
         for name, earlier in zip(names, known, strict=True):
             metrics |= earlier or self.evaluate(name, self._num_steps(name), None)
         return metrics
 
-    def _known(self, stream: str) -> dict[str, float]:
+    def _known_metrics(self, stream: str) -> dict[str, float]:
         """Find the metrics of these weights by the loop's last evaluation or a recorded one; else empty.
 
         That of the loop is read in the journal: an earlier start may have made it.
         """
-        how, weights, run_dir = self.by_stream.get(stream), self.weights, to_read(self.run_dir)
+        service, weights, run_dir = self.by_stream.get(stream), self.weights, to_read(self.run_dir)
         assert weights is not None
-        stats = {} if how is None else how.stats
-        wanted = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
-        if how is not None and Path(weights.path).resolve().is_relative_to(run_dir.resolve()):
-            rows = [row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{how.name}"]
+        stats = {} if service is None else service.stats
+        required = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
+        if service is not None and Path(weights.path).resolve().is_relative_to(run_dir.resolve()):
+            rows = [row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{service.name}"]
             last = max((row.step for row in rows), default=None)
             metrics = {row.name: row.value for row in rows if row.step == last}
             metrics.pop(f"{stream}/eval_time", None)
-            if last == weights.step and wanted <= metrics.keys():
+            if last == weights.step and required <= metrics.keys():
                 return metrics
-        meant = stream, self._num_steps(stream), weights.digest
+        key = stream, self._num_steps(stream), weights.digest
         for each in reversed(evaluations(run_dir)):
-            if (each.stream, each.num_steps, each.digest) == meant and wanted <= each.metrics.keys():
+            if (each.stream, each.num_steps, each.digest) == key and required <= each.metrics.keys():
                 return each.metrics
         return {}
 
     def _num_steps(self, stream: str) -> int:
-        how = self.by_stream.get(stream)
-        return -1 if how is None else how.num_steps
+        service = self.by_stream.get(stream)
+        return -1 if service is None else service.num_steps
 
 
 def evaluates(services: Sequence[Service]) -> list[Evaluate]:
@@ -320,15 +319,15 @@ def require_one_each(services: Sequence[Evaluate]) -> None:
             )
 
 
-def weights_of(run_dir: str | Path, asked: str | Path) -> Path:
+def weights_of(run_dir: str | Path, spec: str | Path) -> Path:
     """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given."""
-    first, _, metric = str(asked).partition("/")
+    first, _, metric = str(spec).partition("/")
     if first == "best":
-        kept = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
-        meant = [name for name in kept if metric in ("", name, name.replace("/", "."))]
-        if len(meant) != 1:
-            known = ", ".join(f"'best/{name}'" for name in kept) or "none; add Best(metric)"
-            raise ConfigError(f"weights={str(asked)!r}: give one that the run keeps: {known}")
-        return Path(kept[meant[0]])
-    named = to_read(run_dir) / "checkpoints" / str(asked)
-    return named if named.exists() else Path(asked)
+        paths = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
+        names = [name for name in paths if metric in ("", name, name.replace("/", "."))]
+        if len(names) != 1:
+            known = ", ".join(f"'best/{name}'" for name in paths) or "none; add Best(metric)"
+            raise ConfigError(f"weights={str(spec)!r}: give one that the run keeps: {known}")
+        return Path(paths[names[0]])
+    path = to_read(run_dir) / "checkpoints" / str(spec)
+    return path if path.exists() else Path(spec)

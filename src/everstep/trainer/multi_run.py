@@ -77,8 +77,8 @@ class MultiRun:
                 try:
                     run.step()
                     continue
-                except StopIteration as ended:
-                    endings[run] = ended.value
+                except StopIteration as stop:
+                    endings[run] = stop.value
                 except Interrupted as error:
                     errors.append(error)
                     going = [each for each in going if each is run or each.interrupt(error)]
@@ -181,11 +181,11 @@ class SharedStream(StreamWrapper):
             assert cursor is not None
             self._batch = next(cursor, _END)
             now = (*at[:2], cursor.position())
-            after = _Place(now, cursor.done, cursor.remaining(), cursor.passed_over())
+            following = _Place(now, cursor.done, cursor.remaining(), cursor.passed_over())
             if self._batch is _END:
-                self._end = at, after._replace(left=0)
+                self._end = at, following._replace(left=0)
                 return self._batch, self._end[1]
-            self._known = [place, after]
+            self._known = [place, following]
         return self._batch, self._known[-1]
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class _SharedCursor(Cursor):
         self._passed_over += place.passed_over
         if batch is _END:
             raise StopIteration
-        return copied(batch)  # the step of one run may change its batch in place
+        return copy_batch(batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:
         batches, self._passed_over = self._passed_over, []
@@ -226,7 +226,7 @@ class _SharedCursor(Cursor):
         return self._place.left
 
 
-def copied(batch: Any) -> Any:
+def copy_batch(batch: Any) -> Any:
     """Copy a batch into memory of its own; arrays keep their strides, because bits can depend on them."""
     kind = type(batch)
     if kind is np.ndarray and batch.size and not batch.dtype.hasobject:
@@ -237,9 +237,9 @@ def copied(batch: Any) -> Any:
         np.copyto(array, batch)
         return array
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return kind._make(map(copied, batch))
+        return kind._make(map(copy_batch, batch))
     if kind in (tuple, list):
-        return kind(map(copied, batch))
+        return kind(map(copy_batch, batch))
     if kind is dict:
-        return {name: copied(part) for name, part in batch.items()}
+        return {name: copy_batch(part) for name, part in batch.items()}
     return copy.deepcopy(batch)

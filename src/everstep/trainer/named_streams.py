@@ -21,8 +21,8 @@ Fetch = Callable[[Iterator[Any]], Any]
 class NamedStreams:
     """Streams by name, with the use of each that keeps its own place in the data."""
 
-    def __init__(self, given: Mapping[str, Data]) -> None:
-        self.named = {name: as_stream(data) for name, data in adapt.named(given).items()}
+    def __init__(self, streams: Mapping[str, Data]) -> None:
+        self.named = {name: as_stream(data) for name, data in adapt.named(streams).items()}
         self._uses: dict[int, tuple[Any, str, str]] = {}
         """Objects that keep their own place in the data, with their use and their stream's name, by id."""
         self._unnamed: dict[str, tuple[Data, Stream]] | None = None
@@ -47,23 +47,23 @@ class NamedStreams:
             raise ConfigError(f"no stream is named {name!r}; {nearest(name, self.named)}")
         return self.named[name]
 
-    def chosen(self, given: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
+    def chosen(self, items: Iterable[Any] | str, default: str) -> list[tuple[str, Stream]]:
         """Return (name, stream) of each stream that was given by name, as data, or as name to data."""
-        if isinstance(given, Mapping):
-            return [(name, self._over(name, data)) for name, data in adapt.named(given).items()]
-        if not isinstance(given, str | list | tuple):
+        if isinstance(items, Mapping):
+            return [(name, self._over(name, data)) for name, data in adapt.named(items).items()]
+        if not isinstance(items, str | list | tuple):
             raise ConfigError(
-                f"the streams of an epoch are a {type(given).__name__}; give a list, a name, or names to data"
+                f"the streams of an epoch are a {type(items).__name__}; give a list, a name, or names to data"
             )
-        named: dict[str, Stream] = {}
-        for number, each in enumerate([given] if isinstance(given, str) else given, 1):
+        streams: dict[str, Stream] = {}
+        for number, each in enumerate([items] if isinstance(items, str) else items, 1):
             name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
             stream = self.get(name) if isinstance(each, str) else self._over(name, each)
-            if named.setdefault(name, stream) is not stream:
+            if streams.setdefault(name, stream) is not stream:
                 raise ConfigError(
                     f"two streams are called {name!r}; give names to data, as in {{'train': a, 'more': b}}"
                 )
-        return list(named.items())
+        return list(streams.items())
 
     def _over(self, name: str, data: Data) -> Stream:
         """Return the stream over data given in place of a name; in a loop the same for the same data."""
@@ -123,9 +123,9 @@ class _Cursor(CursorWrapper):
         return None  # the task decides how many batches an input takes
 
     def __next__(self) -> Any:
-        before = self.cursor.done or 0
+        start = self.cursor.done or 0
         inputs = self._fetch(self.cursor)
-        drew = (self.cursor.done or 0) - before
+        drew = (self.cursor.done or 0) - start
         if drew > 1 and self.cursor.weight != 1.0:
             raise DataError(
                 f"next_train_inputs drew {drew} batches, and the ranks' parts of the last differ in size; "

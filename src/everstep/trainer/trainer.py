@@ -99,16 +99,16 @@ class Trainer:
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         # copies: each evaluates for one Trainer
         services = [copy.copy(each) if isinstance(each, Evaluate) else each for each in services]
-        given = evaluates(services)
-        can = type(self.task).eval_step is not Task.eval_step
+        evaluations = evaluates(services)
+        can_evaluate = type(self.task).eval_step is not Task.eval_step
         if "train" in self.streams:
             self._streams.require_apart("train", self.streams["train"], "training")
-        if defaults and not given and can and "valid" in self.streams:
-            given = [Evaluate("valid")]
-            given[0].is_default = True
-            services = [*given, *services]
-        require_one_each(given)
-        for service in (each for each in given if each.evaluator is None):
+        if defaults and not evaluations and can_evaluate and "valid" in self.streams:
+            evaluations = [Evaluate("valid")]
+            evaluations[0].is_default = True
+            services = [*evaluations, *services]
+        require_one_each(evaluations)
+        for service in (each for each in evaluations if each.evaluator is None):
             self._streams.require_apart(service.stream, self._streams.get(service.stream), "evaluation")
         return [*services, self._line] if defaults else services
 
@@ -164,7 +164,7 @@ class Trainer:
         def attempt() -> Iterator[TrainerLoop]:
             nonlocal over
             try:
-                with self._opened(max_step, services) as loop:
+                with self._open_loop(max_step, services) as loop:
                     if count == 1:
                         self._introduce(loop)
                     yield loop
@@ -183,7 +183,7 @@ class Trainer:
         """Return the services: without evaluations, with these at other times, or (True) as they are."""
         if not isinstance(when, bool | Schedule):
             raise ConfigError(f"evaluate={when!r}: give True, False or a schedule, such as Every(epochs=5)")
-        chosen: list[Service] = []
+        services: list[Service] = []
         for service in self._services:
             if isinstance(service, Evaluate):
                 if when is False:
@@ -192,8 +192,8 @@ class Trainer:
                 service = copy.copy(service)
                 service.schedule = copy.deepcopy(when) if isinstance(when, Schedule) else service.schedule
                 service.ends = self._ends if end else None
-            chosen.append(service)
-        return chosen
+            services.append(service)
+        return services
 
     def _ends(self) -> bool:
         return self._loop is not None and self._loop.should_stop()
@@ -221,10 +221,10 @@ class Trainer:
 
     def open(self, *, max_step: int | None = None) -> AbstractContextManager[TrainerLoop]:
         """Open the loop of `run_training`, for a program of your own around `epoch`."""
-        return self._opened(max_step, self._services)
+        return self._open_loop(max_step, self._services)
 
     @contextmanager
-    def _opened(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
+    def _open_loop(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
         # the rest of a time budget, after a rollback, comes last: it replaces the whole budget
@@ -249,7 +249,7 @@ class Trainer:
             if self._loop is not None and self._options.get("resume") is False and loop.settled:
                 self._options["resume"] = True  # it has started over; from here on the run continues
             self._evaluations.loop = None
-        self._evaluations.weights = loop.left_with()
+        self._evaluations.weights = loop.loaded_weights()
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
@@ -305,11 +305,11 @@ class Trainer:
                 loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
             require_epoch(task, loop.epoch)
         for name, stream in self._streams.chosen(eval_streams, "valid"):
-            how = self._evaluations.by_stream.get(name)
+            service = self._evaluations.by_stream.get(name)
             with loop.evaluation():
-                loop.collect_found(self._evaluations.here(name, stream, how=how))
-            if how is not None and how.is_default:
-                how.left_out_at = loop.step
+                loop.collect_evaluation(self._evaluations.measure(name, stream, service=service))
+            if service is not None and service.is_default:
+                service.left_out_at = loop.step
 
     def smoke_test(self) -> None:
         """Try each part once: a training step, a batch of each evaluated stream, a save and a restore.
@@ -342,9 +342,9 @@ class Trainer:
         """
         if weights is None:
             self._evaluations.load()
-        found = self.evaluate(stream, weights=weights)
-        print(values_line(found))
-        return found
+        metrics = self.evaluate(stream, weights=weights)
+        print(values_line(metrics))
+        return metrics
 
     def evaluate(
         self, stream: Any = "valid", num_steps: int = -1, *, weights: str | Path | None = None
@@ -446,7 +446,7 @@ class Trainer:
             newest: whether to load the newest checkpoint.
             weights: other weights to load, as for `evaluate`.
         """
-        return self._evaluations.all(newest=newest, asked=weights)
+        return self._evaluations.all(newest=newest, spec=weights)
 
 
 @contextmanager
@@ -458,22 +458,22 @@ def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
         user.open(stack)
         for stream in streams:
             stack.callback(stream.end_workers)
-        before = encode(user.save())
+        state = encode(user.save())
         try:
             yield
         finally:
-            user.load(decode(before), 0)
+            user.load(decode(state), 0)
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
     """Make a directory for runs, also where EVERSTEP_ROOT moves them; it is deleted afterwards."""
     with TemporaryDirectory(prefix="everstep-smoke-") as folder:
-        moved = located(folder)
+        path = located(folder)
         try:
-            yield moved
+            yield path
         finally:
-            rmtree(moved, ignore_errors=True)
+            rmtree(path, ignore_errors=True)
 
 
 _TASK = {
@@ -495,10 +495,10 @@ def require_epoch(task: Task, epoch: int) -> None:
 
 def require_our_names(task: Task) -> None:
     """Refuse a name that is another library's method, which nothing calls, or that no Trainer can set."""
-    for theirs, ours in _TASK.items():
-        inherited = getattr(getattr(task, ours), "__module__", "").startswith("everstep.")
-        if inherited and hasattr(type(task), theirs):
-            raise ConfigError(f"{type(task).__name__}.{theirs} is not called by a Trainer; name it {ours}")
+    for foreign, name in _TASK.items():
+        inherited = getattr(getattr(task, name), "__module__", "").startswith("everstep.")
+        if inherited and hasattr(type(task), foreign):
+            raise ConfigError(f"{type(task).__name__}.{foreign} is not called by a Trainer; name it {name}")
     epoch = getattr(type(task), "epoch", None)
     if isinstance(epoch, property) and epoch.fset is None:
         raise ConfigError(

@@ -20,7 +20,7 @@ from everstep.supervisor.settings import LoopKind
 class TrainerLoop(TrainLoop):
     """Loop that a Trainer opens, with the moments of evaluations."""
 
-    _found: frozenset[str] = frozenset()
+    _evaluated_names: frozenset[str] = frozenset()
     """Metrics that the program's own evaluations found."""
 
     @classmethod
@@ -54,23 +54,23 @@ class TrainerLoop(TrainLoop):
         """Show a batch of an evaluation to the observers."""
         self._engine.board.announce(Moment.AFTER_EVAL_STEP, step)
 
-    def collect_found(self, found: Mapping[str, float]) -> None:
+    def collect_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Collect the metrics that the program's own evaluation found."""
         # best values and early stops would mix both
-        clash = found.keys() & (self._engine.collector.collected_names() - self._found)
+        clash = metrics.keys() & (self._engine.collector.collected_names() - self._evaluated_names)
         if clash and not self._epochs.before_resume_point:
             raise MetricError(
                 f"{min(clash)!r} is a metric of an evaluation and of the program; give one another name"
             )
-        self._engine.watched.evaluated(found.keys() - self._found)
-        self._found |= found.keys()
-        self.collect_metrics(found)
+        self._engine.watched.evaluated(metrics.keys() - self._evaluated_names)
+        self._evaluated_names |= metrics.keys()
+        self.collect_metrics(metrics)
 
-    def evaluated(self, found: Mapping[str, float], seconds: float) -> None:
+    def evaluated(self, metrics: Mapping[str, float], seconds: float) -> None:
         """Announce what a service's evaluation found; its boundary continues."""
-        self._engine.watched.evaluated(found.keys())
+        self._engine.watched.evaluated(metrics.keys())
         self._engine.note_evaluation(seconds)
-        self._engine.board.fire(Moment.AFTER_EVALUATION, found)
+        self._engine.board.fire(Moment.AFTER_EVALUATION, metrics)
 
     @property
     def bests(self) -> list[Best]:
@@ -82,15 +82,15 @@ class TrainerLoop(TrainLoop):
         """Whether a later loop on this run continues what this loop has begun."""
         return self._engine.opening.store.settled
 
-    def left_with(self) -> Loaded | None:
+    def loaded_weights(self) -> Loaded | None:
         """Find where the weights in the objects are saved, after a clean end; None if not in one place."""
-        best, saved = self._engine.restored, self._engine.saver.last_commit
+        best, newest = self._engine.restored, self._engine.saver.last_commit
         if best is not None and any(each.part for each in self.bests):
             return None  # a part came back: no checkpoint has what the objects have now
         if best is not None and best.path is not None:
             digest = str(read_manifest(Path(best.path))["digest"])
             return Loaded(best.path, best.step, best.epoch, digest, self.seed)
-        last = self._engine.recovered.checkpoint if saved is None else str(saved.name)
+        last = self._engine.recovered.checkpoint if newest is None else str(newest.name)
         if last is None:
             return None
         path, ending = self._engine.opening.run_dir.checkpoints / last, self.ending

@@ -60,43 +60,43 @@ class Rows(NamedTuple):
 def curves(database: Database, runs: Sequence[Mapping[str, Any]], options: CurveOptions) -> dict[str, Any]:
     """Return a metric of several runs, as JSON with arrays of NumPy."""
     points = options.points or max(100, min(POINTS, MOST_POINTS // (2 * max(1, len(runs)))))
-    keys, metric, found = [run["id"] for run in runs], (options.stream, options.metric), dict[int, Any]()
+    keys, metric, curve_of = [run["id"] for run in runs], (options.stream, options.metric), dict[int, Any]()
     with database.read() as connection:
         if options == CurveOptions(*metric, points=options.points):  # all of it, by steps
             for key, blocks_of in _read(connection, keys, *metric, blocks.c.sketch):
-                found[key] = _sketched(blocks_of, points)
-        keys = [key for key in keys if not found.get(key)]
+                curve_of[key] = _from_sketches(blocks_of, points)
+        keys = [key for key in keys if not curve_of.get(key)]
         for key, rows in read_rows(connection, keys, *metric).items():
-            found[key] = _curve(rows, options, points)
-    return {"x": options.axis, "series": [{"run": run_id(run), **found[run["id"]]} for run in runs]}
+            curve_of[key] = _curve(rows, options, points)
+    return {"x": options.axis, "series": [{"run": run_id(run), **curve_of[run["id"]]} for run in runs]}
 
 
 def _read(
     connection: Connection, runs: Sequence[int], phase: str, name: str, content: ColumnElement[Any]
 ) -> Iterator[tuple[int, Iterator[Any]]]:
     """Yield the key of each run that has a metric, with its blocks in the order of writing."""
-    mine = series.c.run.in_(runs) & (series.c.phase == phase) & (series.c.name == name)
-    chosen = (
+    condition = series.c.run.in_(runs) & (series.c.phase == phase) & (series.c.name == name)
+    query = (
         select(
             *(series.c.run, blocks.c.segment, blocks.c.offset, content),
             *(segments.c.valid_to, segments.c.started, segments.c.last),
         )
         .join(blocks, blocks.c.series == series.c.id)
         .outerjoin(segments, (segments.c.run == series.c.run) & (segments.c.number == blocks.c.segment))
-        .where(mine)
+        .where(condition)
         .order_by(series.c.run, blocks.c.segment, blocks.c.offset)
     )
-    return groupby(connection.execute(chosen), itemgetter(0))
+    return groupby(connection.execute(query), itemgetter(0))
 
 
-def _sketched(stored: Iterable[Any], points: int) -> dict[str, Any] | None:
+def _from_sketches(sketches: Iterable[Any], points: int) -> dict[str, Any] | None:
     """Return the curve of very many rows from sketches; None where all values are wanted.
 
     A group of rows lies at its last step, so all groups must be narrower than the places of the curve.
     """
     parts, sizes = [np.empty(0)], {True: 0, False: 0}
     try:
-        for block in stored:
+        for block in sketches:
             sketch, is_valid = np.frombuffer(block.sketch, "<f8"), block.offset < block.valid_to
             size = int(sketch[0])
             if is_valid and sketch[1]:
@@ -118,22 +118,22 @@ def _sketched(stored: Iterable[Any], points: int) -> dict[str, Any] | None:
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
     """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
     pieces: dict[int, list[Rows]] = {run: [_NONE] for run in runs}
-    for run, stored in _read(connection, runs, phase, name, blocks.c.packed):
-        pieces[run] += [_unpacked(list(start)) for _, start in groupby(stored, itemgetter(1))]
+    for run, entries in _read(connection, runs, phase, name, blocks.c.packed):
+        pieces[run] += [_unpack(list(start)) for _, start in groupby(entries, itemgetter(1))]
     return {run: Rows(*map(np.concatenate, zip(*each, strict=True))) for run, each in pieces.items()}
 
 
 _NONE = Rows(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.bool_))
 
 
-def _unpacked(stored: Sequence[Any]) -> Rows:
+def _unpack(entries: Sequence[Any]) -> Rows:
     """Unpack the blocks that a start has written; a block's rows came since the block before."""
-    valid_to, started, last = stored[0][4:]
+    valid_to, started, last = entries[0][4:]
     try:
         times, steps, values = zip(
-            *(block_columns(memoryview(block.packed)) for block in stored), strict=True
+            *(block_columns(memoryview(block.packed)) for block in entries), strict=True
         )
-        valid = [block.offset < valid_to for block in stored]
+        valid = [block.offset < valid_to for block in entries]
     except (TypeError, ValueError) as error:
         raise UnknownContentError(f"a block belongs to no start, or holds no values: {error}") from None
     counts, ends = np.array([len(one) for one in steps]), np.array(times)
@@ -150,17 +150,17 @@ def _curve(rows: Rows, options: CurveOptions, points: int) -> dict[str, Any]:
         inside &= x >= options.begin
     if options.end is not None:
         inside &= x <= options.end
-    now, before = inside & rows.valid, inside & ~rows.valid
+    now, superseded = inside & rows.valid, inside & ~rows.valid
     beside = (rows.times,) if options.timed else ()
     values = rows.values[now]
     thin = _thinned(x[now], values, values, values, points, *(times[now] for times in beside))
-    curve: dict[str, Any] = {"n": int(now.sum()), "n_superseded": int(before.sum()), **thin}
-    odd = np.flatnonzero(now & ~np.isfinite(rows.values))
-    if len(odd):
-        curve["n_nonfinite"] = len(odd)
-        curve["nonfinite"] = _points(odd, points, x, rows.values, *beside)
+    curve: dict[str, Any] = {"n": int(now.sum()), "n_superseded": int(superseded.sum()), **thin}
+    indices = np.flatnonzero(now & ~np.isfinite(rows.values))
+    if len(indices):
+        curve["n_nonfinite"] = len(indices)
+        curve["nonfinite"] = _points(indices, points, x, rows.values, *beside)
     if options.superseded:
-        curve["superseded"] = _points(np.flatnonzero(before), points, x, rows.values, *beside)
+        curve["superseded"] = _points(np.flatnonzero(superseded), points, x, rows.values, *beside)
     return curve
 
 

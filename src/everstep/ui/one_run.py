@@ -51,16 +51,16 @@ class MissingError(ConfigError):
 
 def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page shows of a run, as JSON: `describe`, and what the page needs beside it."""
-    found = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
+    entry = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
-        facts = describe(connection, found, steps=False)
-        begun = facts.pop("segments")
+        facts = describe(connection, entry, steps=False)
+        starts = facts.pop("segments")
         streams = streams_of(metric_names(connection, run["id"]))
         config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
         name = str(parent.get("run")) if isinstance(parent, dict) else ""
         forked = connection.execute(select(runs).where(runs.c.name == name)).mappings().one_or_none()
-        of = {} if forked is None else newest_facts(connection, [forked["id"]], names=["config"])
-    configs = [config, *(each.get("config") for each in of.values())]
+        parents = {} if forked is None else newest_facts(connection, [forked["id"]], names=["config"])
+    configs = [config, *(each.get("config") for each in parents.values())]
     trees = [plain(tree) if isinstance(tree, dict) else {} for tree in configs]
     for rollback in facts["rollbacks"]:
         rollback["to"] = step_of(rollback["checkpoint"])
@@ -70,7 +70,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
         "host": run["host"],
         "parent": None if forked is None else run_id(dict(forked)),
         "config_changed": differing(trees) if len(trees) > 1 else [],
-        "starts": [start for start in begun if start["badge"] is not None],
+        "starts": [start for start in starts if start["badge"] is not None],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}
@@ -86,12 +86,12 @@ def _is_there(database: Database, run: Mapping[str, Any]) -> bool:
 
 def summaries_of(database: Database, run: int) -> Summaries:
     """Return the valid summaries of a run, in their order; of a step that was repeated the newest."""
-    there = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
-    chosen = select(events.c.data).join(segments, there & (segments.c.run == events.c.run))
-    chosen = chosen.where(events.c.run == run, events.c.kind == "summary")
+    is_valid = (segments.c.number == events.c.segment) & (events.c.offset < segments.c.valid_to)
+    query = select(events.c.data).join(segments, is_valid & (segments.c.run == events.c.run))
+    query = query.where(events.c.run == run, events.c.kind == "summary")
     summaries: Summaries = {}
     with database.read() as connection:
-        for text in connection.execute(chosen.order_by(events.c.segment, events.c.offset)).scalars():
+        for text in connection.execute(query.order_by(events.c.segment, events.c.offset)).scalars():
             data = stored(text)
             kind = next((kind for kind in ("image", "text", "histogram") if kind in data), None)
             if kind is not None and not misfit("summary", data):
@@ -107,7 +107,7 @@ def content_of(database: Database, run: Mapping[str, Any], data: Mapping[str, An
             text = f"{text[:LONGEST_TEXT]}\n... and {len(text) - LONGEST_TEXT:,} characters more"
         return text.encode("utf-8", "replace"), "text/plain; charset=utf-8"
     place = data["image"]["file"]
-    with _opened(database, run, place) as file:
+    with _open_file(database, run, place) as file:
         picture = file.read(LARGEST_IMAGE + 1)
     if len(picture) > LARGEST_IMAGE:
         raise MissingError(f"{place} has more than {LARGEST_IMAGE:,} bytes; open the file itself")
@@ -120,7 +120,7 @@ def content_of(database: Database, run: Mapping[str, Any], data: Mapping[str, An
 def last_lines(database: Database, run: Mapping[str, Any], most: int = LOG_BYTES) -> dict[str, Any]:
     """Return whole lines from the end of a run's log, at most `most` bytes, and whether these are not all."""
     try:
-        with _opened(database, run, "logs/run.log") as file:
+        with _open_file(database, run, "logs/run.log") as file:
             begin = max(0, file.seek(0, os.SEEK_END) - most)
             file.seek(begin)
             data = file.read(most)
@@ -130,7 +130,7 @@ def last_lines(database: Database, run: Mapping[str, Any], most: int = LOG_BYTES
     return {"text": data[first:].decode("utf-8", "replace"), "is_cut": begin > 0}
 
 
-def _opened(database: Database, run: Mapping[str, Any], place: str) -> FileIO:
+def _open_file(database: Database, run: Mapping[str, Any], place: str) -> FileIO:
     """Open a file below a run's directory: a regular file, reached through no link."""
     parts = Path(place).parts
     if Path(place).is_absolute() or ".." in parts or not parts or "\0" in place:
@@ -140,5 +140,5 @@ def _opened(database: Database, run: Mapping[str, Any], place: str) -> FileIO:
     try:
         return open_below(Path(run["path"]), parts)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "its name is not one of a file"
-        raise MissingError(f"{place[:200]!r} cannot be read ({why}); check the run's files") from None
+        reason = error.strerror if isinstance(error, OSError) else "its name is not one of a file"
+        raise MissingError(f"{place[:200]!r} cannot be read ({reason}); check the run's files") from None

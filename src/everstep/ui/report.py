@@ -44,13 +44,13 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", r
 _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 
 
-def report_data(names: Sequence[str], found: Sequence[Found], points: int = 1000) -> dict[str, Any]:
+def report_data(names: Sequence[str], entries: Sequence[Found], points: int = 1000) -> dict[str, Any]:
     """Return the answers of the page's addresses for some runs, as JSON; equal runs give equal data.
 
     `names`: as a person named the runs; `points`: most of a line, each with least, largest and last value.
     """
-    runs = [one_run(run.database, run.facts) for run in found]
-    for at, (run, title) in enumerate(zip(runs, titles_of(names, found), strict=True)):
+    runs = [one_run(run.database, run.facts) for run in entries]
+    for at, (run, title) in enumerate(zip(runs, titles_of(names, entries), strict=True)):
         run |= {"id": str(at), "name": title, "heartbeat": None, "parent": None}
     pairs = {(each["stream"], name) for run in runs for each in run["streams"] for name in each["metrics"]}
     points = max(_FEWEST_POINTS, min(points, _MOST_POINTS // max(1, len(pairs) * len(runs))))
@@ -58,7 +58,7 @@ def report_data(names: Sequence[str], found: Sequence[Found], points: int = 1000
     def series(stream: str, metric: str) -> list[dict[str, Any]]:
         """Return a line for each run, with the time of each point."""
         options = CurveOptions(stream, metric, points=points, superseded=True, timed=True)
-        lines = [curves(run.database, [run.facts], options)["series"][0] for run in found]
+        lines = [curves(run.database, [run.facts], options)["series"][0] for run in entries]
         return [{**line, "run": str(at)} for at, line in enumerate(lines)]
 
     data = {
@@ -66,14 +66,14 @@ def report_data(names: Sequence[str], found: Sequence[Found], points: int = 1000
         "settings": differing([plain({"config": run["facts"].get("config")}) for run in runs]),
         "streams": streams_of(pairs),
         "series": {"/".join(pair): series(*pair) for pair in sorted(pairs)},
-        "summaries": [_summaries(run, one) for run, one in zip(found, runs, strict=True)],
-        "logs": [last_lines(run.database, run.facts, _LOG_BYTES) for run in found],
+        "summaries": [_summaries(run, one) for run, one in zip(entries, runs, strict=True)],
+        "logs": [last_lines(run.database, run.facts, _LOG_BYTES) for run in entries],
     }
     plain_data: dict[str, Any] = with_leaves(data, _as_json)
     return plain_data
 
 
-def _summaries(run: Found, shown: dict[str, Any]) -> dict[str, str]:
+def _summaries(run: Found, page: dict[str, Any]) -> dict[str, str]:
     """Return "KIND NAME STEP" -> content; steps without content are taken out of what is shown of the run."""
     contents: dict[str, str] = {}
     room = _SUMMARY_BYTES
@@ -87,9 +87,9 @@ def _summaries(run: Found, shown: dict[str, Any]) -> dict[str, str]:
             text = text if kind == "image" else content.decode()
             if (room := room - len(json.dumps(text))) >= 0:
                 contents[f"{kind} {name} {step}"] = text
-    for one in shown["summaries"]:
+    for one in page["summaries"]:
         one["steps"] = [step for step in one["steps"] if f"{one['kind']} {one['name']} {step}" in contents]
-    shown["summaries"] = [one for one in shown["summaries"] if one["steps"]]
+    page["summaries"] = [one for one in page["summaries"] if one["steps"]]
     return contents
 
 
@@ -97,7 +97,7 @@ def _as_json(value: Any) -> Any:
     return [*map(json_safe, value.tolist())] if isinstance(value, np.ndarray) else json_safe(value)
 
 
-def report_page(data: Mapping[str, Any], title: str, version: str, made: float) -> bytes:
+def report_page(data: Mapping[str, Any], title: str, version: str, created: float) -> bytes:
     """Write a report as the bytes of an HTML file; equal arguments give equal bytes.
 
     `made` (seconds since 1970) stands in one line, apart from the data.
@@ -105,8 +105,8 @@ def report_page(data: Mapping[str, Any], title: str, version: str, made: float) 
     style = "\n".join((STATIC / name).read_text() for name in _STYLES)
     scripts = [(STATIC / "vendor" / name).read_text() for name in _LIBRARIES]
     program = bundle(MODULES)
-    time = datetime.fromtimestamp(made, UTC).isoformat(timespec="seconds")
-    named, embedded = html.escape(in_line(title)), _embedded(data)
+    time = datetime.fromtimestamp(created, UTC).isoformat(timespec="seconds")
+    heading, embedded = html.escape(in_line(title)), _embed(data)
     libraries = "\n".join(f"<script>{script}</script>" for script in scripts)
     page = f"""<html lang="en">
 <head>
@@ -115,13 +115,13 @@ def report_page(data: Mapping[str, Any], title: str, version: str, made: float) 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
-<title>{named}</title>
+<title>{heading}</title>
 <style>{style}</style>
 </head>
 <body>
 <div id="app"></div>
 <noscript>This report draws with JavaScript. Its data are the JSON in this file.</noscript>
-<footer class="soft"><bdi>{named}</bdi>, made by everstep {html.escape(version)} at
+<footer class="soft"><bdi>{heading}</bdi>, made by everstep {html.escape(version)} at
 <time datetime="{time}">{time}</time>; SHA-256 of its data:
 <code class="path" id="hash">{hashlib.sha256(embedded.encode()).hexdigest()}</code>
 </footer>
@@ -134,7 +134,7 @@ def report_page(data: Mapping[str, Any], title: str, version: str, made: float) 
     return BEGIN + page.encode()
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
+def _embed(data: Mapping[str, Any]) -> str:
     """Write JSON that no HTML parser takes for markup: ASCII, without the signs that begin or end a tag."""
     readable = with_leaves(data, lambda value: shown(value) if isinstance(value, str) else value)
     text = json.dumps(readable, allow_nan=False, separators=(",", ":"))
@@ -144,8 +144,8 @@ def _embedded(data: Mapping[str, Any]) -> str:
 def _policy(scripts: Iterable[str], style: str) -> str:
     """Allow these scripts and this style, by their hashes, and nothing else, no connection above all."""
     allowed = (f"script-src {' '.join(map(_hash, scripts))}", f"style-src {_hash(style)}")
-    own = "img-src data:"  # pictures of the runs, which stand in the data
-    return "; ".join(("default-src 'none'", *allowed, own, "base-uri 'none'", "form-action 'none'"))
+    images = "img-src data:"  # pictures of the runs, which stand in the data
+    return "; ".join(("default-src 'none'", *allowed, images, "base-uri 'none'", "form-action 'none'"))
 
 
 def _hash(text: str) -> str:

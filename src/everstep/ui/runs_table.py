@@ -48,20 +48,20 @@ class RunsTable(RunColumns):
     def listed(self, options: ListOptions) -> dict[str, Any]:
         """Return the runs that somebody asks for."""
         is_json = options.filter.lstrip().startswith("{")
-        where = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
-        named = [*([] if is_json else (leaf.path for leaf in leaves(where))), options.sort]
-        wanted = list(dict.fromkeys(options.columns or [*self._defaults(), *named]))
-        found = self.find(where, [options.sort, *options.columns])
-        columns = {name: self.first(name) for name in {options.sort, *wanted}}
-        by_name = sorted(found, key=lambda run: str(run["name"]))  # ties stay in this order
+        condition = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
+        names = [*([] if is_json else (leaf.path for leaf in leaves(condition))), options.sort]
+        headers = list(dict.fromkeys(options.columns or [*self._defaults(), *names]))
+        rows = self.find(condition, [options.sort, *options.columns])
+        columns = {name: self.first(name) for name in {options.sort, *headers}}
+        by_name = sorted(rows, key=lambda run: str(run["name"]))  # ties stay in this order
         values = [{"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name]
         runs: list[Any] = [one["run"] for one in ordered(values, "value", options.descending)]
         return {
             "total": len(self.rows),
             "matched": len(runs),
-            "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in wanted],
+            "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in headers],
             "rows": [
-                heading(run) | {"values": {name: json_safe(columns[name].get(run["id"])) for name in wanted}}
+                heading(run) | {"values": {name: json_safe(columns[name].get(run["id"])) for name in headers}}
                 for run in runs[options.offset : options.offset + options.limit]
             ],
         }
@@ -91,8 +91,8 @@ class RunsTable(RunColumns):
         for name, values in columns.items():
             distinct = {*values}
             if len(distinct) > 1:
-                own = len(distinct) == len(values) > 2 and any(isinstance(value, str) for value in distinct)
-                ranks[name] = (own or name.endswith("seed"), -len(values), -len(distinct), name)
+                is_unique = len(distinct) == len(values) > 2 and any(isinstance(v, str) for v in distinct)
+                ranks[name] = (is_unique or name.endswith("seed"), -len(values), -len(distinct), name)
         return sorted(ranks, key=ranks.__getitem__)
 
     def compared(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -152,6 +152,6 @@ def kind_of(name: str, values: Collection[Any]) -> str:
     """Return what a column holds: "status", "time", "number" or "text"."""
     if name == "status" or name in TIMES:
         return "status" if name == "status" else "time"
-    there = [value for value in values if value is not None]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in there)
-    return "number" if there and numbers else "text"
+    present = [value for value in values if value is not None]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
+    return "number" if present and numbers else "text"

@@ -73,7 +73,7 @@ class FollowedIndex:
         self._trouble: list[str] = []
         """Why the newest look has failed."""
         self._lock = threading.Lock()
-        self._due = 0.0
+        self._next_look = 0.0
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
@@ -93,16 +93,16 @@ class FollowedIndex:
 
     def refresh(self) -> None:
         """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
-        if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
+        if time.monotonic() < self._next_look or not self._lock.acquire(blocking=False):
             return
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             self._look()
         except Exception as error:  # a server that is away for a while: the page shows what it has
             self._trouble = [f"the page shows old data: {error}"]
         finally:
             now = time.monotonic()
-            self._due = now + max(_PAUSE, _SHARE * (now - begun))
+            self._next_look = now + max(_PAUSE, _SHARE * (now - start))
             self._lock.release()
 
     def sizes(self, ids: Collection[str]) -> dict[str, int]:
@@ -112,20 +112,20 @@ class FollowedIndex:
         """
         runs = {run["id"]: run for run in self.table.chosen(ids)}
         watched = [run for run in runs.values() if run["status"] == "running"]
-        here = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
-        if here and self._lock.acquire(timeout=_PAUSE):  # else a look at all journals ships these, too
+        paths = [Path(run["path"]) for run in watched if is_here(self.database, run["host"])]
+        if paths and self._lock.acquire(timeout=_PAUSE):  # else a look at all journals ships these, too
             try:
                 with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-                    self._ship(here)
+                    self._ship(paths)
             finally:
                 self._lock.release()
-        sized = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
+        query = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
         with self.database.read() as connection:
-            found = connection.execute(sized.group_by(segments.c.run))
-            return {run_id(runs[run]): int(size) for run, size in found}
+            rows = connection.execute(query.group_by(segments.c.run))
+            return {run_id(runs[run]): int(size) for run, size in rows}
 
     def _ship(self, only: Collection[Path] | None = None) -> None:
-        self._note(sync(self.database, [self._folder], named=self._is_own, only=only).problems)
+        self._note(sync(self.database, [self._folder], explicit=self._is_own, only=only).problems)
 
     def _note(self, problems: list[str]) -> None:
         self._problems.extend(one for one in dict.fromkeys(problems) if one not in self._problems)
@@ -181,8 +181,8 @@ def application(index: FollowedIndex) -> Starlette:
         return Json(last_lines(index.database, _run(index, request)))
 
     def summary(request: Request) -> Response:
-        asked, run = _parameters(request, "name", "step", "kind"), _run(index, request)
-        key, step = (asked["name"], asked["kind"]), asked["step"]
+        fields, run = _parameters(request, "name", "step", "kind"), _run(index, request)
+        key, step = (fields["name"], fields["kind"]), fields["step"]
         data = summaries_of(index.database, run["id"]).get(key, {}).get(step)
         if data is None:
             raise MissingError(
@@ -197,10 +197,10 @@ def application(index: FollowedIndex) -> Starlette:
         if not stream or not metric:
             raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
         options = CurveOptions(stream, metric, axis or "step", begin, end, points, superseded == "1")
-        return Json(curves(index.database, _chosen(index, runs), options))
+        return Json(curves(index.database, _chosen_runs(index, runs), options))
 
     def compare(request: Request) -> Response:
-        return Json(index.table.compared(_chosen(index, _parameters(request, "runs")["runs"])))
+        return Json(index.table.compared(_chosen_runs(index, _parameters(request, "runs")["runs"])))
 
     answers = {
         "/": page,
@@ -212,12 +212,12 @@ def application(index: FollowedIndex) -> Starlette:
         "/api/series": series,
         "/api/compare": compare,
     }
-    routes = [Route(path, _answered(answer, index)) for path, answer in answers.items()]
+    routes = [Route(path, _answer(answer, index)) for path, answer in answers.items()]
     static = Mount("/static", StaticFiles(directory=STATIC))
     return Starlette(routes=[*routes, static], exception_handlers={HTTPException: _http_error})
 
 
-def _answered(answer: Answer, index: FollowedIndex) -> Answer:
+def _answer(answer: Answer, index: FollowedIndex) -> Answer:
     """Turn errors into answers in JSON; bring the index up to date after the answer, if that is due."""
 
     @wraps(answer)
@@ -244,7 +244,7 @@ def _problem(text: str) -> str:
     return text if len(text) <= _LONGEST_PROBLEM else f"{text[:_LONGEST_PROBLEM]}..."
 
 
-def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callable[[str], object]) -> None:
+def serve(index: FollowedIndex, port: int, hosts: Sequence[str], report: Callable[[str], object]) -> None:
     """Serve the page on 127.0.0.1 until a signal.
 
     `started` is called with a link that works once: when the page is there, and when the link was used.
@@ -256,7 +256,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
             f"port {port} cannot be had: {error.strerror}; give another --port, or none"
         ) from None
     address = f"http://127.0.0.1:{line.getsockname()[1]}/"
-    access = Access(application(index), hosts, used=lambda token: started(f"{address}?token={token}"))
+    access = Access(application(index), hosts, used=lambda token: report(f"{address}?token={token}"))
     config = uvicorn.Config(
         access,
         http="h11",  # httptools reads heads of any size into memory
@@ -270,7 +270,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], started: Callab
     gc.collect()
     gc.freeze()  # or a request's garbage would be looked for among the values of 10,000 runs
     with line:
-        started(f"{address}?token={access.token}")
+        report(f"{address}?token={access.token}")
         uvicorn.Server(config).run(sockets=[line])
 
 
@@ -294,27 +294,27 @@ def _writable(value: Any) -> Any:
 
 
 def _list_options(table: RunsTable, request: Request) -> ListOptions:
-    asked = _parameters(request, "where", "sort", "desc", "columns", "offset", "limit")
+    fields = _parameters(request, "where", "sort", "desc", "columns", "offset", "limit")
     # A name may have a comma in it: it is then given alone, and is known.
     several = (
         [one] if table.values(one) else one.split(",") for one in request.query_params.getlist("columns")
     )
     default = ListOptions()
     return ListOptions(
-        asked["where"] or "",
-        asked["sort"] or default.sort,
-        asked["desc"] == "1" if asked["sort"] or asked["desc"] else default.descending,
+        fields["where"] or "",
+        fields["sort"] or default.sort,
+        fields["desc"] == "1" if fields["sort"] or fields["desc"] else default.descending,
         list(dict.fromkeys(name.strip() for names in several for name in names if name.strip())),
-        asked["offset"] or 0,
-        asked["limit"] or default.limit,
+        fields["offset"] or 0,
+        fields["limit"] or default.limit,
     )
 
 
 def _run(index: FollowedIndex, request: Request) -> dict[str, Any]:
-    return _chosen(index, [str(request.path_params["run"])])[0]
+    return _chosen_runs(index, [str(request.path_params["run"])])[0]
 
 
-def _chosen(index: FollowedIndex, ids: list[str] | None) -> list[dict[str, Any]]:
+def _chosen_runs(index: FollowedIndex, ids: list[str] | None) -> list[dict[str, Any]]:
     if not ids:
         raise ConfigError("there is no run in the question; give ids of runs with commas between them")
     runs = index.table.chosen(ids)
@@ -433,27 +433,27 @@ class Access:
         headers, path = Headers(scope=scope), scope["path"]
         if scope["method"] not in _METHODS:
             message = f"{scope['method']} changes nothing here: the page only reads; use GET"
-            return _refused(headers, 405, message, Allow=", ".join(_METHODS))
+            return _refuse(headers, 405, message, Allow=", ".join(_METHODS))
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
             message = "this name does not belong to the page; open it as http://127.0.0.1:PORT"
-            return _refused(headers, 403, message)
+            return _refuse(headers, 403, message)
         # A page of another origin may send a request, though it could not read the answer.
         elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
         if elsewhere and not (headers.get("sec-fetch-mode", "navigate") == "navigate" and path == "/"):
-            return _refused(headers, 403, "another page asked for this; open the page itself")
+            return _refuse(headers, 403, "another page asked for this; open the page itself")
         pairs = [
             part.strip().partition("=") for each in headers.getlist("cookie") for part in each.split(";")
         ]
-        given = [value for name, _, value in pairs if name == self._cookie]
-        is_known = any(_equal(one, known) for one in given for known in self._sessions)
+        cookies = [value for name, _, value in pairs if name == self._cookie]
+        is_known = any(_equal(one, known) for one in cookies for known in self._sessions)
         token = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")
         if path == "/" and token is not None:
             if is_known:
                 return RedirectResponse("/", status_code=303)  # the same link once more, in the same browser
             return self._exchange(token[0], scope["method"], headers)
         message = "the page is for whoever started it; open the link that everstep ui printed"
-        return None if is_known else _refused(headers, 401, message)
+        return None if is_known else _refuse(headers, 401, message)
 
     def _exchange(self, token: str, method: str, headers: Headers) -> Response:
         with self._lock:
@@ -463,7 +463,7 @@ class Access:
                 self._sessions.append(session)
         if not fits:
             message = "this link was used, or is wrong; open the newest that everstep ui printed"
-            return _refused(headers, 401, message)
+            return _refuse(headers, 401, message)
         self._used(self.token)
         answer = RedirectResponse("/", status_code=303)
         # lax: sent when a link elsewhere opens the page; what a page elsewhere asks for is refused above
@@ -480,7 +480,7 @@ def _name(host: str) -> str:
     return (name if colon and port.isdigit() else host).lower()
 
 
-def _refused(request: Headers, status: int, message: str, **headers: str) -> Response:
+def _refuse(request: Headers, status: int, message: str, **headers: str) -> Response:
     """Say why a request is refused: as JSON to a program, as text to a person who opened a link."""
     if "text/html" in request.get("accept", ""):
         return PlainTextResponse(message, status, headers)

@@ -21,28 +21,28 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     Tables leave out interim checkpoints ("interim" is true): only the next start needs these.
     """
     store = Store(run_dir)
-    pins, chosen = set[CheckpointName](), ""
+    pins, next_name = set[CheckpointName](), ""
     with contextlib.suppress(CheckpointError):  # the next start reports it
         pins = store.pins()
-    found = [_describe(store, name, name in pins) for name in store.names()]
+    rows = [_describe(store, name, name in pins) for name in store.names()]
     with contextlib.suppress(CheckpointError):
-        chosen = store.chosen_by_hand()
-    chosen = chosen or next((one["name"] for one in reversed(found) if one["whole"]), "")
-    return [{**one, "next": one["name"] == chosen} for one in found]
+        next_name = store.chosen_by_hand()
+    next_name = next_name or next((one["name"] for one in reversed(rows) if one["whole"]), "")
+    return [{**one, "next": one["name"] == next_name} for one in rows]
 
 
 def _describe(store: Store, name: CheckpointName, pinned: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
-    found |= {"pinned": pinned, "next": False, "interim": False, "path": str(store.path(name))}
+    row: dict[str, Any] = {"name": str(name), "step": name.step, "epoch": name.epoch}
+    row |= {"pinned": pinned, "next": False, "interim": False, "path": str(store.path(name))}
     try:
         body = read_manifest(store.path(name))
         check_sizes(store.path(name), body)
     except CheckpointError as error:
-        return found | {"whole": False, "problem": str(error)}
+        return row | {"whole": False, "problem": str(error)}
     meta, created = body["meta"] or {}, None
     with contextlib.suppress(ValueError, OverflowError):
         created = datetime.fromisoformat(body["created"]).timestamp()
-    return found | {
+    return row | {
         "whole": True,
         **{key: body[key] for key in ("epoch", "phase", "partial", "digest")},
         "interim": is_interim(body["meta"]),
@@ -70,17 +70,17 @@ def best_weights(run_dir: Path) -> list[dict[str, Any]]:
 
     The rank is that in the newest checkpoint, 1 is the best; None for weights that only an older one knows.
     """
-    kept = Store(run_dir).kept_best().values()
-    ranks = {path: rank for paths in kept for rank, path in enumerate(paths, 1)}
+    best_paths = Store(run_dir).kept_best().values()
+    ranks = {path: rank for paths in best_paths for rank, path in enumerate(paths, 1)}
     best = run_dir / "best"
     metrics = [path for path in best.glob("*") if not (best.is_symlink() or path.is_symlink())]
     folders = [path for metric in metrics for path in metric.glob("*") if path.is_dir()]
-    found = []
+    rows = []
     for path in sorted(folders, key=lambda path: (path.parent.name, ranks.get(path, len(folders)))):
         weights: dict[str, Any] = {"metric": path.parent.name, "rank": ranks.get(path)}
         with contextlib.suppress(CheckpointError):
             body = read_manifest(path)
             weights |= {name: value for name, value in (body["meta"] or {}).items() if name != "run"}
             weights |= {"step": body["step"], "epoch": body["epoch"]}
-        found.append({**weights, "path": str(path)})
-    return found
+        rows.append({**weights, "path": str(path)})
+    return rows

@@ -66,9 +66,9 @@ class Compared(NamedTuple):
         names = [name.removeprefix("packages.") for name in facts if name.startswith("packages.")]
         if len(names) > 3:
             names.sort(key=lambda name: name not in ("torch", "numpy", "everstep"))
-            of = {name: facts.pop(f"packages.{name}") for name in names}
-            shown = {run: [f"{n} {of[n][run]}" for n in names if of[n][run]][:3] for run in self.runs}
-            facts[f"packages ({len(names)} differ: --all)"] = {run: ", ".join(shown[run]) for run in shown}
+            rows = {name: facts.pop(f"packages.{name}") for name in names}
+            texts = {run: [f"{n} {rows[n][run]}" for n in names if rows[n][run]][:3] for run in self.runs}
+            facts[f"packages ({len(names)} differ: --all)"] = {run: ", ".join(texts[run]) for run in texts}
         return facts
 
     def verdict(self) -> str | None:
@@ -92,71 +92,71 @@ class Compared(NamedTuple):
             ]
             for title, each in tables.items()
         }
-        shown = [(title, each, ("", *self.runs)) for title, each in rows.items()]
-        return notebook_html(self.verdict() or repr(self), _charts(self.found, self.runs), shown)
+        sections = [(title, each, ("", *self.runs)) for title, each in rows.items()]
+        return notebook_html(self.verdict() or repr(self), _charts(self.found, self.runs), sections)
 
 
-def side_by_side(given: Sequence[str], found: list[Found]) -> Compared:
+def side_by_side(texts: Sequence[str], runs: list[Found]) -> Compared:
     """Put runs side by side."""
-    titles = titles_of(given, found)
-    facts, metrics = zip(*map(_told, found), strict=True)
+    titles = titles_of(texts, runs)
+    facts, metrics = zip(*map(_facts_and_metrics, runs), strict=True)
 
     def by_name(each: Sequence[dict[str, Any]]) -> SideBySide:
         names = dict.fromkeys(name for one in each for name in one)
         return {name: {t: one.get(name) for t, one in zip(titles, each, strict=True)} for name in names}
 
-    return Compared(titles, by_name(facts), by_name(metrics), found)
+    return Compared(titles, by_name(facts), by_name(metrics), runs)
 
 
-def _charts(found: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
+def _charts(runs: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
     """Draw what runs measured outside steps, or, without that, in steps: a line for each run."""
 
     def rows(collection: str) -> list[dict[str, Any]]:
-        asked = [parse({"run": run.facts["name"], "wall": False}) for run in found]
-        drawn: list[dict[str, Any]] = []
-        for run, title, where in zip(found, titles, asked, strict=True):
-            rest = _MOST_DRAWN - len(drawn)
-            drawn += [{**row, "run": title} for row in ask(run.database, collection, where, limit=rest)]
-            if len(drawn) == _MOST_DRAWN:
+        filters = [parse({"run": run.facts["name"], "wall": False}) for run in runs]
+        points: list[dict[str, Any]] = []
+        for run, title, condition in zip(runs, titles, filters, strict=True):
+            rest = _MOST_DRAWN - len(points)
+            points += [{**row, "run": title} for row in ask(run.database, collection, condition, limit=rest)]
+            if len(points) == _MOST_DRAWN:
                 break
-        return drawn
+        return points
 
-    drawn = rows("evaluations") or rows("metrics")
-    return charts_of(drawn) if len(drawn) < _MOST_DRAWN else []
+    points = rows("evaluations") or rows("metrics")
+    return charts_of(points) if len(points) < _MOST_DRAWN else []
 
 
-def titles_of(given: Sequence[str], found: Sequence[Found]) -> list[str]:
+def titles_of(texts: Sequence[str], runs: Sequence[Found]) -> list[str]:
     """Return the names of the runs, or the given strings where names are equal, as of copies of a run."""
-    names = [str(run.facts["name"]) for run in found]
-    return names if len(set(names)) == len(names) else list(given)
+    names = [str(run.facts["name"]) for run in runs]
+    return names if len(set(names)) == len(names) else list(texts)
 
 
-def _told(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
+def _facts_and_metrics(run: Found) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return name -> value of a run's facts, and "PHASE/NAME last" and "PHASE/NAME best" -> value."""
     with run.database.read() as connection:
-        recorded = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
-        measured = summaries(connection, run.id)
+        record = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
+        results = summaries(connection, run.id)
     facts = {name: run.facts[name] for name in FACTS}
     newest = {} if run.is_gone else newest_whole(asked_for(checkpoints_of(run.path)))
     facts["digest"] = newest.get("digest")
-    facts = {**_flat({**recorded, **newest.get("options", {})}), **facts}
+    facts = {**_flat({**record, **newest.get("options", {})}), **facts}
     metrics = {}
-    for one in measured:
-        for what in ("last", "best"):
-            if one[what] is not None:
-                metrics[f"{one['phase']}/{one['name']} {what}"] = one[what]
+    for one in results:
+        for kind in ("last", "best"):
+            if one[kind] is not None:
+                metrics[f"{one['phase']}/{one['name']} {kind}"] = one[kind]
     return {name: value for name, value in facts.items() if name not in _NOT_COMPARED}, metrics
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Map each path in a tree to its value, also in lists of mappings."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path, value in flat(tree):
         if isinstance(value, list) and any(isinstance(part, dict) for part in value):
-            found |= _flat({f"{path}.{at}": part for at, part in enumerate(value)})
+            values |= _flat({f"{path}.{at}": part for at, part in enumerate(value)})
         else:
-            found[path] = value
-    return found
+            values[path] = value
+    return values
 
 
 _FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
@@ -164,35 +164,35 @@ _STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
 _METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 
 
-def describe(connection: Connection, found: Found, *, steps: bool = True) -> dict[str, Any]:
+def describe(connection: Connection, run: Found, *, steps: bool = True) -> dict[str, Any]:
     """Return everything about a run except its rows, as JSON; a summary of `steps` takes time per row."""
-    recorded = without_credentials(newest_facts(connection, [found.id]).get(found.id, {}))
-    problems = stored(found.facts["problems"], list)
+    record = without_credentials(newest_facts(connection, [run.id]).get(run.id, {}))
+    problems = stored(run.facts["problems"], list)
     checkpoints, best = [], []
-    there = not found.is_gone and is_run(found.path)
-    if there:
+    exists = not run.is_gone and is_run(run.path)
+    if exists:
         try:
-            checkpoints, best = asked_for(checkpoints_of(found.path)), best_weights(found.path)
+            checkpoints, best = asked_for(checkpoints_of(run.path)), best_weights(run.path)
         except CheckpointError as error:
             problems.append(str(error))
     return {
-        **{name: found.facts[name] for name in FACTS},
-        "facts": {name: value for name, value in recorded.items() if name not in LABELS},
-        "tags": recorded.get("tags", []),
-        "note": recorded.get("note", ""),
-        "segments": starts(connection, found.id),
+        **{name: run.facts[name] for name in FACTS},
+        "facts": {name: value for name, value in record.items() if name not in LABELS},
+        "tags": record.get("tags", []),
+        "note": record.get("note", ""),
+        "segments": starts(connection, run.id),
         "rollbacks": [
             one._asdict()
             | {"batches": [each._asdict() for each in one.batches], "quarantined": len(one.batches)}
-            for one in rollbacks(connection, found.id)
+            for one in rollbacks(connection, run.id)
         ],
         "digest": newest_whole(checkpoints).get("digest"),
         "checkpoints": checkpoints,
         "best": best,
-        "evaluations": [one._asdict() for one in evaluations(found.path)] if there else [],
-        "failures": [one._asdict() for one in failures(found.path)] if there else [],
+        "evaluations": [one._asdict() for one in evaluations(run.path)] if exists else [],
+        "failures": [one._asdict() for one in failures(run.path)] if exists else [],
         "problems": problems,
-        "metrics": summaries(connection, found.id, steps=steps),
+        "metrics": summaries(connection, run.id, steps=steps),
     }
 
 
@@ -213,7 +213,7 @@ def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
         epochs = select(events.c.data).where(events.c.run == key, events.c.kind == "times")
         epochs = epochs.order_by(events.c.segment.desc(), events.c.offset.desc()).limit(1)
         times = stored(connection.execute(epochs).scalar() or '{"epoch": 1}')
-    done = progress(
+    fraction = progress(
         *(run["step"], run["epoch"], limits.get("max_step"), limits.get("max_epoch")),
         steps_per_epoch=times.get("steps", [0])[-1] / times["epoch"],
         within_epoch=True,
@@ -221,14 +221,14 @@ def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
     eta = None
     for start in trained[-1:]:
         steps = run["step"] - start["from_step"]
-        if run["status"] == "running" and done and steps > 0:
-            eta = (start["last"] - start["started"]) / steps * (run["step"] / done - run["step"])
+        if run["status"] == "running" and fraction and steps > 0:
+            eta = (start["last"] - start["started"]) / steps * (run["step"] / fraction - run["step"])
     best = {(one["phase"], one["name"]): one for one in metrics if one["phase"] == "step"}
     metrics = [one for one in metrics if one["phase"] != "step"]
     for (phase, name), value in last.get(key, {}).items():
         if phase in ("step", "head"):
             metrics.append(best.get((phase, name), {"phase": phase, "name": name}) | {"last": value})
-    return {**run, "progress": done, "eta": eta, "metrics": metrics}
+    return {**run, "progress": fraction, "eta": eta, "metrics": metrics}
 
 
 class ShownRun:
@@ -239,8 +239,8 @@ class ShownRun:
         starts, metrics, checkpoints: parts of it, as results of a query: lists that become frames.
     """
 
-    def __init__(self, facts: dict[str, Any], found: Found) -> None:
-        self.facts, self._found = facts, found
+    def __init__(self, facts: dict[str, Any], run: Found) -> None:
+        self.facts, self._run = facts, run
         self.starts = Documents(facts["segments"], _STARTS)
         self.metrics = Documents(facts["metrics"], _METRICS)
         self.checkpoints = Documents(facts["checkpoints"], ("name", "bytes", "created", "pinned", "next"))
@@ -256,7 +256,7 @@ class ShownRun:
     def _repr_html_(self) -> str:
         facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
         tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
-        charts = _charts([self._found], [self.facts["name"]])
+        charts = _charts([self._run], [self.facts["name"]])
         return notebook_html(
             repr(self), charts, [(title, each, each.columns) for title, each in tables.items()]
         )
@@ -273,9 +273,9 @@ def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
     """
-    (found,) = _find([run], index)
-    with found.database.read() as connection:
-        return ShownRun(describe(connection, found), found)
+    (entry,) = _find([run], index)
+    with entry.database.read() as connection:
+        return ShownRun(describe(connection, entry), entry)
 
 
 def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> Compared:
@@ -291,9 +291,9 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    found = find_all(
+    entries = find_all(
         [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
     )
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
-    return found
+    return entries

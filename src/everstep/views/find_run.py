@@ -34,9 +34,9 @@ class Found(NamedTuple):
     def path(self) -> Path:
         """Directory of the run."""
         path, name = self.facts["path"], self.facts["name"]
-        there = id_at(path)
-        if there not in (None, name):
-            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {there}; give {there}")
+        other = id_at(path)
+        if other not in (None, name):
+            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {other}; give {other}")
         if self.is_gone:
             raise ConfigError(f"the directory of {name}, {path}, is gone; give another run")
         return Path(path)
@@ -49,21 +49,21 @@ class Found(NamedTuple):
 
 def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bool = False) -> list[Found]:
     """Find runs by directory (read from the journal alone) or by name in the index."""
-    named = [text for text in texts if not _is_run_dir(text)]
-    database, problems = query.open_index(index) if named else (None, [])
+    names = [text for text in texts if not _is_run_dir(text)]
+    database, problems = query.open_index(index) if names else (None, [])
     note(problems)
-    found = []
+    entries = []
     for text in texts:
-        if database is not None and text in named:
+        if database is not None and text in names:
             with database.read() as connection:
                 run = find_run(connection, text, exactly=exactly, place=database.name)
-            found.append(Found(database, run))
+            entries.append(Found(database, run))
         else:
             alone = Database(None)
             note(ship(alone, Path(text).absolute()).problems)
             with alone.read() as connection:
-                found.append(Found(alone, find_run(connection, str(Path(text).absolute()))))
-    return found
+                entries.append(Found(alone, find_run(connection, str(Path(text).absolute()))))
+    return entries
 
 
 def _is_run_dir(text: str) -> bool:

@@ -308,7 +308,7 @@ class OpenRun:
         if not self.settings.lock:
             journal.flush()  # nobody can ask the lock whether this runs
         # after recovery: a start that was refused until here has taken nothing from one that runs
-        self.mirror.take(self.run_dir, self.store, self.segment)
+        self.mirror.take_over(self.run_dir, self.store, self.segment)
         return journal
 
     def trail(self, point: ResumePoint) -> Trail:
@@ -578,7 +578,7 @@ class _Resume:
         earlier = read_earlier_steps(run.history, parent, step, tail=tail, rank=rank)
         if run.not_compared:
             last = max(earlier.last, earlier.set_aside)
-            earlier = EarlierSteps(step, set_aside=last, why=[f"this start has {run.not_compared}"])
+            earlier = EarlierSteps(step, set_aside=last, reasons=[f"this start has {run.not_compared}"])
         return StepComparison(earlier, partial(incomparable, same_numbers))
 
     def _say_resumed(self) -> None:
