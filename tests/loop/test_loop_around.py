@@ -576,3 +576,26 @@ def test_what_counts_within_one_step_of_a_supervisor_hides_no_place(
     assert not train("micro-batches", 0)
     (warning,) = train("steps", 4)
     assert "zip() around the loop's batches: its place is not saved" in warning
+
+
+def test_the_length_of_a_step_loop_counts_the_steps_that_this_process_has_before_it(tmp_path: Path) -> None:
+    def train(data: Any, fails_in: int = -1, folder: str = "run", **limits: int) -> list[int]:
+        lengths = []
+        services = [Checkpoints(Every(steps=1))]
+        with everstep.TrainLoop(tmp_path / folder, {}, services=services, **limits) as loop:
+            for _ in loop.iter_epochs():
+                steps = loop.iter_steps(data)
+                lengths.append(len(steps))
+                for _ in steps:
+                    if loop.step == fails_in:
+                        raise Boom
+        return lengths
+
+    with pytest.raises(Boom):
+        train([1, 2, 3, 4], fails_in=6, max_epoch=3)
+    assert train([1, 2, 3, 4], max_epoch=3) == [3, 4]  # on from the middle of epoch 2
+    loader = torch.utils.data.DataLoader(range(10), batch_size=3)  # type: ignore[arg-type]
+    assert train(loader, folder="loader", max_epoch=1) == [4]
+    assert train(None, folder="limits", max_step=7, steps_per_epoch=5) == [5, 2]
+    with pytest.raises(TypeError, match="has no length, and no limit of steps is set"):
+        train(iter([1, 2]), folder="iterator", max_epoch=1)

@@ -423,20 +423,20 @@ def test_a_setting_that_is_new_and_none_changes_nothing() -> None:
     assert [each.path for each in found] == ["task.new"]
 
 
-def test_limits_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path: Path) -> None:
+def test_limits_folders_and_settings_of_the_loader_are_free_and_others_by_name(tmp_path: Path) -> None:
     def start(free: tuple[str, ...] = (), **config: Any) -> None:
         Tiny(tmp_path / "run", max_epoch=config["epochs"], config=config, config_free=free).train()
 
     first, second = {"text": "first"}, {"text": "second"}
-    start(epochs=1, workers=0, lr=0.1, note=first)
-    start(epochs=2, workers=2, lr=0.1, note=first)
+    start(epochs=1, workers=0, lr=0.1, note=first, output_dir="here")
+    start(epochs=2, workers=2, lr=0.1, note=first, output_dir="there")
     with pytest.raises(ChangedError, match=r'config\.note\.text: stored "first", given "second"'):
-        start(epochs=3, workers=2, lr=0.1, note=second)
-    start(("note",), epochs=3, workers=2, lr=0.1, note=second)
+        start(epochs=3, workers=2, lr=0.1, note=second, output_dir="there")
+    start(("note",), epochs=3, workers=2, lr=0.1, note=second, output_dir="there")
     with pytest.raises(ChangedError, match=r"config\.lr: stored 0\.1, given 0\.2"):
-        start(("note",), epochs=4, workers=2, lr=0.2, note=second)
+        start(("note",), epochs=4, workers=2, lr=0.2, note=second, output_dir="there")
     with pytest.raises(ConfigError, match=r"config has no 'not'; did you mean 'note'"):
-        start(("not",), epochs=4, workers=2, lr=0.1, note=second)
+        start(("not",), epochs=4, workers=2, lr=0.1, note=second, output_dir="there")
 
 
 def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_free_it(tmp_path: Path) -> None:

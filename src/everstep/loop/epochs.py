@@ -8,6 +8,7 @@ from typing import Any
 
 from everstep import hazard
 from everstep.contracts.services import Moment
+from everstep.data.adapt import length_of
 from everstep.errors import ProgressError, UsageError
 from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
@@ -19,6 +20,27 @@ from everstep.timing import progress
 
 IDLE_AT_MOST = 100
 """Limit on epochs in a row without a step, where max_epoch is not set."""
+
+
+class Steps(Iterator[Any]):
+    """The steps of an `iter_steps` loop: a `for` loop takes the generator inside, which costs no call more.
+
+    Its length is the number of steps from where this process enters the loop.
+    """
+
+    def __init__(self, steps: Iterator[Any], count: Callable[[], int | None]) -> None:
+        self._steps, self._count = steps, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._steps
+
+    def __next__(self) -> Any:
+        return next(self._steps)
+
+    def __len__(self) -> int:
+        if (count := self._count()) is None:
+            raise TypeError("the data of iter_steps() has no length, and no limit of steps is set")
+        return count
 
 
 class Epochs(LoopDriver):
@@ -175,7 +197,7 @@ class Epochs(LoopDriver):
         engine.boundaries.walk(Moment.AFTER_EPOCH)
         engine.watched.check(engine.recording.last_values.keys())
 
-    def iter_steps(self, data: Any, name: str) -> Iterator[Any]:
+    def iter_steps(self, data: Any, name: str) -> Steps:
         engine, current = self._engine, self._engine.progress
         engine.require_open("iter_steps")
         if not (self.within_epoch and self._in_epochs):
@@ -197,7 +219,7 @@ class Epochs(LoopDriver):
                 self.before_resume_point = False
                 engine.resume()
                 self._tail_ready = True
-            return iter(())
+            return Steps(iter(()), lambda: 0)
         reads = None if run_stream is None else run_stream.name
         if not self.before_resume_point:
             current.iterating, current.call_start, current.stream = True, current.step, reads
@@ -207,9 +229,17 @@ class Epochs(LoopDriver):
                 f"{reads!r}; {engine.lost_variables() or 'run the program that made the checkpoint'}"
             )
         self._run_stream, self.batch = run_stream, None
+        in_open_pass = not self.before_resume_point and run_stream is not None and run_stream.in_pass
+        begun, done = current.step, current.step - current.call_start
         steps = self._steps(run_stream)
         self._batches = weakref.ref(steps)
-        return steps
+        return Steps(steps, lambda: None if in_open_pass else self._count_steps(data, begun, done))
+
+    def _count_steps(self, data: Any, begun: int, done: int) -> int | None:
+        """Count the steps of a loop from step `begun` on, before which it has `done` some; None: unknown."""
+        total, limit = self._steps_per_epoch or length_of(data), self._engine.limits.max_step
+        ends = ([] if total is None else [total - done]) + ([] if limit is None else [limit - begun])
+        return max(0, min(ends)) if ends else None
 
     def _note_data(self, data: Any, name: str) -> None:
         """Warn once if a second step loop of the epoch reads other data as the same stream."""

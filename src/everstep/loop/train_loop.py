@@ -12,7 +12,7 @@ from everstep import backends
 from everstep.arguments import checked_keywords, flag, integer
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
-from everstep.loop.epochs import Epochs
+from everstep.loop.epochs import Epochs, Steps
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.formatting import checked_formatter
@@ -142,8 +142,11 @@ class TrainLoop(Door):
         return self._epochs.iter_epochs()
 
     @checked_keywords
-    def iter_steps(self, data: Any = None, name: str = "train") -> Iterator[Any]:
+    def iter_steps(self, data: Any = None, name: str = "train") -> Steps:
         """Yield (step, batch), or step if there is no data; step counts from 1 over the whole run.
+
+        `len()` of it, and so a bar of tqdm around it, knows how many steps this process has before it in
+        the loop, if the data has a length, or a limit of steps is set.
 
         Args:
             data: a stream, a DataLoader, anything iterable (`everstep.data`); None counts up to

@@ -45,12 +45,13 @@ FREE = frozenset(
         *("total_epochs", "total_steps", "total_timesteps", "total_iterations", "total_frames"),
         *("num_train_epochs", "num_train_steps", "train_num_steps", "max_train_steps"),
         *("max_time", "time_limit", "workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
-        *("resume", "verbose", "log_every", "log_interval"),
+        *("resume", "verbose", "log_every", "log_freq", "log_interval", "print_every", "print_freq"),
+        *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
     }
 )
-"""Settings of a program that change no bit of the steps that are made, by their usual names: limits, and how
-data is loaded.  What follows from them (the length of a schedule) is compared on its own.  `num_steps` is not
-one of them: it may be the length of a rollout."""
+"""Settings of a program that change no bit of the steps that are made, by their usual names: limits, how data
+is loaded, where results go.  What follows from them (the length of a schedule) is compared on its own.
+`num_steps` is not one of them: it may be the length of a rollout."""
 
 
 @dataclass(frozen=True)
