@@ -369,7 +369,7 @@ def judged(struck: Start, resumed: list[dict[str, object]], whole: list[dict[str
     report = DrillReport("train", [], 0, runs=[], steps=10, seconds=1.0)
     campaign = _CommandCampaign(report, Path(), 60.0, keep=False)
     campaign.reference = Reference(Start("", 0, 1.0, whole, Path("log")))
-    report.results = [campaign._judged("kill", [struck, Start("", 0, 1.0, resumed, Path("log"))])]
+    report.results = [campaign._judge("kill", [struck, Start("", 0, 1.0, resumed, Path("log"))])]
     return report
 
 

@@ -28,7 +28,7 @@ from everstep.formats.foreign import open_foreign, read_pickle
 from everstep.mirror.mirror import Contents, Holder, Part, parse
 from everstep.proof.audit import audit
 from everstep.record import RunDir, RunJournal, RunLock, failures, journal_format, ledger_format, rundir
-from everstep.record.trail import packed, read_trail
+from everstep.record.trail import pack_line, read_trail
 from everstep.views import checkpoint_tables
 
 Input = bytes
@@ -320,9 +320,9 @@ def _trail(place: Place) -> Target:
     def make(rng: Random) -> Input:
         if _rarely(rng):
             return harmed(raw, rng)
-        struck, lines = rng.randrange(len(bodies)), [packed(body) for body in bodies]
+        struck, lines = rng.randrange(len(bodies)), [pack_line(body) for body in bodies]
         body = bodies[struck]
-        lines[struck] = packed(mutated(json.loads(body), rng) if rng.random() < 0.8 else harmed(body, rng))
+        lines[struck] = pack_line(mutated(json.loads(body), rng) if rng.random() < 0.8 else harmed(body, rng))
         return b"".join(lines)
 
     def read(data: Input) -> bool:

@@ -31,7 +31,7 @@ from everstep.record import (
     read_trail,
 )
 from everstep.record.journal_format import bits_float
-from everstep.record.trail import TrailContent, packed
+from everstep.record.trail import TrailContent, pack_line
 from waiting import left_open
 
 DEVICE = object()
@@ -394,7 +394,7 @@ def test_a_damaged_file_says_no_more_than_its_whole_frames(trail: Trail) -> None
     ],
 )  # fmt: skip
 def test_a_forged_file_is_not_read_as_a_trail(trail: Trail, text: str) -> None:
-    trail.path.write_bytes(packed(text.encode()))
+    trail.path.write_bytes(pack_line(text.encode()))
     assert read_trail(trail.path) is None
     last_step(trail.path)
 

@@ -464,7 +464,7 @@ def test_a_pattern_is_recorded_as_a_string_that_finds_the_same() -> None:
     pattern = re.compile("a.b", re.IGNORECASE | re.DOTALL)
     tree = {"load_params": {"to_restore": pattern}, "model_params": {"func": mnist_model}}
     doors: Any = everstep.compat.tfutils
-    recorded = doors.configuration(doors.checked(doors.TreeOfTest, tree)).tree
+    recorded = doors.configuration(doors.check_tree(doors.TreeOfTest, tree)).tree
     assert doors.restore_tree(recorded)["load_params"]["to_restore"] == "(?is)a.b"
     assert re.search("(?is)a.b", "A\nb")
 
