@@ -85,7 +85,7 @@ FAULTS = {
             Edit(r"if self\.\w+\.random is not None:", "=", beside=r"self\.\w+\.open_bound\("),
             Edit(
                 r"with isolated\(\):\n\s+cursor = ",
-                "cursor = self.stream.open(self.name, pass_index, position, seed=self._seed)",
+                "cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)",
             ),
         ),
         "laws/test_law1_any_step.py::test_crashed_anywhere",

@@ -556,26 +556,7 @@ def test_what_counts_around_the_steps_is_named_once_in_a_run(
         assert not told
     else:
         (warning,) = told
-        assert "() around the loop's batches: its place is not saved" in warning and remedy in warning
-
-
-def test_what_counts_within_one_step_of_a_supervisor_hides_no_place(
-    tmp_path: Path, no_collection: None
-) -> None:
-    def train(folder: str, counts: int) -> tuple[str, ...]:
-        with everstep.Supervisor(tmp_path / folder, {}, max_step=4) as sv:
-            batches = sv.stream([*range(10)])
-            while not sv.should_stop():
-                for number, _ in zip(range(4), batches, strict=False):
-                    if number < counts:
-                        sv.advance()
-                if not counts:
-                    sv.advance()
-        return sv.ending.warnings
-
-    assert not train("micro-batches", 0)
-    (warning,) = train("steps", 4)
-    assert "zip() around the loop's batches: its place is not saved" in warning
+        assert "() around loop.iter_steps(): its place is not saved" in warning and remedy in warning
 
 
 def test_the_length_of_a_step_loop_counts_the_steps_that_this_process_has_before_it(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ class Store:
         write: Callable[[Path], int],
         token: str = "",
     ) -> int:
-        """Let `write` fill the folder of a checkpoint, unless `held`, which has the name, is an equal one."""
+        """Let `write` fill the folder of a checkpoint, unless `existing` has the name and is equal."""
         moved: Path | None = None
 
         def make_room() -> Path | None:

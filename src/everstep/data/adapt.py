@@ -307,7 +307,7 @@ class IterableStream(OwnStream):
 def _reads_shuffled(data: Any, outer: Sequence[Any] = ()) -> bool:
     """Whether a generator names a DataLoader that draws its order from the global generators at each pass.
 
-    The generators `around` it are looked at already: one may name another that names it.
+    The generators `outer` around it are looked at already: one may name another that names it.
     """
     frame = data.gi_frame if isinstance(data, GeneratorType) else None
     if frame is None or any(data is each for each in outer):

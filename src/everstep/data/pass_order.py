@@ -310,7 +310,7 @@ class KeptBySamplers:
                 now = digest(encode(live)) if can_be_saved(live) else None
                 if watched is not None:
                     is_set = name in watched
-                else:  # the first pass: then it is neither as the start nor as this process has left it
+                else:  # not watched before the first pass: set if neither as at the start nor as left here
                     is_set = not is_read and now != self._first[place].get(name, now)
                 # what is equal stays: the state, which is restored first, may hold the same object
                 if now != digest(encode(value)) and (in_pass or not is_set):

@@ -82,7 +82,7 @@ def unreadable(path: Path, error: OSError) -> NoReturn:
 
 
 def inside(folder: Path, name: object, source: Path) -> Path:
-    """Return the path of a file of a folder; `whose` is the file that names it."""
+    """Return the path of a file of a folder; `source` is the file that names it."""
     if not is_file_name(name):
         refuse(source, f"names the file {name!r:.200}, which is not a name in its folder and is not followed")
     return folder / name

@@ -437,7 +437,8 @@ def _conclude(
         problems += stored(start["problems"], list)
         if (parent := start["parent"]) is not None:
             size = starts[parent]["size"] if parent in starts else -1
-            if size < start["parent_offset"]:
+            has_problem = parent in starts and stored(starts[parent]["problems"], list)
+            if size < start["parent_offset"] and not has_problem:
                 short = f"of which only {size} bytes are left: the lost metrics"
                 lost = "which is missing: its metrics" if size < 0 else short
                 problems.append(

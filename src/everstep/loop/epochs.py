@@ -13,6 +13,7 @@ from everstep.errors import ProgressError, UsageError
 from everstep.metrics import log_tag
 from everstep.metrics.collector import Reader
 from everstep.schedule import NEVER
+from everstep.supervisor.checks.sanity_checks import wrapper_warning
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.settings import LoopDriver
 from everstep.supervisor.streams.run_stream import RunStream, no_batch
@@ -83,7 +84,7 @@ class Epochs(LoopDriver):
         """Data that the first step loop of each stream in this epoch reads, by stream."""
         self._warned_of_second_data = False
         self._run_stream: RunStream | None = None
-        self._batches: Callable[[], Iterator[Any] | None] = lambda: None
+        self._iterator: Callable[[], Iterator[Any] | None] = lambda: None
         """The newest step loop's iterator, which the program alone keeps alive."""
         self._pass_unfinished = False
         self._tail_ready = False
@@ -232,7 +233,7 @@ class Epochs(LoopDriver):
         in_open_pass = not self.before_resume_point and run_stream is not None and run_stream.in_pass
         begun, done = current.step, current.step - current.call_start
         steps = self._steps(run_stream)
-        self._batches = weakref.ref(steps)
+        self._iterator = weakref.ref(steps)
         return Steps(steps, lambda: None if in_open_pass else self._count_steps(data, begun, done))
 
     def _count_steps(self, data: Any, begun: int, done: int) -> int | None:
@@ -264,7 +265,7 @@ class Epochs(LoopDriver):
         number = self._step_loops
         self._in_steps = True
         engine = self._engine
-        engine.program_checks.find_wrapper(self._batches())
+        warning = wrapper_warning(self._iterator()) if number == 1 else None
         engine.wakeups.wake()  # the first boundary finds out which step is the last
         current, clock = engine.progress, engine.clock
         collector, board, note_batch = engine.collector, engine.board, engine.verifier.note_batch
@@ -275,6 +276,8 @@ class Epochs(LoopDriver):
         if self.before_resume_point:
             self.before_resume_point = False
             engine.resume()
+        if warning is not None:
+            engine.warn_once(warning)
         engine.variables.steps_begin()
         engine.decisions.check_limits(False)
         pass_began = -1 if run_stream is None or run_stream.in_pass else current.step

@@ -110,7 +110,7 @@ def number_of(key: str) -> int | None:
 
 
 def parse(data: bytes, mirror: str) -> Contents | None:
-    """Read a list of contents of the mirror `where`; None if it is torn or damaged."""
+    """Read a list of contents of a mirror; None if it is torn or damaged."""
     match = _LIST.fullmatch(data)
     if match is None or xxhash.xxh3_128_hexdigest(match[2]).encode() != match[1]:
         return None

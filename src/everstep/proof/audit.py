@@ -282,7 +282,7 @@ class _Stream:
             self._open(own.number + 1)
 
     def close(self, reason: str) -> None:
-        """Note what is known of the open pass; `how`: why it is not whole, where that is no choice."""
+        """Note what is known of the open pass; `reason`: why it is not whole, where that is no choice."""
         own = self._pass
         if own is None or (reason == "so far" and not (own.place or own.faults)):
             return

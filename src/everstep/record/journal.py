@@ -254,7 +254,7 @@ class Journal:
                     self._note_disk_error(error)
                 self._send_warnings()
                 raise
-            # `written` was taken before the fsync: what was written since is not known to be durable.
+            # `size` was taken before the fsync: what was written since is not known to be durable.
             with self._lock:
                 self._has_name = True
                 del self._tail[:size]

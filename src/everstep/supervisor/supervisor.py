@@ -299,7 +299,7 @@ class Endless:
                 self._stop()
                 raise StopIteration
             try:
-                batch = next(run_stream.cursor or self._open())
+                batch = next(run_stream.cursor or run_stream.open())
             except StopIteration:
                 empty_passes += not run_stream.skipped  # a pass of quarantined batches alone is not empty
                 engine.verifier.pass_ended(engine.progress.step, run_stream.name, run_stream.pass_index)
@@ -315,10 +315,6 @@ class Endless:
             self._draws.hand_out(run_stream, batch)
             return batch
         raise no_batch(run_stream.name)
-
-    def _open(self) -> Iterator[Any]:
-        self._engine.program_checks.find_wrapper(self)
-        return self._run_stream.open()
 
     @property
     def _used_up(self) -> bool:

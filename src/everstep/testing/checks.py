@@ -208,7 +208,7 @@ def _read(
     """Read at most `most` batches of each pass, from a place or from pass `begin`, as a training loop does.
 
     Return the batches of each pass, each with numbers drawn from the global generators after it, and the
-    places after the numbers of batches in `ask`.  `strict`: positions, ends and what is left are checked.
+    places after the numbers of batches in `counts`.  `strict`: positions, ends and what is left are checked.
     """
     passes, places, before = [], list[_Place](), set(threading.enumerate())
     for pass_index in range(begin if at is None else at.pass_index, len(most)):

@@ -100,7 +100,7 @@ def _as_json(value: Any) -> Any:
 def report_page(data: Mapping[str, Any], title: str, version: str, created: float) -> bytes:
     """Write a report as the bytes of an HTML file; equal arguments give equal bytes.
 
-    `made` (seconds since 1970) stands in one line, apart from the data.
+    `created` (seconds since 1970) stands in one line, apart from the data.
     """
     style = "\n".join((STATIC / name).read_text() for name in _STYLES)
     scripts = [(STATIC / "vendor" / name).read_text() for name in _LIBRARIES]

@@ -247,7 +247,7 @@ def _problem(text: str) -> str:
 def serve(index: FollowedIndex, port: int, hosts: Sequence[str], report: Callable[[str], object]) -> None:
     """Serve the page on 127.0.0.1 until a signal.
 
-    `started` is called with a link that works once: when the page is there, and when the link was used.
+    `report` is called with a link that works once: when the page is there, and when the link was used.
     """
     try:
         line = socket.create_server(("127.0.0.1", port), backlog=128)

@@ -59,16 +59,17 @@ class PassSampler(Sampler[Any]):
     """The first `count` items of a sampler, in the order of pass `pass_index`."""
 
     def __init__(self, sampler: Any, count: int | None) -> None:
-        self.sampler, self.count, self.pass_index = sampler, count, 0
+        # not `sampler`, by which a loader's samplers are found, one inside another
+        self.inner, self.count, self.pass_index = sampler, count, 0
 
     def __iter__(self) -> Iterator[Any]:
         # Here and not where the pass is opened: an evaluation on the same sampler may come in between.
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(self.pass_index)
-        return itertools.islice(iter(self.sampler), self.count)
+        if hasattr(self.inner, "set_epoch"):
+            self.inner.set_epoch(self.pass_index)
+        return itertools.islice(iter(self.inner), self.count)
 
     def __len__(self) -> int:
-        return len(self.sampler) if self.count is None else self.count
+        return len(self.inner) if self.count is None else self.count
 
 
 class DataLoaderStream(Stream):
@@ -257,7 +258,7 @@ class DataLoaderStream(Stream):
         if ranks > 1 and self._sampling is None:
             inside["ranks"] = ranks  # the place in data that splits itself is a place in one rank's part
         elif ranks > 1 and self._sampler is not None:
-            samples = len(self._sampler.sampler.dataset)
+            samples = len(self._sampler.inner.dataset)
             samplers |= {"sampler.num_replicas": 1, "sampler.rank": 0, "sampler.num_samples": samples}
         return {
             "kind": "dataloader",

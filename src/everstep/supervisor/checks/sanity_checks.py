@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterable, Set
 from itertools import islice
@@ -16,7 +15,7 @@ from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import Progress
 from everstep.supervisor.saving.user_state import UserState, some
 
-_WRAPPERS: dict[type, str] = {
+_WRAPPERS = {
     enumerate: "its numbers begin with 0 again; use loop.batch_index, or step",
     islice: "it counts its batches from 0 again; use steps_per_epoch=, or leave the loop at a value of "
     "loop.batch_index",
@@ -32,6 +31,25 @@ BUSY where the loop did not wait between them.  A loop that waits (sleeps, or re
 A WGAN's critic and PPO's epochs over a rollout ask within one step, up to thousands of times."""
 _WAITING = 0.1
 """Part of the time below which a thread on the processor counts as waiting."""
+
+
+def wrapper_warning(steps: object) -> str | None:
+    """Warn of what counts around the iterator of a step loop, in whose first `next` this is called.
+
+    It was made just now, so it is among the youngest objects.
+    """
+    # not [*a, *b], which would be one of its own items, and keep all of them
+    for each in () if steps is None else gc.get_objects(0) + gc.get_objects(1):
+        for kind, loss in _WRAPPERS.items():
+            if type(each) is kind:  # a class of the program need not have a hash
+                parts = gc.get_referents(each)
+                parts += [part for pair in parts if type(pair) is tuple for part in pair]  # of zip
+                if any(part is steps for part in parts):
+                    return (
+                        f"{kind.__name__}() around loop.iter_steps(): its place is not saved, so where a "
+                        f"resume enters the epoch in its middle, {loss}"
+                    )
+    return None
 
 
 class ProgramChecks:
@@ -50,31 +68,9 @@ class ProgramChecks:
         self._counters = user.counters.values()
         self.looks_left = _LOOKS
         """Number of steps after which modules outside the state are still to be looked at."""
-        self._wrapper: object = None
-        """What was found around the loop's batches: it hides a place, unless a single step uses it."""
-        self._wrapper_told = False
-
-    def find_wrapper(self, batches: object) -> None:
-        """Look for what draws from `batches`, in the first `next`: made just now, it is a young object."""
-        # not [*a, *b], which would be one of its own items, and keep all of them
-        for each in () if self._wrapper_told else gc.get_objects(0) + gc.get_objects(1):
-            if type(each) in _WRAPPERS:
-                parts = gc.get_referents(each)
-                parts += [part for pair in parts if type(pair) is tuple for part in pair]  # of zip
-                if any(part is batches for part in parts):
-                    self._wrapper, self.looks_left = each, max(1, self.looks_left)
 
     def look(self) -> None:
         self.looks_left -= 1
-        wrapper, self._wrapper = self._wrapper, None
-        # a loop still holds it though a step is complete: its place goes from step to step
-        unheld = object()
-        if wrapper is not None and sys.getrefcount(wrapper) > sys.getrefcount(unheld):
-            kind, self._wrapper_told = type(wrapper), True
-            self._warn_once(
-                f"{kind.__name__}() around the loop's batches: its place is not saved, so where a resume "
-                f"goes on in the middle of the data, {_WRAPPERS[kind]}"
-            )
         try:
             names = [name for each in self._counters for name in each.outside.changed(self._progress.epoch)]
         except Exception as error:  # of objects that do not belong to this run

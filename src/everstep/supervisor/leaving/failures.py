@@ -37,7 +37,7 @@ _STAND = 30.0
 class FailureReporter:
     """Reports a failure to the journal, `failures/`, torchrun's error file and the other ranks.
 
-    The main thread sets `leaving` where it begins to leave the loop, and `left` before it closes the
+    The main thread sets `leaving` where it begins to leave the loop, and `has_left` before it closes the
     `Agreement`.  `give_up` is called with the reason where no save can succeed any more.
     """
 
