@@ -389,12 +389,12 @@ def lazy_epochs(run_dir: Path) -> None:
         list(loop.iter_epochs())  # without trainer.epoch()
 
 
-# "\d+,000": a process that gets less than a tenth of a core counts as one that waits, and is judged later
+# "[\d,]+,000": a process that gets less than a tenth of a core counts as one that waits, and is judged later
 STUCK: dict[str, tuple[Callable[[Path], object], str]] = {
     "updates": (update_without_advance, r"advance\(\) was not called in 1,000 rounds .* made 998 updates"),
     "nothing": (
         lambda path: supervise(path, lambda sv, batches: np.ones(3).sum()),
-        r"advance\(\) was not called in \d+,000 rounds .*did not wait; call it",
+        r"advance\(\) was not called in [\d,]+,000 rounds .*did not wait; call it",
     ),
     "batches": (
         lambda path: supervise(path, lambda sv, batches: next(batches), [1, 2, 3]),
@@ -402,7 +402,7 @@ STUCK: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "asks": (
         lambda path: only_ask(Tiny(path, max_epoch=2)),
-        r"no step and no epoch was completed in \d+,000.*iter_epochs",
+        r"no step and no epoch was completed in [\d,]+,000.*iter_epochs",
     ),
     "epochs": (lambda path: epochs(Tiny(path)), "in 100 epochs in a row, and max_epoch is not set"),
     "epochs to a step": (lambda path: epochs(Tiny(path, max_step=5)), "in 100 epochs in a row"),
