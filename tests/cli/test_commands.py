@@ -124,6 +124,9 @@ def test_runs_are_filtered_and_sorted(made: Path) -> None:
     ]
     assert names(as_json("runs", "reason='ValueError: at the step'", cwd=made)) == ["failed"]
     assert as_json("runs", "valid_loss<0", cwd=made) == []
+    notes = everstep("runs", "runs", "runs/good", cwd=made)[1]
+    assert "runs is a folder, not a condition: everstep runs --index runs\n" in notes
+    assert "runs/good is a folder, not a condition: everstep show runs/good\n" in notes
     assert [run["ranks"] for run in every] == [1] * 5
     table = everstep("runs", cwd=made)[0]
     assert "ranks" not in table, "a column where a run has several"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +58,7 @@ def runs_command(
     failed, killed, or gone (the directory does not exist any more).
     """
     from everstep.index.filters import ordered
+    from everstep.index.location import is_run
 
     headers = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
     by = (sort or "").removeprefix("-")
@@ -78,6 +81,9 @@ def runs_command(
     else:
         query = " ".join([*conditions, *([filter_text] if filter_text else [])])
         cli.say(f"no run matches {query}" if query else "there are no runs")
+        for word in filter(os.path.isdir, conditions):
+            command = "show" if is_run(Path(word)) else "runs --index"
+            cli.note([f"{word} is a folder, not a condition: everstep {command} {shlex.quote(word)}"])
 
 
 @cli.command()
