@@ -118,7 +118,8 @@ class Chart(NamedTuple):
 
 def draw_svg(chart: Chart) -> str:
     """Draw a chart as an SVG document; values that are not finite are left out and counted."""
-    finite = [_finite(line) for line in chart.shown()]
+    points_of = [zip(line.x, line.y, strict=True) for line in chart.shown()]
+    finite = [[(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for points in points_of]
     marks = [f'fill="none" stroke="{color}" stroke-width="1.6"' for color in _COLORS]
     body = [_text(_LEFT, 15, chart.title, 'font-weight="600"'), *_plot(finite, marks)]
     y = HEIGHT
@@ -142,10 +143,6 @@ def draw_svg(chart: Chart) -> str:
 
 
 Points = list[tuple[float, float]]
-
-
-def _finite(line: Line) -> Points:
-    return [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
 
 
 def _plot(lines: Sequence[Points], marks: Sequence[str]) -> Iterator[str]:

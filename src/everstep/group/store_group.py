@@ -74,7 +74,8 @@ class StoreGroup(Group):
         return [value for _, value in answers]
 
     def _exchange(self, value: str, what: str) -> list[Any]:
-        store, keys, result = self.store, self._keys(self.count), f"{self.count}/all"
+        keys = [f"{self.count}/{rank}" for rank in range(self.size)]
+        store, result = self.store, f"{self.count}/all"
         self._forget(self.count - 2)
         store.set(keys[self.rank], value)
         if not self.writer:
@@ -84,9 +85,6 @@ class StoreGroup(Group):
         text = f"[{','.join(store.get(keys))}]"
         store.set(result, text)
         return list(json.loads(text))
-
-    def _keys(self, count: int) -> list[str]:
-        return [f"{count}/{rank}" for rank in range(self.size)]
 
     def _forget(self, count: int) -> None:
         if count > 0:

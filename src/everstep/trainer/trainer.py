@@ -191,12 +191,9 @@ class Trainer:
                 # a copy: the user's service keeps its own schedule for other trainings
                 service = copy.copy(service)
                 service.schedule = copy.deepcopy(when) if isinstance(when, Schedule) else service.schedule
-                service.ends = self._ends if end else None
+                service.ends = (lambda: self._loop is not None and self._loop.should_stop()) if end else None
             services.append(service)
         return services
-
-    def _ends(self) -> bool:
-        return self._loop is not None and self._loop.should_stop()
 
     def _introduce(self, loop: TrainerLoop) -> None:
         """Say at the start of a training what is trained, and what may have been forgotten."""
