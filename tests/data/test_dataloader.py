@@ -44,7 +44,7 @@ from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
-from everstep.errors import DataError, DivergenceError, Interrupted, NotResumableError
+from everstep.errors import ConfigError, DataError, DivergenceError, Interrupted, NotResumableError
 from everstep.state import Slot
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
@@ -868,6 +868,19 @@ def test_the_error_is_the_original_at_its_batch():
     with pytest.raises(KeyError) as caught:
         next(cursor)
     assert caught.value is error
+    assert not _threads()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
+def test_data_that_draws_from_the_global_random_state_is_not_prefetched(draw):
+    class Noisy:
+        def __iter__(self):
+            yield draw()
+
+    with pytest.raises(ConfigError, match=r"data 'train' draws from the global random state.* leave"):
+        prefetch(Noisy()).open("train", 0, seed=0)
+    own = np.random.default_rng(0)
+    assert len(list(prefetch(as_stream(own.random() for _ in range(3))).open("train", 0, seed=0))) == 3
     assert not _threads()
 
 

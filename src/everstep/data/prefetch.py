@@ -14,6 +14,7 @@ from everstep.contracts.data import Cursor, Stream
 from everstep.data.adapt import as_stream, describe
 from everstep.data.cursor import PassCursor, StreamWrapper
 from everstep.errors import ConfigError
+from everstep.state import capture, digest, encode
 
 
 @checked_keywords
@@ -24,7 +25,8 @@ def prefetch(data: Any, buffer: int = 2) -> Prefetched:
     the batches handed out, not the batches that wait in the buffer.
 
     The source must not draw from the global random state of Python, NumPy or torch: the thread would
-    mix its draws with the step's.  Give it a generator of its own.
+    mix its draws with the step's.  Give it a generator of its own.  A pass whose first batch changes that
+    state is a ConfigError.
 
     Args:
         data: a stream, or anything `as_stream` takes, but a torch loader, which has processes of its own.
@@ -72,18 +74,23 @@ class _Buffer(queue.Queue[_PreparedBatch]):
                 self.get_nowait()
 
 
-def _produce(cursor: Cursor, buffer: _Buffer) -> None:
+def _prepare(cursor: Cursor) -> _PreparedBatch:
+    batch, end = None, None
     try:
-        for batch in cursor:
-            # The position goes with its batch: the cursor runs ahead of the batches handed out.
-            place = cursor.position(), cursor.weight, cursor.done, cursor.passed_over()
-            buffer.put(_PreparedBatch(batch, *place))
-            if buffer.stopped:
-                return
-        place = cursor.position(), 1.0, cursor.done, cursor.passed_over()
-        buffer.put(_PreparedBatch(None, *place, error=StopIteration()))
+        try:
+            batch = next(cursor)
+        except StopIteration as error:
+            end = error
+        # The position goes with its batch: the cursor runs ahead of the batches handed out.
+        return _PreparedBatch(batch, cursor.position(), cursor.weight, cursor.done, cursor.passed_over(), end)
     except BaseException as error:  # any error belongs to the thread that asks for the batch
-        buffer.put(_PreparedBatch(None, None, error=error))
+        return _PreparedBatch(None, None, error=error)
+
+
+def _produce(cursor: Cursor, buffer: _Buffer, item: _PreparedBatch) -> None:
+    buffer.put(item)
+    while item.error is None and not buffer.stopped:
+        buffer.put(item := _prepare(cursor))
 
 
 class PrefetchCursor(PassCursor):
@@ -99,8 +106,15 @@ class PrefetchCursor(PassCursor):
         super().__init__(what, self._take(), done=done, total=total, counts=counts, closer=self._stop)
         self.note, self.fetch_error_may_be_signal = cursor.note, cursor.fetch_error_may_be_signal
         self.weight = cursor.weight
+        before = digest(encode(capture()))
+        first = _prepare(cursor)
+        if digest(encode(capture())) != before:
+            raise ConfigError(
+                f"{what} draws from the global random state, and prefetch() would do so in a thread: give it "
+                "a generator of its own, or leave prefetch() out"
+            )
         self._thread = threading.Thread(
-            target=_produce, args=(cursor, self._buffer), name=f"everstep prefetch {what}", daemon=True
+            target=_produce, args=(cursor, self._buffer, first), name=f"everstep prefetch {what}", daemon=True
         )
         # The thread holds the buffer, not this cursor, so that dropping an unclosed cursor stops the thread.
         weakref.finalize(self, self._buffer.stop)
