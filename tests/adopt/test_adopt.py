@@ -59,7 +59,10 @@ def test_the_patch_is_small_and_keeps_the_text(tmp_path: Path) -> None:
     done = warm.run([*COMMAND, str(SCRIPTS / "functions.py")], cwd=tmp_path, capture_output=True, text=True)
     changed = [line for line in done.stdout.splitlines()[2:] if line.startswith(("+", "-"))]
     assert done.returncode == 0 and changed == (SCRIPTS / "functions.diff").read_text().splitlines()
-    assert "     # from 0" in done.stdout.splitlines()
+    assert not done.stderr and "     # from 0" in done.stdout.splitlines()
+    (tmp_path / "logged.py").write_text(around("import mlflow\n", step=STEP + "mlflow.log_metric('a', 1)\n"))
+    done = warm.run([*COMMAND, "logged.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "note: mlflow gets the values of steps that run again after a kill twice: take" in done.stderr
 
 
 BEGIN = """import torch
@@ -149,6 +152,7 @@ def test_what_no_patch_can_do_is_named_with_its_line(text: str, line: int, words
     assert any(at == line and words in reason for at, reason in patch.refused), patch.refused
 
 
+LOOP_OF_TABS = BEGIN + LOOP.replace("    ", "\t")
 STEP, HEAD, TAIL = "        ", "    ", "    "
 
 
@@ -215,6 +219,24 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         (around("a, (n, h) = 0, (0, [])\n", step=STEP + "h.append(n)\n"), "a, (n, kept.h) = 0, (0, [])"),
         (around("h = []\n", step=STEP + "a, n = h, 0\n" + STEP + "a.append(n)\n"), "a, n = kept.h, 0"),
         (
+            around("a = parse()\n", head=HEAD + "for g in optimizer.param_groups: g['lr'] = a.lr\n"),
+            '{"net": net, "optimizer": optimizer}',
+        ),
+        (
+            around(head=HEAD + "b = tqdm(x, ncols=9)\n", step=STEP + "b.set_postfix(a=1)\n").replace(
+                "in x:", "in b:"
+            ),
+            "b = tqdm(loop.iter_steps(x), ncols=9)\n        for _, row in b:\n",
+        ),
+        (
+            around(head=HEAD + "b = tqdm(enumerate(x))\n", step=STEP + "print(i)\n").replace(
+                "row in x:", "i, row in b:"
+            ),
+            "b = tqdm(loop.iter_steps(x))\n        for _, row in b:\n            i = loop.batch_index\n",
+        ),
+        (around("r = wandb.init()\n", step=STEP + "r.log(loss)\n"), "            r.log(loss)\n"),
+        (LOOP_OF_TABS, "\n\t\tfor _, row in loop.iter_steps(x):\n\t\t\tloss ="),
+        (
             BEGIN.replace("net =", "net, more =").replace("1)\n", "1), torch.nn.Linear(4, 1)\n", 1)
             + LOOP.replace("net(row)", "(net(row) + more(row))"),
             '"more": more',
@@ -234,6 +256,10 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
         around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
         around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
+        around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
+        around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
+        around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
+        around("b = tqdm(x)\n").replace("in x:", "in b:"),
         around("h, n = both()\n", step=STEP + "h.append(1)\n"),
         around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
         around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
@@ -248,6 +274,35 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
 )
 def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
     assert Patch(text, "x").refused
+
+
+@pytest.mark.parametrize(
+    ("before", "seeds"),
+    [
+        (
+            "import torch.nn as nn\nimport random as rnd\n",
+            "rnd.seed(7)\nimport torch\ntorch.manual_seed(7)\n",
+        ),
+        ("from torch import nn, optim\n", "import torch\ntorch.manual_seed(7)\n"),
+        ("import torch.nn\nfrom random import random\n", "import random as random_\nrandom_.seed(7)\ntorch."),
+        ("import torch, mine\n", "import random\nrandom.seed(7)\nimport numpy\nnumpy.random.seed(7)\ntorch."),
+    ],
+)
+def test_a_seed_is_set_whatever_the_script_has_imported(before: str, seeds: str) -> None:
+    script = before + around().replace("import torch\ntorch.manual_seed(0)\n", "").replace("torch.", "nn.")
+    assert f"import everstep\n{seeds}" in Patch(script, "x", 7).text
+    assert seeds in Patch(script, "x", 7).plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        around().replace("torch.manual_seed(0)", "# torch.manual_seed(0)"),
+        around("import numpy as np\n", step=STEP + "np.random.beta(1.0, 1.0)\n"),
+    ],
+)
+def test_what_draws_without_a_seed_is_found(text: str) -> None:
+    assert any("give --seed 0" in reason for _, reason in Patch(text, "x").refused)
 
 
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from everstep.backends.torch.observer import Observer, buffers_of, digest, state_of
+from everstep.backends.torch.observer import Observer, _holders, buffers_of, digest, state_of
 from everstep.drill.any_command import Reference, Start, _CommandCampaign, drill_command
 from everstep.drill.processes import last_lines
 from everstep.drill.program import read_lines
@@ -343,7 +344,7 @@ def test_looking_for_modules_asks_no_proxy_for_its_class() -> None:
             return torch.nn.Module
 
     proxy, model = Proxy(), torch.nn.BatchNorm1d(2)
-    assert buffers_of([*model.parameters()]) == [model._buffers]
+    assert buffers_of([*model.parameters()]) == [digest(model._buffers)]
     assert not asked, proxy
 
 
@@ -353,6 +354,21 @@ def test_running_means_of_keras_lie_beside_the_weights_as_parameters() -> None:
     before = digest(buffers_of([weight]))
     mean.data += 1
     assert len(layer) == 2 and digest(buffers_of([weight])) != before
+
+
+def test_modules_that_share_a_weight_are_the_same_wherever_the_collector_has_them() -> None:
+    weight, found = torch.nn.Parameter(torch.ones(2)), []
+    for order in ((1, 2), (2, 1)):
+        modules = [torch.nn.Module() for _ in order]
+        for module, mean in zip(modules, order, strict=True):
+            module.weight = weight
+            module.register_buffer("mean", torch.tensor(mean))
+        _holders.clear()
+        found.append(buffers_of([weight]))
+        del modules, module
+        _holders.clear()
+        gc.collect()
+    assert found[0] == found[1] and len({*found[0]}) == 2
 
 
 def line(at: str, n: object, *draws: str) -> dict[str, object]:
@@ -371,6 +387,17 @@ def judged(struck: Start, resumed: list[dict[str, object]], whole: list[dict[str
     campaign.reference = Reference(Start("", 0, 1.0, whole, Path("log")))
     report.results = [campaign._judge("kill", [struck, Start("", 0, 1.0, resumed, Path("log"))])]
     return report
+
+
+def test_a_difference_before_the_kill_is_no_fault_of_a_resume() -> None:
+    struck = [line("enter", 0), line("update", 1), {**line("update", 2), "buffers": "other"}, STRIKE]
+    first = (
+        judged(Start("kill:update:2:0", -9, 1.0, struck, Path("log")), EVERY[2:], EVERY).results[0].divergence
+    )
+    assert first is not None and (first.component, first.step) == ("weights", 2)
+    assert first.note.startswith(
+        "the start differed before it was killed, so no resume is the cause: the clock"
+    )
 
 
 def test_a_program_that_leaves_with_status_0_at_a_signal_is_taken_for_finished() -> None:

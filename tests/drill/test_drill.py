@@ -279,10 +279,23 @@ def test_wrong_usage() -> None:
         (("--power-cut", __file__), "--power-cut does nothing in a drill of a script that uses everstep"),
         (("--strikes", "12", __file__), "drill the command: everstep drill [OPTION...] -- python train.py"),
         (("--hazard", "SIGTERM", "--", sys.executable, "train.py"), "--hazard does nothing in a drill of"),
+        (("--resume-cmd", "pyhton train.py", "--", sys.executable, "t.py"), "'pyhton' is no command"),
+        (("--resume-cmd", "python 't.py", "--", sys.executable, "t.py"), "'t.py\": No closing quotation"),
     ):
         Path("train.ipynb").write_text("{}")
         done = command(*args)
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
+def test_a_program_of_the_current_folder_is_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text("#!/bin/sh\nprintf '\\033[1mgone\\033[0m'\nexit 7\n")
+    Path("train.sh").chmod(0o755)
+    done = command("--strikes", "1", "--", "./train.sh", "{out}")
+    assert done.returncode == 4 and "train.sh {out} ended with status 7" in done.stderr
+    assert done.stderr.endswith("gone\n")
 
 
 def test_a_junit_file_has_a_case_per_hazard_and_a_summary_the_report(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ _PURE |= {"index"}
 _CHANGING = {"next", "shuffle", "heappush", "heappop"}
 """Functions that change their argument."""
 
+TRACKERS = {"mlflow", "trackio", "wandb"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
     "torch": "manual_seed|set_seed|seed_everything",
-    r"\brandom\.(random|randint|choice|shuffle|sample|uniform|rand|randn|permutation)\(": r"random\.seed\(",
+    r"\brandom\.(?!seed|[gs]et_?state|default_rng|Random|SystemRandom|Generator)\w+\(": r"random\.seed\(",
 }
 """What draws random numbers, and what seeds it: regular expressions."""
 
@@ -204,7 +205,8 @@ class Script:
         if is_librarys or isinstance(value, ast.Lambda):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
-        if name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts):
+        is_tracker = dotted(value).partition(".")[0] in TRACKERS
+        if name.endswith("Loss") or is_tracker or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
         paths = (
             [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
@@ -228,10 +230,12 @@ class Flow:
 
     def __init__(self, script: Script, outside: Iterable[Variable] = ()) -> None:
         self._script, self._outside = script, {*outside}
-        self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
+        self.read, self.assigned = set[Variable](), set[Variable]()
+        self._changed, self._changed_inside = set[Variable](), set[Variable]()
+        """What is changed in place; and of what perhaps not an element alone has been replaced."""
         self._ends: list[list[set[Variable]]] = []
-        self._parts = set[tuple[Variable, Variable]]()
-        """A variable, and another of which it may be a part, and change it."""
+        self._parts = set[tuple[Variable, Variable, bool]]()
+        """A variable, and another that its changes change, too: it is a part of that; or (true) holds it."""
 
     def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
         """Follow statements; return what is surely assigned after them, None if they leave."""
@@ -296,10 +300,15 @@ class Flow:
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
             for each in changed:
+                # `group["lr"] = lr` replaces an element, and changes none
+                replaces = (
+                    is_target and isinstance(each.value, ast.Name) and not isinstance(top, ast.AugAssign)
+                )
                 while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
                     each = each.func if isinstance(each, ast.Call) else each.value
                 if isinstance(each, ast.Name) and (is_target or each.id not in script.symbols):
                     self._changed.add(script.variable(each))
+                    self._changed_inside |= set() if replaces else {script.variable(each)}
                     self.read |= {script.variable(each)} - sure
         self.assigned |= assigned
         return assigned
@@ -309,14 +318,22 @@ class Flow:
         names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (target, value)]
         inner = {self._script.variable(each) for each in names[0]}
         outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.symbols}
-        self._parts |= {(one, other) for one in inner for other in outer}
+        has_element = isinstance(target, ast.Attribute | ast.Subscript)
+        self._parts |= {(one, other, has_element) for one in inner for other in outer}
 
     @property
     def changed(self) -> set[Variable]:
         """What may be changed in place, also through a part of it."""
-        variables = {*self._changed}
-        while more := {whole for part, whole in self._parts if part in variables} - variables:
-            variables |= more
+        variables, inside = {*self._changed}, {*self._changed_inside}
+        while (
+            more := {
+                whole
+                for part, whole, is_element in self._parts
+                if part in (inside if is_element else variables)
+            }
+            - inside
+        ):
+            variables, inside = variables | more, inside | more
         return variables
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
@@ -330,7 +347,8 @@ class Flow:
         script.open.pop()
         self.read |= {each for each in inner.read if each.scope not in inside} - sure
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
-        self._changed |= {each for each in inner.changed if each.scope not in inside}
+        changed = {each for each in inner.changed if each.scope not in inside}
         for parameter, value in script.passed_arguments:
             if parameter in inner.changed and isinstance(value, ast.Name):
-                self._changed.add(script.variable(value))
+                changed.add(script.variable(value))
+        self._changed, self._changed_inside = self._changed | changed, self._changed_inside | changed

@@ -22,6 +22,7 @@ from everstep.cli.adopt_script import (
     DRAWS,
     LOOPS,
     OPTIMIZERS,
+    TRACKERS,
     WRAPPED,
     Flow,
     Script,
@@ -77,6 +78,9 @@ def adopt_command(
     if output is not None:
         with output.open("x", encoding="utf-8") as file:
             file.write(patch.text)
+    for package in TRACKERS & patch.packages:
+        problem = f"{package} gets the values of steps that run again after a kill twice"
+        cli.note([f"{problem}: take the service of docs/recipes/loggers.md in place of its calls"])
     if drill and output is not None:
         cli.leave_in_order()
         # beside the script, whose modules it imports
@@ -144,6 +148,7 @@ class Patch:
         refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
         text: the patched script.
         plain: the script with the seed alone.
+        packages: what the script imports from.
 
     Raises:
         SyntaxError: the source is not Python.
@@ -154,8 +159,11 @@ class Patch:
         self._lines = [0, *accumulate(map(len, self._source.splitlines(keepends=True)))]
         """The place in the source at which each line begins."""
         self._edits: list[tuple[int, int, str]] = []
+        self._bar: tuple[Any, ...] = ()
+        """The variable of a progress bar around the steps' data, and what it shows."""
         self.refused: set[tuple[int, str]] = set()
         self.text, self.plain, self._script = "", source, Script(source)
+        self.packages = self._script.packages.keys()
         known = {each.id for each in self._script.names} | self._script.imported
         self._loop, self._kept = (each + "_" * (each in known) for each in ("loop", "kept"))
         try:
@@ -397,7 +405,7 @@ class Patch:
         epochs, loop, kept, script = self._epochs, self._loop, self._kept, self._script
         start, is_one = self._at(epochs.lineno), epochs is self._steps
         indent = self._source[start : start + epochs.col_offset].decode()
-        unit = "\t" if "\t" in indent else "    "
+        unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
         entries = [f'"{name}": {name}' for name in state] + [f'"{kept}": vars({kept})'] * bool(self._carried)
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
@@ -422,7 +430,7 @@ class Patch:
         for line in range(epochs.lineno, (epochs.end_lineno or 0) + 1):
             if self._source[self._at(line) : self._at(line + 1)].strip() and line not in inside:
                 self._insert(self._at(line), depth)
-        headers = (epochs.target, self._steps.target, self._steps.iter)
+        headers = (epochs.target, self._steps.target, self._steps.iter, *self._bar)
         fixed = [each for node in headers for each in ast.walk(node)]
         fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
         for name in (each for each in script.names if script.variable(each) in self._carried):
@@ -434,10 +442,22 @@ class Patch:
 
     def _write_head(self) -> None:
         """Import everstep, and seed, below the imports at the top."""
-        body, seeds, text = self._script.tree.body, list[str](), self._source.decode()
-        if self._seed is not None:
-            calls = {"random": "seed", "np": "random.seed", "numpy": "random.seed", "torch": "manual_seed"}
-            seeds = [f"{k}.{call}({self._seed})" for k, call in calls.items() if k in self._script.imported]
+        script = self._script
+        body, seeds, text = script.tree.body, list[str](), ast.unparse(script.tree)
+        imports = [each for node in body if isinstance(node, ast.Import) for each in node.names]
+        # `import torch.nn` has the name of the package
+        plain = {root: root for each in imports if each.asname is None for root in each.name.split(".")[:1]}
+        names = plain | {each.name: each.asname for each in imports if each.asname}
+        known = {*script.imported, *(each.id for each in script.names)}
+        calls = {"random": "seed", "numpy": "random.seed", "torch": "manual_seed"}
+        packages = {"torch", "torchvision", "numpy", "tqdm", *sys.stdlib_module_names}
+        # modules of the user's own may draw from any generator
+        drawn = self.packages | {"torch"} if self.packages <= packages else calls.keys()
+        for package, call in calls.items() if self._seed is not None else ():
+            if package in drawn:
+                name = names.get(package, package + "_" * (package in known))
+                new = f"import {package}" if name == package else f"import {package} as {name}"
+                seeds += [new] * (package not in names) + [f"{name}.{call}({self._seed})"]
         for draw, seeding in DRAWS.items() if self._seed is None else ():
             if re.search(draw, text) and not re.search(seeding, text):
                 self._refuse(self._epochs, "random numbers are drawn, and nothing seeds them: give --seed 0")
@@ -447,8 +467,8 @@ class Patch:
             lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
         ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
         top = body[: [*ends, True].index(True)]
-        imports = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
-        at = self._at(max(imports, default=0) + 1)
+        ends_at = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
+        at = self._at(max(ends_at, default=0) + 1)
         self._insert(at, "".join(f"{line}\n" for line in lines))
         head, tail = self._source[:at].decode(), self._source[at:].decode()
         self.plain = "".join([head, *(f"{line}\n" for line in seeds), tail])
@@ -470,21 +490,40 @@ class Patch:
         return end if first == "0" else f"len(range({first}, {end}))", first
 
     def _write_steps(self, depth: str) -> None:
-        steps, data, batch = self._steps, _iterable(self._steps.iter), self._steps.target
-        index, more = "", ""
-        if isinstance(data, ast.Call) and called(data) == "enumerate" and isinstance(batch, ast.Tuple):
-            index, batch = self._text(batch.elts[0]), batch.elts[1]
-            more = "".join(f" + {self._text(n)}" for n in (*data.args[1:], *(k.value for k in data.keywords)))
-            data = _iterable(data.args[0])
+        steps, data, batch, index, more = self._steps, self._steps.iter, self._steps.target, "", ""
+        while True:
+            if called(data) == "enumerate" and isinstance(batch, ast.Tuple) and not index:
+                index, batch = self._text(batch.elts[0]), batch.elts[1]
+                start = (*data.args[1:], *(each.value for each in data.keywords))
+                more, data = "".join(f" + {self._text(each)}" for each in start), data.args[0]
+            elif called(data) == "tqdm" and data.args:
+                data = data.args[0]
+            elif isinstance(data, ast.Name) and not self._bar and (bar := self._bar_of(data)) is not None:
+                self._bar, data = (data, bar.args[0]), bar.args[0]
+            else:
+                break
         values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
         for name in {called(each) for each in (data, *values)} & WRAPPED:
             self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
         target = self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
-        self._replace(steps.target, steps.iter, f"_, {target} in {self._loop}.iter_steps({self._text(data)})")
+        drawn = f"{self._loop}.iter_steps({self._text(data)})"
+        if self._bar:
+            self._replace(self._bar[1], self._bar[1], drawn)
+            drawn = self._text(self._bar[0])
+        self._replace(steps.target, steps.iter, f"_, {target} in {drawn}")
         if index in self._script.read_names:
             self._first_line(steps, depth, f"{index} = {self._loop}.batch_index{more}")
+
+    def _bar_of(self, name: ast.Name) -> Any:
+        """Return `tqdm(E)` of a variable that holds this alone, made in the epoch; None of any other."""
+        script, steps = self._script, self._steps
+        values: list[Any] = script.values(script.variable(name))
+        if steps is self._epochs or len(values) != 1 or called(values[0]) != "tqdm" or not values[0].args:
+            return None
+        same = all(script.nearest(values[0], k) is script.nearest(steps, k) for k in (LOOPS, ast.FunctionDef))
+        return values[0] if same else None
 
 
 def _iterable(data: Any) -> Any:

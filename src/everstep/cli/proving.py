@@ -100,7 +100,9 @@ def drill_command(
 
     cli.leave_in_order()
     try:
-        if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(script) is None:
+        # of `./train.sh` click leaves train.sh
+        program = str(script if shutil.which(script) else script.absolute())
+        if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(program) is None:
             remedy = "leave it out, or drill the command: everstep drill [OPTION...] -- python train.py"
             _require_of(f"a script that uses everstep ({script})", _OF_ANY_COMMAND, remedy)
             some = {name: options[name] for name in options.keys() - _OF_ANY_COMMAND}
@@ -110,8 +112,11 @@ def drill_command(
             _require_of(f"any command ({script})", _OF_A_SCRIPT, remedy)
             names = "strikes", "seed", "timeout", "budget", "power_cut", "keep"
             some = {name: options[name] for name in names}
-            some["resume"] = shlex.split(options["resume_cmd"] or "")
-            report = any_command.drill_command([str(script), *args], say=cli.say, **some)
+            try:
+                some["resume"] = shlex.split(options["resume_cmd"] or "")
+            except ValueError as error:
+                raise ConfigError(f"--resume-cmd {options['resume_cmd']!r}: {error}") from None
+            report = any_command.drill_command([program, *args], say=cli.say, **some)
         outcome: DrillReport | str = report
         result, status = report.as_dict(), report.exit_code
     except ConfigError as error:

@@ -26,7 +26,7 @@ from everstep.arguments import integer, number
 from everstep.drill.campaign import LAST_STARTS, Campaign
 from everstep.drill.processes import owned_folder, owned_process
 from everstep.drill.program import read_lines, too_long
-from everstep.drill.report import DrillReport, KillResult, StartSummary, deadline_after
+from everstep.drill.report import UNSTABLE, DrillReport, KillResult, StartSummary, deadline_after
 from everstep.errors import ConfigError, DrillError
 from everstep.record import Difference
 
@@ -46,6 +46,7 @@ OTHER_WEIGHTS = (
     "the second start began with other weights than the first: they are not seeded, or it read what the "
     f"first one wrote; then put {OUT} in place of the output folder"
 )
+EARLIER = f"the start differed before it was killed, so no resume is the cause: {UNSTABLE}"
 ENDED = "the program ended with status 0 at another update: whoever started it takes it for finished"
 UNKNOWN = (
     "the weights before the first update are those of no update of the undisturbed run: what is saved is not "
@@ -159,8 +160,9 @@ def drill_command(
         strikes: number of strikes, 1 or more, spread over updates, evaluations and the files of saves.
         power_cut: also strike renames as a power cut may: data that the program has not synced is lost.
     """
-    if not command or shutil.which(command[0]) is None:
-        raise ConfigError(f"{' '.join(command[:1])!r} is no command; give one, such as python train.py")
+    for words in (command, resume or command):
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(f"{' '.join(words[:1])!r} is no command; give one, such as python train.py")
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
     deadline = deadline_after(budget)
     if not any(OUT in part for part in command):
@@ -235,7 +237,10 @@ class _CommandCampaign(Campaign):
             resumed.append(places[0])
             spans.append((places[0] or 0, start.updates))
             if start.updates:
-                differences.append(reference.first_difference(start, places))
+                difference = reference.first_difference(start, places)
+                if difference is not None and start is first:
+                    difference = difference._replace(note=EARLIER)
+                differences.append(difference)
         end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
         for status, reached in ((first.status, sum(spans[0])), (last.status, end)):
             if status == 0 and reached != reference.updates:

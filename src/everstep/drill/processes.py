@@ -97,7 +97,7 @@ def last_lines(log: Path) -> str:
     """Return the last lines of a program's output, without those that torchrun or `accelerate launch` adds;
     of several ranks those of the one that failed first.
     """
-    output = log.read_text(errors="replace")
+    output = re.sub(r"\x1b\[[\d;]*m", "", log.read_text(errors="replace"))  # without colours
     program, _, launcher = output.rpartition("Traceback (most recent call last):\n")
     cause = re.search(r"^[\w.]*(ChildFailed|CalledProcess)Error:.*", launcher, re.M | re.S)
     if cause and "(SIG" not in cause[0].rpartition("Root Cause")[2]:

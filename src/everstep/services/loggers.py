@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from everstep.arguments import number
+from everstep.contracts.services import RunView
 from everstep.display.cells import flat
+from everstep.durable import discard_leftovers, temporary
 from everstep.errors import ConfigError
 from everstep.formats.histories import WANDB_BEGINNING, WANDB_BLOCK, WANDB_HEAD, wandb_records
 from everstep.record import Item, RunJournal
@@ -289,12 +291,26 @@ class MLflow(RemoteSink):
         self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
         self._tags = dict(tags or {})
 
+    def open(self, run: RunView) -> None:
+        """Import MLflow, and make a new SQLite file, which takes longer than an answer may."""
+        from mlflow import MlflowClient, get_tracking_uri
+
+        super().open(run)
+        # the next checkpoint asks again; MLflow's own waits would hold up the training for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        file = re.fullmatch(r"sqlite:///([^:?]+)", self._uri or get_tracking_uri())
+        if file is not None and not (store := Path(file[1])).exists():
+            # under another name first: MLflow cannot open a store where a kill ended the making of its tables
+            discard_leftovers(store.parent, "sink")
+            MlflowClient(f"sqlite:///{(new := temporary(store))}").search_experiments(max_results=1)
+            with suppress(FileExistsError):  # another process was first
+                os.link(new, store)
+            new.unlink()
+
     def position(self) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        # the next checkpoint asks again; MLflow's own waits would hold up the training for minutes
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         self._client: Any = MlflowClient(self._uri)
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
         experiment = self._client.get_experiment_by_name(name)

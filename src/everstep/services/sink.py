@@ -320,7 +320,10 @@ class RemoteSink(Service, ABC):
     def _send_until(self, end: int | None, is_last: bool = False) -> None:
         """Send what the service lacks, of this start what lies before `end` in its journal; None: nothing."""
         # a thread, so that the wait can end; it is waited for, as `send` may draw random numbers
-        if self._thread is None or not self._thread.is_alive():
+        is_late = self._thread is not None and self._thread.is_alive()
+        if is_late and not is_last:
+            return  # a warning was given when the wait ended
+        if not is_late:
             self._run.flush()
             self._error = None
             self._thread = threading.Thread(
@@ -328,8 +331,8 @@ class RemoteSink(Service, ABC):
             )
             self._thread.start()
             self._thread.join(self.timeout)
-        if self._thread.is_alive():
-            self._error = TimeoutError(f"no answer in {self.timeout:g} s")
+        if self._thread is not None and self._thread.is_alive():
+            self._error = TimeoutError("still no answer" if is_late else f"no answer in {self.timeout:g} s")
         if self._error is not None:
             self._error.add_note("nothing is lost: the next checkpoint or start sends these values")
             raise self._error

@@ -298,8 +298,8 @@ def random_state() -> dict[str, str]:
 _holders: dict[tuple[int, ...], list[Any]] = {}
 
 
-def buffers_of(parameters: list[Any]) -> list[Any]:
-    """List the buffers of the modules that hold these parameters (running means), by a search made once."""
+def buffers_of(parameters: list[Any]) -> list[str]:
+    """List digests of the buffers of the modules that hold these parameters, by a search made once."""
     import gc
 
     import torch
@@ -313,17 +313,15 @@ def buffers_of(parameters: list[Any]) -> list[Any]:
             is_module = issubclass(type(each), torch.nn.Module)
             if is_module and any(id(own) in ids for own in each._parameters.values()):
                 modules.append(each)
-        order = {number: place for place, number in enumerate(key)}
-        _holders[key] = sorted(
-            modules, key=lambda each: min(order.get(id(own), len(key)) for own in each._parameters.values())
-        )
+        _holders[key] = modules
     # Keras keeps running means beside the weights, as parameters
     beside = [
         {name: own for name, own in each._parameters.items() if id(own) not in ids}
         for each in _holders[key]
         if type(each) is torch.nn.ParameterDict
     ]
-    return [each._buffers for each in _holders[key]] + beside
+    # sorted, as the garbage collector has the modules in another order in each process
+    return sorted(map(digest, [each._buffers for each in _holders[key]] + beside))
 
 
 class Patches(importlib.abc.MetaPathFinder):
