@@ -649,9 +649,10 @@ def test_an_evaluation_before_the_save_leaves_the_samples_of_a_resume_alone(
 
 @pytest.mark.campaign("long")
 def test_a_loop_that_leaves_with_status_0_at_a_signal_differs() -> None:
-    kill, stop = drilled("leaves", strikes=2).results
-    assert kill.verdict == "exact"
-    assert stop.divergence is not None and stop.divergence.name == "updates"
+    results = {one.hazard: one for one in drilled("leaves", strikes=4).results}
+    assert results["update"].verdict == "exact"
+    stop = results["SIGTERM"].divergence
+    assert stop is not None and stop.name == "updates"
 
 
 @pytest.mark.campaign("long")
