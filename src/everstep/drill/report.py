@@ -34,8 +34,8 @@ NOT_RESUMED = (
 )
 ON_RANKS = "not covered: several machines, and a stop that finds the ranks at different steps"
 GIVEN_SEED = (
-    "no seed=: the drill gave each run the same seed, which a resume keeps; two runs of the script will not "
-    "be equal without seed="
+    "no seed=: the drill gave each run the same seed, which a resume keeps; without it two runs are equal "
+    "only if the script itself seeds all that draws"
 )
 
 _ERROR = re.compile(r"(\[rank\d+\]: )?([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Interrupt)\b")
