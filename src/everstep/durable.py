@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -149,14 +150,14 @@ def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> 
         if replace:
             rename(new, path, room)
         else:
-            _name_first(new, path, room)
+            name_first(new, path, room)
     finally:
         discard(new, room)
     # Last: only a rename whose folder is on the disk survives a power cut.
     fsync_folder(path.parent, room)
 
 
-def _name_first(new: Path, path: Path, room: str) -> None:
+def name_first(new: Path, path: Path, room: str) -> None:
     """Give `new` its name unless a file has it; without hard links, two processes may both succeed."""
     reach(f"{room}.rename")
     try:
@@ -178,13 +179,13 @@ def discard(path: Path, room: str) -> None:
             path.unlink()
 
 
-def discard_leftovers(folder: Path, room: str) -> None:
-    """Delete leftovers of dead processes directly in `folder`.
+def discard_leftovers(folder: Path, room: str, name: str = "") -> None:
+    """Delete leftovers of dead processes directly in `folder`, of any file, or of one with this name.
 
     Call this before this process saves anything: a leftover with our own process id is then that of an
     earlier process (in containers, ids repeat).
     """
-    for path in list(folder.glob(f"{TMP}*")):
+    for path in list(folder.glob(f"{TMP}{glob.escape(f'{name}-') if name else ''}*")):
         pid = path.name.rpartition("-")[2]
         if not (pid.isascii() and pid.isdigit() and int(pid) != os.getpid() and _alive(int(pid))):
             discard(path, room)

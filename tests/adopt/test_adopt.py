@@ -62,7 +62,7 @@ def test_the_patch_is_small_and_keeps_the_text(tmp_path: Path) -> None:
     assert not done.stderr and "     # from 0" in done.stdout.splitlines()
     (tmp_path / "logged.py").write_text(around("import mlflow\n", step=STEP + "mlflow.log_metric('a', 1)\n"))
     done = warm.run([*COMMAND, "logged.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert "note: mlflow gets the values of steps that run again after a kill twice: take" in done.stderr
+    assert "note: after a kill some steps run again, and mlflow gets their values twice: take" in done.stderr
 
 
 BEGIN = """import torch
@@ -234,6 +234,16 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             ),
             "b = tqdm(loop.iter_steps(x))\n        for _, row in b:\n            i = loop.batch_index\n",
         ),
+        (around("h, b = {}, []\n", step=STEP + "h['b'] = b\n" + STEP + "h.get('b').append(1)\n"), "kept.b"),
+        (
+            around(
+                "r = wandb.config.get('r')\n",
+                head=HEAD + "for g in optimizer.param_groups: g['lr'] = r\n",
+                tail=TAIL + "r *= 0.5\n",
+            ),
+            "kept.r *= 0.5",
+        ),
+        (around("import os\n"), "import os\nimport everstep\nwith everstep.TrainLoop("),
         (around("r = wandb.init()\n", step=STEP + "r.log(loss)\n"), "            r.log(loss)\n"),
         (LOOP_OF_TABS, "\n\t\tfor _, row in loop.iter_steps(x):\n\t\t\tloss ="),
         (
@@ -260,6 +270,10 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
         around("b = tqdm(x)\n").replace("in x:", "in b:"),
+        around(head=HEAD + "b = tqdm(x)\n", tail=TAIL + "print(len(b))\n").replace("in x:", "in b:"),
+        around(head=HEAD + "b = tqdm(x)\n", step=STEP + "print(b.n)\n").replace("in x:", "in b:"),
+        around(head=HEAD + "b = tqdm(x) if epoch else x\n").replace("in x:", "in b:"),
+        around("t = wandb.Table()\n", step=STEP + "t.add_data(1)\n"),
         around("h, n = both()\n", step=STEP + "h.append(1)\n"),
         around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
         around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
@@ -303,6 +317,18 @@ def test_a_seed_is_set_whatever_the_script_has_imported(before: str, seeds: str)
 )
 def test_what_draws_without_a_seed_is_found(text: str) -> None:
     assert any("give --seed 0" in reason for _, reason in Patch(text, "x").refused)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        around().replace("torch.manual_seed(0)", "torch.random.manual_seed(0)"),
+        around("import numpy as np\n", step=STEP + "np.random.default_rng(np.random.SeedSequence(5))\n"),
+        around("import random\n", step=STEP + "random.Random(5)\n"),
+    ],
+)
+def test_what_draws_nothing_unseeded_needs_no_seed(text: str) -> None:
+    assert Patch(text, "x").text
 
 
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:

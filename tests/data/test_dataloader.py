@@ -44,6 +44,7 @@ from everstep.backends.torch.user_dataloader import DataLoaderStream
 from everstep.contracts.data import Share, Stream, Uneven
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
+from everstep.data.prefetch import _differs
 from everstep.errors import ConfigError, DataError, DivergenceError, Interrupted, NotResumableError
 from everstep.state import Slot
 from everstep.testing import check
@@ -873,15 +874,36 @@ def test_the_error_is_the_original_at_its_batch():
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
 def test_data_that_draws_from_the_global_random_state_is_not_prefetched(draw):
+    left = []
+
     class Noisy:
         def __iter__(self):
-            yield draw()
+            try:
+                yield draw()
+            finally:
+                left.append(self)
 
     with pytest.raises(ConfigError, match=r"data 'train' draws from the global random state.* leave"):
         prefetch(Noisy()).open("train", 0, seed=0)
+    assert len(left) == 1, "the data is not closed"
     own = np.random.default_rng(0)
     assert len(list(prefetch(as_stream(own.random() for _ in range(3))).open("train", 0, seed=0))) == 3
     assert not _threads()
+
+
+def test_random_state_that_was_not_in_use_before_is_not_the_data_s():
+    before = {"python": 1, "torch": {"cpu": [2], "device": 0}}
+    assert not _differs(before, {"python": 1, "torch": {"cpu": [2], "cuda": [3], "device": 1}, "jax": 4})
+    assert _differs(before, {"python": 1, "torch": {"cpu": [3], "device": 0}})
+
+
+def test_ctrl_c_in_the_first_batch_is_not_kept_for_later():
+    def interrupted():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        prefetch(interrupted()).open("train", 0, seed=0)
 
 
 def _threads():

@@ -344,7 +344,7 @@ def test_looking_for_modules_asks_no_proxy_for_its_class() -> None:
             return torch.nn.Module
 
     proxy, model = Proxy(), torch.nn.BatchNorm1d(2)
-    assert buffers_of([*model.parameters()]) == [digest(model._buffers)]
+    assert buffers_of([*model.parameters()]) == [(0, digest([model._buffers]))]
     assert not asked, proxy
 
 
@@ -369,6 +369,16 @@ def test_modules_that_share_a_weight_are_the_same_wherever_the_collector_has_the
         _holders.clear()
         gc.collect()
     assert found[0] == found[1] and len({*found[0]}) == 2
+
+
+def test_buffers_that_two_modules_have_exchanged_are_others() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+    means: list[torch.Tensor] = [layer.running_mean for layer in model]
+    means[0] += 1
+    before = buffers_of([*model.parameters()])
+    means[0] -= 1
+    means[1] += 1
+    assert buffers_of([*model.parameters()]) != before
 
 
 def line(at: str, n: object, *draws: str) -> dict[str, object]:

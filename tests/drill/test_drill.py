@@ -291,11 +291,13 @@ def test_a_program_of_the_current_folder_is_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.sh").write_text("#!/bin/sh\nprintf '\\033[1mgone\\033[0m'\nexit 7\n")
+    Path("train.sh").write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")"\ntouch made\nprintf \'\\033[1mgone\\033[0m\'\nexit 7\n'
+    )
     Path("train.sh").chmod(0o755)
-    done = command("--strikes", "1", "--", "./train.sh", "{out}")
-    assert done.returncode == 4 and "train.sh {out} ended with status 7" in done.stderr
-    assert done.stderr.endswith("gone\n")
+    done = command("--strikes", "1", "--", "./train.sh")
+    assert done.returncode == 4 and "train.sh ended with status 7" in done.stderr
+    assert done.stderr.endswith("gone\n") and not Path("made").exists(), "it ran in the folder itself"
 
 
 def test_a_junit_file_has_a_case_per_hazard_and_a_summary_the_report(tmp_path: Path) -> None:

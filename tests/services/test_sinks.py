@@ -312,14 +312,15 @@ def test_a_service_that_does_not_answer_holds_up_one_step_and_not_the_end(tmp_pa
             super().send(lines, position)
 
     silent = Silent(server, timeout=0.1)
-    run = Tiny(tmp_path / "run", max_epoch=3, services=[silent, JSONLines()]).train(tail=evaluated)
+    run = Tiny(tmp_path / "run", max_epoch=9, services=[silent, JSONLines()]).train(tail=evaluated)
     assert run.loop.ending.finished and until(lambda: asked) and len(asked) == 1
     late = [each for each in run.loop.ending.warnings if "TimeoutError" in each]
-    assert len(late) == 1 and "TimeoutError: no answer in 0.1 s; nothing is lost: the next" in late[0], late
+    # where the machine is slow, the question for the position is late, too
+    assert len(late) <= 2 and "TimeoutError: no answer in 0.1 s; nothing is lost: the next" in late[0], late
     answers.set()
     assert silent._thread is not None
     silent._thread.join()
-    Tiny(tmp_path / "run", max_epoch=3, services=[posted.Posts(server), JSONLines()]).train(tail=evaluated)
+    Tiny(tmp_path / "run", max_epoch=9, services=[posted.Posts(server), JSONLines()]).train(tail=evaluated)
     lines = (tmp_path / "run" / "logs" / "metrics.jsonl").read_text().splitlines()
     assert sorted(map(repr, server.read()["lines"])) == sorted(map(repr, map(json.loads, lines)))
 
@@ -760,11 +761,14 @@ def answers(port: int) -> bool:
 
 @pytest.mark.campaign("machine")
 def test_a_kill_while_mlflow_makes_its_tables_leaves_no_broken_store(python: str, tmp_path: Path) -> None:
-    place = Place(python, "mlflow", tmp_path)
+    folder = tmp_path / "my folder"
+    place = Place(python, "mlflow", folder)
+    folder.mkdir()
+    (folder / ".tmp-mine").write_text("no leftover of MLflow")
 
     def has(size: int) -> bool:
         with suppress(FileNotFoundError):  # a leftover that this start deletes
-            return any(file.stat().st_size >= size for file in tmp_path.glob(".tmp-mlflow.db-*[0-9]"))
+            return any(file.stat().st_size >= size for file in folder.glob(".tmp-mlflow.db-*/mlflow.db"))
         return False
 
     for size in (1, 100_000, 300_000):
@@ -772,10 +776,10 @@ def test_a_kill_while_mlflow_makes_its_tables_leaves_no_broken_store(python: str
         assert until(partial(has, size))
         process.kill()
         process.communicate()
-        assert not (tmp_path / "mlflow.db").exists(), "it was too late to kill"
+        assert not (folder / "mlflow.db").exists(), "it was too late to kill"
     place.run("train", "newest", 4)
     place.require_each_once()
-    assert not [*tmp_path.glob(".tmp-*")]
+    assert [each.name for each in folder.glob(".tmp-*")] == [".tmp-mine"]
 
 
 @pytest.mark.campaign("machine")

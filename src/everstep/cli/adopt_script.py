@@ -26,11 +26,14 @@ _PURE |= {"index"}
 _CHANGING = {"next", "shuffle", "heappush", "heappop"}
 """Functions that change their argument."""
 
-TRACKERS = {"mlflow", "trackio", "wandb"}
+TRACKERS = {"mlflow": "start_run", "trackio": "init", "wandb": "init"}
+"""Services that log a run, with what opens one."""
+_OPTIONS = {"lr", "momentum", "weight_decay", "betas", "eps"}
+"""Settings of an optimizer's group: to assign one changes no other object."""
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
     "torch": "manual_seed|set_seed|seed_everything",
-    r"\brandom\.(?!seed|[gs]et_?state|default_rng|Random|SystemRandom|Generator)\w+\(": r"random\.seed\(",
+    r"(?<!torch\.)(?<!self\.)\brandom\.(?!seed|[gs]et_?state|default_rng|[A-Z])\w+\(": r"random\.seed\(",
 }
 """What draws random numbers, and what seeds it: regular expressions."""
 
@@ -205,7 +208,7 @@ class Script:
         if is_librarys or isinstance(value, ast.Lambda):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
-        is_tracker = dotted(value).partition(".")[0] in TRACKERS
+        is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
         if name.endswith("Loss") or is_tracker or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
         paths = (
@@ -230,12 +233,10 @@ class Flow:
 
     def __init__(self, script: Script, outside: Iterable[Variable] = ()) -> None:
         self._script, self._outside = script, {*outside}
-        self.read, self.assigned = set[Variable](), set[Variable]()
-        self._changed, self._changed_inside = set[Variable](), set[Variable]()
-        """What is changed in place; and of what perhaps not an element alone has been replaced."""
+        self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
         self._ends: list[list[set[Variable]]] = []
-        self._parts = set[tuple[Variable, Variable, bool]]()
-        """A variable, and another that its changes change, too: it is a part of that; or (true) holds it."""
+        self._parts = set[tuple[Variable, Variable]]()
+        """A variable, and another of which it may be a part, and change it."""
 
     def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
         """Follow statements; return what is surely assigned after them, None if they leave."""
@@ -276,7 +277,8 @@ class Flow:
             self.read |= {self._script.variable(node.target)} - sure
         assigned = self._store(node, sure)
         for target, value in assignments(node) if isinstance(node, ast.Assign) else ():
-            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+            is_option = isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") in _OPTIONS
+            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and not is_option:
                 self._share(target, value)
         sure = sure if isinstance(node, ast.Match) else sure | assigned
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
@@ -300,15 +302,10 @@ class Flow:
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
             for each in changed:
-                # `group["lr"] = lr` replaces an element, and changes none
-                replaces = (
-                    is_target and isinstance(each.value, ast.Name) and not isinstance(top, ast.AugAssign)
-                )
                 while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
                     each = each.func if isinstance(each, ast.Call) else each.value
                 if isinstance(each, ast.Name) and (is_target or each.id not in script.symbols):
                     self._changed.add(script.variable(each))
-                    self._changed_inside |= set() if replaces else {script.variable(each)}
                     self.read |= {script.variable(each)} - sure
         self.assigned |= assigned
         return assigned
@@ -318,22 +315,14 @@ class Flow:
         names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (target, value)]
         inner = {self._script.variable(each) for each in names[0]}
         outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.symbols}
-        has_element = isinstance(target, ast.Attribute | ast.Subscript)
-        self._parts |= {(one, other, has_element) for one in inner for other in outer}
+        self._parts |= {(one, other) for one in inner for other in outer}
 
     @property
     def changed(self) -> set[Variable]:
         """What may be changed in place, also through a part of it."""
-        variables, inside = {*self._changed}, {*self._changed_inside}
-        while (
-            more := {
-                whole
-                for part, whole, is_element in self._parts
-                if part in (inside if is_element else variables)
-            }
-            - inside
-        ):
-            variables, inside = variables | more, inside | more
+        variables = {*self._changed}
+        while more := {whole for part, whole in self._parts if part in variables} - variables:
+            variables |= more
         return variables
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
@@ -347,8 +336,7 @@ class Flow:
         script.open.pop()
         self.read |= {each for each in inner.read if each.scope not in inside} - sure
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
-        changed = {each for each in inner.changed if each.scope not in inside}
+        self._changed |= {each for each in inner.changed if each.scope not in inside}
         for parameter, value in script.passed_arguments:
             if parameter in inner.changed and isinstance(value, ast.Name):
-                changed.add(script.variable(value))
-        self._changed, self._changed_inside = self._changed | changed, self._changed_inside | changed
+                self._changed.add(script.variable(value))

@@ -78,8 +78,8 @@ def adopt_command(
     if output is not None:
         with output.open("x", encoding="utf-8") as file:
             file.write(patch.text)
-    for package in TRACKERS & patch.packages:
-        problem = f"{package} gets the values of steps that run again after a kill twice"
+    for package in sorted(TRACKERS.keys() & patch.packages):
+        problem = f"after a kill some steps run again, and {package} gets their values twice"
         cli.note([f"{problem}: take the service of docs/recipes/loggers.md in place of its calls"])
     if drill and output is not None:
         cli.leave_in_order()
@@ -130,6 +130,10 @@ _PAGES = {
     "transformers": "docs/coming-from/lightning-hf.md",
 }
 """By package the page that shows its programs under a loop."""
+
+
+_METHODS_OF_BARS = {"set_postfix", "set_postfix_str", "set_description", "set_description_str", "update"}
+_METHODS_OF_BARS |= {"write", "refresh", "close", "clear"}
 
 
 class _Refused(Exception):
@@ -469,7 +473,7 @@ class Patch:
         top = body[: [*ends, True].index(True)]
         ends_at = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
         at = self._at(max(ends_at, default=0) + 1)
-        self._insert(at, "".join(f"{line}\n" for line in lines))
+        self._edits.insert(0, (at, at, "".join(f"{line}\n" for line in lines)))  # before the loop's lines
         head, tail = self._source[:at].decode(), self._source[at:].decode()
         self.plain = "".join([head, *(f"{line}\n" for line in seeds), tail])
 
@@ -502,7 +506,10 @@ class Patch:
                 self._bar, data = (data, bar.args[0]), bar.args[0]
             else:
                 break
-        values = self._script.values(self._script.variable(data)) if isinstance(data, ast.Name) else []
+        values: list[Any] = []
+        if isinstance(data, ast.Name):
+            values = self._script.values(self._script.variable(data))
+        values += [way for each in values if isinstance(each, ast.IfExp) for way in (each.body, each.orelse)]
         for name in {called(each) for each in (data, *values)} & WRAPPED:
             self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
         target = self._text(batch)
@@ -522,6 +529,11 @@ class Patch:
         values: list[Any] = script.values(script.variable(name))
         if steps is self._epochs or len(values) != 1 or called(values[0]) != "tqdm" or not values[0].args:
             return None
+        reads = [each for each in script.names if isinstance(each.ctx, ast.Load) and each is not name]
+        for read in (each for each in reads if script.variable(each) == script.variable(name)):
+            method = script.nearest(read, ast.AST)  # `len(bar)` would be another number after a resume
+            if getattr(method, "attr", "") not in _METHODS_OF_BARS:
+                return None
         same = all(script.nearest(values[0], k) is script.nearest(steps, k) for k in (LOOPS, ast.FunctionDef))
         return values[0] if same else None
 

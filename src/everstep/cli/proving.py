@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import runpy
 import shlex
 import shutil
@@ -101,7 +102,7 @@ def drill_command(
     cli.leave_in_order()
     try:
         # of `./train.sh` click leaves train.sh
-        program = str(script if shutil.which(script) else script.absolute())
+        program = str(script) if shutil.which(script) else os.path.join(os.curdir, script)
         if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(program) is None:
             remedy = "leave it out, or drill the command: everstep drill [OPTION...] -- python train.py"
             _require_of(f"a script that uses everstep ({script})", _OF_ANY_COMMAND, remedy)

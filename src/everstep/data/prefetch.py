@@ -79,12 +79,21 @@ def _prepare(cursor: Cursor) -> _PreparedBatch:
     try:
         try:
             batch = next(cursor)
-        except StopIteration as error:
-            end = error
+        except StopIteration:
+            end = StopIteration()
         # The position goes with its batch: the cursor runs ahead of the batches handed out.
         return _PreparedBatch(batch, cursor.position(), cursor.weight, cursor.done, cursor.passed_over(), end)
     except BaseException as error:  # any error belongs to the thread that asks for the batch
         return _PreparedBatch(None, None, error=error)
+
+
+def _differs(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether random state has changed, but for what was not in use before (a framework, a device)."""
+    return any(
+        _differs(old, new) if isinstance(old, dict) else digest(encode(old)) != digest(encode(new))
+        for name, old in before.items()
+        if (new := after.get(name)) is not None and name != "device"
+    )
 
 
 def _produce(cursor: Cursor, buffer: _Buffer, item: _PreparedBatch) -> None:
@@ -106,9 +115,11 @@ class PrefetchCursor(PassCursor):
         super().__init__(what, self._take(), done=done, total=total, counts=counts, closer=self._stop)
         self.note, self.fetch_error_may_be_signal = cursor.note, cursor.fetch_error_may_be_signal
         self.weight = cursor.weight
-        before = digest(encode(capture()))
-        first = _prepare(cursor)
-        if digest(encode(capture())) != before:
+        before, first, after = capture(), _prepare(cursor), capture()
+        if first.error is not None and not isinstance(first.error, Exception):
+            raise first.error  # Ctrl-C
+        if _differs(before, after):
+            cursor.close()
             raise ConfigError(
                 f"{what} draws from the global random state, and prefetch() would do so in a thread: give it "
                 "a generator of its own, or leave prefetch() out"

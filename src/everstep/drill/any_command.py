@@ -84,6 +84,11 @@ class Start:
     def updates(self) -> int:
         return len(self.of_rank(0, "update"))
 
+    @property
+    def updates_before_strike(self) -> int:
+        struck = next((n for n, line in enumerate(self.lines) if line["at"] == "strike"), 0)
+        return replace(self, lines=self.lines[:struck]).updates
+
 
 @dataclass
 class Chain:
@@ -161,7 +166,7 @@ def drill_command(
         power_cut: also strike renames as a power cut may: data that the program has not synced is lost.
     """
     for words in (command, resume or command):
-        if not words or shutil.which(words[0]) is None:
+        if not words or (OUT not in words[0] and shutil.which(words[0]) is None):
             raise ConfigError(f"{' '.join(words[:1])!r} is no command; give one, such as python train.py")
     strikes, timeout = integer("strikes", strikes), number("timeout", timeout, of="seconds")
     deadline = deadline_after(budget)
@@ -238,7 +243,11 @@ class _CommandCampaign(Campaign):
             spans.append((places[0] or 0, start.updates))
             if start.updates:
                 difference = reference.first_difference(start, places)
-                if difference is not None and start is first:
+                if (
+                    difference is not None
+                    and start is first
+                    and difference.step <= start.updates_before_strike
+                ):
                     difference = difference._replace(note=EARLIER)
                 differences.append(difference)
         end = max(map(sum, spans)) if not last.updates else sum(spans[-1])

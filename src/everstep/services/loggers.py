@@ -16,11 +16,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import quote
 
 from everstep.arguments import number
 from everstep.contracts.services import RunView
 from everstep.display.cells import flat
-from everstep.durable import discard_leftovers, temporary
+from everstep.durable import discard, discard_leftovers, name_first, temporary
 from everstep.errors import ConfigError
 from everstep.formats.histories import WANDB_BEGINNING, WANDB_BLOCK, WANDB_HEAD, wandb_records
 from everstep.record import Item, RunJournal
@@ -293,19 +294,19 @@ class MLflow(RemoteSink):
 
     def open(self, run: RunView) -> None:
         """Import MLflow, and make a new SQLite file, which takes longer than an answer may."""
-        from mlflow import MlflowClient, get_tracking_uri
+        from mlflow import get_tracking_uri
+        from sqlalchemy import make_url
 
         super().open(run)
         # the next checkpoint asks again; MLflow's own waits would hold up the training for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        file = re.fullmatch(r"sqlite:///([^:?]+)", self._uri or get_tracking_uri())
-        if file is not None and not (store := Path(file[1])).exists():
-            # under another name first: MLflow cannot open a store where a kill ended the making of its tables
-            discard_leftovers(store.parent, "sink")
-            MlflowClient(f"sqlite:///{(new := temporary(store))}").search_experiments(max_results=1)
-            with suppress(FileExistsError):  # another process was first
-                os.link(new, store)
-            new.unlink()
+        uri = self._uri or get_tracking_uri()
+        file = make_url(uri).database if uri.startswith("sqlite:") else None
+        try:
+            if file and not file.startswith((":", "file:")):
+                _make_store(Path(file))
+        except Exception as error:
+            run.println(f"warning: MLflow cannot make {file} ({type(error).__name__}: {error})")
 
     def position(self) -> str:
         from mlflow import MlflowClient
@@ -359,6 +360,21 @@ class MLflow(RemoteSink):
     def end(self, status: str) -> None:
         state = {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
         self._client.set_terminated(self._run_id, state)
+
+
+def _make_store(store: Path) -> None:
+    """Make a new SQLite file: MLflow cannot open one if it was killed while making the tables."""
+    from mlflow import MlflowClient
+
+    discard_leftovers(store.parent, "sink", store.name)
+    if store.exists():
+        return
+    folder = temporary(store)  # for SQLite's own files, too
+    folder.mkdir(parents=True)
+    # spaces stay: MLflow makes the folder of the URI as it is written
+    MlflowClient(f"sqlite:///{quote(str(folder / store.name), safe='/ ')}").search_experiments(max_results=1)
+    name_first(folder / store.name, store, "sink")  # another process may have been first
+    discard(folder, "sink")
 
 
 def _point(metric: Any) -> tuple[str, int, float | str]:

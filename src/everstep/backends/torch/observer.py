@@ -298,30 +298,37 @@ def random_state() -> dict[str, str]:
 _holders: dict[tuple[int, ...], list[Any]] = {}
 
 
-def buffers_of(parameters: list[Any]) -> list[str]:
-    """List digests of the buffers of the modules that hold these parameters, by a search made once."""
+def buffers_of(parameters: list[Any]) -> list[tuple[int, str]]:
+    """List digests of the buffers of the modules that hold these parameters, by a search made once.
+
+    Each stands behind the place of the module's first parameter; of one place, in the order of the digests:
+    the garbage collector has modules in another order in each process.
+    """
     import gc
 
     import torch
 
     key = tuple(map(id, parameters))
-    ids = set(key)
+    places = {number: place for place, number in enumerate(key)}
     if key not in _holders:
         modules: list[Any] = []
         for each in gc.get_objects():
             # isinstance() would ask each object for its __class__, which runs code of proxies
             is_module = issubclass(type(each), torch.nn.Module)
-            if is_module and any(id(own) in ids for own in each._parameters.values()):
+            if is_module and any(id(own) in places for own in each._parameters.values()):
                 modules.append(each)
         _holders[key] = modules
-    # Keras keeps running means beside the weights, as parameters
-    beside = [
-        {name: own for name, own in each._parameters.items() if id(own) not in ids}
-        for each in _holders[key]
-        if type(each) is torch.nn.ParameterDict
-    ]
-    # sorted, as the garbage collector has the modules in another order in each process
-    return sorted(map(digest, [each._buffers for each in _holders[key]] + beside))
+    buffers = list[tuple[int, str]]()
+    for each in _holders[key]:
+        parameters = [*each._parameters.items()]
+        content = [each._buffers]
+        if (
+            type(each) is torch.nn.ParameterDict
+        ):  # Keras keeps running means beside the weights, as parameters
+            content.append({name: own for name, own in parameters if id(own) not in places})
+        place = min(places[id(own)] for _, own in parameters if id(own) in places)
+        buffers.append((place, digest(content)))
+    return sorted(buffers)
 
 
 class Patches(importlib.abc.MetaPathFinder):
