@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
-    "lines of src": 52_141,
+    "lines of src": 52_140,
     "lines of tests": 53_551,
     "modules of at most 60 lines": 38,
     "names in everstep": 25,

@@ -322,9 +322,8 @@ def buffers_of(parameters: list[Any]) -> list[tuple[int, str]]:
     for each in _holders[key]:
         parameters = [*each._parameters.items()]
         content = [each._buffers]
-        if (
-            type(each) is torch.nn.ParameterDict
-        ):  # Keras keeps running means beside the weights, as parameters
+        if type(each) is torch.nn.ParameterDict:
+            # Keras keeps running means beside the weights, as parameters
             content.append({name: own for name, own in parameters if id(own) not in places})
         place = min(places[id(own)] for _, own in parameters if id(own) in places)
         buffers.append((place, digest(content)))
