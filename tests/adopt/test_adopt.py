@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import warm
 from everstep.cli.adopting import Patch, compare
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["functions", "lines", "one_loop"]
+NAMES = ["functions", "lines", "meters", "one_loop"]
 COMMAND = [sys.executable, "-m", "everstep", "adopt"]
 
 
@@ -26,6 +27,7 @@ def text_of(name: str) -> str:
 def ends(folder: Path, text: str, *hazards: str) -> list[object]:
     """Run a script under one hazard after another, in a folder; return what it saves at its end."""
     folder.mkdir()
+    shutil.copy(SCRIPTS / "averages.py", folder)
     (folder / "train.py").write_text(text)
     for hazard in hazards:
         done = warm.run(
@@ -42,7 +44,7 @@ def ends(folder: Path, text: str, *hazards: str) -> list[object]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_patched_script_that_is_killed_ends_as_the_plain_one(tmp_path: Path, name: str) -> None:
-    plain, patch = text_of(name), Patch(text_of(name), "x")
+    plain, patch = text_of(name), Patch(text_of(name), "x", folder=SCRIPTS)
     assert not patch.refused
     # a place in each step at which a hazard can be armed
     armed = patch.text.replace("optimizer.zero_grad()", "optimizer.zero_grad(); hazard.reach('step')")
@@ -106,9 +108,10 @@ LOOP = """for epoch in range(3):
         (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
         (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "without steps: `in range(n)`"),
         (BEGIN + LOOP + "    else:\n        pass\n", 7, "has an `else`: move these lines"),
-        (BEGIN + LOOP + "    if loss < 0.1:\n        break\n", 12, "call loop.request_stop()"),
+        (BEGIN + LOOP.replace("    for", "    if epoch > 1: break\n    for"), 7, "call loop.request_stop()"),
+        (BEGIN + LOOP + "    if loss < 0.1:\n        exit()\n", 12, "call loop.request_stop()"),
         (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "zip() hides the place in its data"),
-        (BEGIN + LOOP + "print(epoch)\n", 6, "`epoch` counts rounds"),
+        (BEGIN + LOOP + "print(row)\n", 7, "`row` is a batch and is read after the loop"),
         (BEGIN + LOOP + "    net.load_state_dict(torch.load('best.pt'))\n", 11, "may read a file newer"),
         (BEGIN + LOOP + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", 4, "made anew"),
         (BEGIN.replace("torch.manual_seed(0)\n", "") + LOOP, 5, "nothing seeds them: give --seed 0"),
@@ -156,6 +159,22 @@ LOOP_OF_TABS = BEGIN + LOOP.replace("    ", "\t")
 STEP, HEAD, TAIL = "        ", "    ", "    "
 
 
+METER = """class Meter:
+    def __init__(self, n=0):
+        self.n = n
+
+    def __call__(self, n):
+        self.n += n
+
+
+class Show:
+    def show(self, n):
+        print(n)
+
+
+"""
+
+
 def around(before: str = "", head: str = "", step: str = "", tail: str = "", after: str = "") -> str:
     """The plain loop with lines before it, in an epoch's head, in a step, in a tail, and after it."""
     first, rest = LOOP.split("\n", 1)
@@ -175,6 +194,27 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             "kept.last",
         ),
         (around(tail=TAIL + "value = float(loss)\n", after="print(value)\n"), "print(kept.value)"),
+        (around(after="print(loss)\n"), "loss.backward()\n            kept.loss = loss.detach()\n"),
+        (around(after="print(loss)\n"), "\nprint(kept.loss)\n"),
+        (
+            around(after="print(epoch)\n").replace("range(3)", "range(1, 4)"),
+            "for kept.epoch in loop.iter_epochs():\n",
+        ),
+        (
+            around(after="print(i)\n").replace("row in x:", "i, row in enumerate(x, 1):"),
+            "            kept.i = loop.batch_index + 1\n",
+        ),
+        (around(tail=TAIL + "if loss > 9: break\n"), "if loss > 9: loop.request_stop(); continue\n"),
+        (METER + around("m = [Meter() for _ in x]\n", step=STEP + "m[0](1)\n"), "[vars(each) for each in m]"),
+        (METER + around("m = Meter()\n", step=STEP + "m(now() - 1)\n"), '"optimizer": optimizer}'),
+        (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
+        (around("y = x.clone()\n", step=STEP + "loss.view_as(y)\n"), '"optimizer": optimizer}'),
+        (
+            around("a = parse()\n").replace("net.parameters()", "[{'params': net.parameters(), 'lr': a.lr}]"),
+            '"optimizer": optimizer}',
+        ),
+        (around("h = OrderedDict()\n", step=STEP + "h['n'] = 1\n"), "kept.h['n'] = 1"),
+        (around("b, t = box(), torch.zeros(1)\n", step=STEP + "t.copy_(b)\n"), "kept.t.copy_(b)"),
         (around("h = []\ndef note(a, b):\n    a.append(b)\n", step=STEP + "note(h, 1)\n"), "note(kept.h, 1)"),
         (around("h = {'l': []}\n", step=STEP + "l = h['l']\n" + STEP + "l.append(1)\n"), "l = kept.h['l']"),
         (
@@ -266,6 +306,21 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
         around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
         around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
+        METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"),
+        METER + around("m = Meter() or 1\n", step=STEP + "m(1)\n"),
+        METER + around("m = Meter(); n = 0\n", step=STEP + "m(1)\n"),
+        METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n", after="print(m.n)\n"),
+        METER + around("m = Meter()\n", head=HEAD + "k = m.n\n", step=STEP + "m(k)\n"),
+        METER.replace("n=0", "n=print") + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        METER.replace("self.n += n", "HISTORY.append(n)")
+        + around("HISTORY, m = [], Meter()\n", step=STEP + "m(1)\n"),
+        METER.replace("Meter:", "Meter(Base):") + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        METER.replace("    def __init__", "    h = []\n\n    def __init__")
+        + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        around("from elsewhere import Meter\nm = Meter()\n", step=STEP + "m(1)\n"),
+        around("m = {'a': Early()}\n", step=STEP + "m['a'](1)\n"),
+        around(step=STEP + "loss *= 2\n", after="print(loss)\n"),
         around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
@@ -329,6 +384,25 @@ def test_what_draws_without_a_seed_is_found(text: str) -> None:
 )
 def test_what_draws_nothing_unseeded_needs_no_seed(text: str) -> None:
     assert Patch(text, "x").text
+
+
+def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None:
+    for name, text in (
+        ("tools/__init__.py", "from .meters import *\nfrom .old import *\n"),
+        ("tools/meters.py", "from . import more\n" + METER),
+        ("tools/old.py", "print 1\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for line, made in (
+        ("from tools import *", "Meter()"),
+        ("from tools import Meter as M", "M()"),
+        ("from tools import meters as t", "t.Meter()"),
+        ("import tools.meters", "tools.meters.Meter()"),
+    ):
+        text = around(f"{line}\nm = {made}\n", step=STEP + "m(1)\n")
+        assert "kept.m = vars(m)\n" in Patch(text, "x", folder=tmp_path).text, line
+        assert Patch(text, "x").refused
 
 
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 LOOPS = (ast.For, ast.While)
@@ -15,14 +17,18 @@ OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "
 _STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
 _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
-_REPORTERS = {"time", "perf_counter", "now", "DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
+_PLAIN |= {"OrderedDict"}
+_CLOCKS = {"time", "perf_counter", "now"}
+_REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
 _REPORTERS |= {"getLogger", "writer", "device"}
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
 _PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
 _PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
 _PURE |= {"detach", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "clone"}
-_PURE |= {"index"}
+_PURE |= {"index", "view_as", "type_as", "expand_as"}
 """Methods that leave their object as it is, if their result is used."""
+_NO_RECORD = {"__getattr__", "__getattribute__", "__setattr__", "state_dict", "load_state_dict"}
+"""Methods that say that an object's attributes are not all, or that they are more than that."""
 _CHANGING = {"next", "shuffle", "heappush", "heappop"}
 """Functions that change their argument."""
 
@@ -71,8 +77,8 @@ def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 class Script:
     """A parsed script."""
 
-    def __init__(self, source: str) -> None:
-        self.tree = ast.parse(source)
+    def __init__(self, source: str, folder: Path | None = None) -> None:
+        self.tree, self._folder = ast.parse(source), folder
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
@@ -85,11 +91,10 @@ class Script:
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        self.imported = {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+        self._imports = [(node, each) for node in imports for each in node.names]
+        self.imported = {(each.asname or each.name).split(".")[0] for _, each in self._imports}
         self.packages = {
-            (getattr(node, "module", None) or each.name).split(".")[0]: node
-            for node in imports
-            for each in node.names
+            (getattr(node, "module", None) or each.name).split(".")[0]: node for node, each in self._imports
         }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         bound = {*names, *arguments, *(each.id for each in self.stores)}
@@ -187,14 +192,31 @@ class Script:
         return methods
 
     def kind(self, variable: Variable) -> str:
-        """Return what a variable holds: "state", "plain", "reporter", "function"; "" if unknown."""
+        """Return what a variable holds: "state", "plain", "record", "reporter", "function"; "" if unknown.
+
+        A record is an object of a class of the script's own whose attributes are all that it keeps.
+        """
         if variable in self.open:
             return "plain"
         self.open.append(variable)
         kinds = {self._kind_of(value) for value in self.values(variable)}
         is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
         self.open.pop()
+        if "record" in kinds:  # to save what a clock has measured would make any two runs differ
+            return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def _is_timer(self, variable: Variable) -> bool:
+        """Return whether a method of what a variable holds is given what a clock says."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        parts = list[ast.AST]()
+        for call in calls:
+            names = [each for each in ast.walk(call.func) if isinstance(each, ast.Name)]
+            if variable in map(self.variable, names):
+                parts += [part for argument in call.args for part in ast.walk(argument)]
+        values = [self.values(self.variable(each)) for each in parts if isinstance(each, ast.Name)]
+        parts += [part for each in values for value in each if value for part in ast.walk(value)]
+        return any(called(part) in _CLOCKS for part in parts)
 
     def _kind_of(self, value: ast.expr | None) -> str:
         while isinstance(value, ast.Call) and dotted(value).rpartition(".")[2] in _SAME_OBJECT:
@@ -217,11 +239,81 @@ class Script:
         is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
-        inner = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-        if any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
+        if (found := self._class_of(dotted(value))) is not None and isinstance(value, ast.Call):
+            kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
+            kind = found[0]._kind_of_class(found[1])
+            return kind if kind == "reporter" or kinds <= {"", "plain"} else ""
+        inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
+        inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
+        kinds = {self._kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call)}
+        if "record" in kinds:
+            return "record" if len(kinds) == 1 else ""
+        unknown = [each for each in inner if called(each)[:1].isupper() and not self._kind_of(each)]
+        if unknown or any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
             return ""
         plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
         return "plain" if name in _PLAIN or isinstance(value, plain) else ""
+
+    def _class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
+        """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
+        module, _, name = path.rpartition(".")
+        if not module and name in self.classes:
+            return self, self.classes[name]
+        for node, alias in self._imports if self._folder is not None and depth < 4 else ():
+            is_from, known = isinstance(node, ast.ImportFrom), alias.asname or alias.name
+            source = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            if is_from and not module and known in (name, "*"):
+                wanted = name if known == "*" else alias.name
+            elif known == module:
+                source, wanted = [*source, alias.name], name
+            else:
+                continue
+            stem = Path(self._folder or "", *".".join(source).split("."))
+            for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+                with suppress(OSError, SyntaxError, ValueError):  # another package's
+                    script = Script(file.read_text(encoding="utf-8"), file.parent)
+                    if (found := script._class_of(wanted, depth + 1)) is not None:
+                        return found
+        return None
+
+    def _kind_of_class(self, node: ast.ClassDef) -> str:
+        """Return "record" of a class whose objects keep plain attributes alone, "reporter" if these stay."""
+        methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
+        values = [
+            getattr(each, "value", None) for each in rest
+        ]  # of attributes of the class, and its docstring
+        is_simple = not node.keywords and not node.decorator_list and {*map(dotted, node.bases)} <= {"object"}
+        names = {each.name for each in methods}
+        if not is_simple or names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
+            return ""
+        is_changed, kept = False, list[ast.AST]()
+        for method in methods:
+            arguments = [each for each in ast.walk(method.args) if isinstance(each, ast.arg)]
+            flow = Flow(self)
+            flow.run(method.body, {Variable(method, each.arg) for each in arguments})
+            if any(each.scope is None for each in flow.assigned | flow.changed):
+                return ""
+            changed = {each.name for each in flow.changed}
+            is_changed |= method.name != "__init__" and bool(changed & {each.arg for each in arguments[:1]})
+            kept += method.args.defaults
+            kept += [
+                each.value
+                for each in ast.walk(method)
+                if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
+            ]
+        parts = [part for each in kept for part in ast.walk(each)]
+        is_plain = not any(self._is_object(each) for each in parts)
+        return "reporter" if not is_changed else "record" if is_plain else ""
+
+    def _is_object(self, node: ast.AST) -> bool:
+        """Return whether a part of a value is surely no plain value: a function, a file, a model."""
+        if isinstance(node, ast.Call):
+            name = called(node)
+            return name in ("open", "iter", "deepcopy") or (name[:1].isupper() and name not in _PLAIN)
+        above = self._parents[node]
+        is_used = isinstance(above, ast.Attribute) or getattr(above, "func", None) is node
+        return isinstance(node, ast.Lambda) or (getattr(node, "id", "") in self.symbols and not is_used)
 
 
 class Flow:
@@ -300,7 +392,9 @@ class Flow:
             # an object that is called may count its calls
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
-                changed += node.args[:1]  # as shuffle(order) and clip_(parameters) do
+                # as shuffle(order) and clip_(parameters) do; x.copy_(y) leaves y as it is
+                is_function = dotted(node).partition(".")[0] in script.symbols
+                changed += node.args[:1] if is_function or called(node) in _CHANGING else []
             for each in changed:
                 while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
                     each = each.func if isinstance(each, ast.Call) else each.value

@@ -62,7 +62,7 @@ def adopt_command(
         raise click.UsageError(f"-o {output}: give a file that does not exist, in a folder that exists")
     try:
         source = script.read_text(encoding="utf-8")
-        patch = Patch(source, script.stem, seed)
+        patch = Patch(source, script.stem, seed, script.parent)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -147,6 +147,7 @@ class Patch:
         source: text of the script.
         name: of the run, below runs/.
         seed: seed to set after the imports; None: the script seeds itself.
+        folder: where the modules are whose classes the script imports; they are only parsed, too.
 
     Attributes:
         refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
@@ -158,15 +159,16 @@ class Patch:
         SyntaxError: the source is not Python.
     """
 
-    def __init__(self, source: str, name: str, seed: int | None = None) -> None:
+    def __init__(self, source: str, name: str, seed: int | None = None, folder: Path | None = None) -> None:
         self._source, self._name, self._seed = source.encode(), name, seed
         self._lines = [0, *accumulate(map(len, self._source.splitlines(keepends=True)))]
         """The place in the source at which each line begins."""
         self._edits: list[tuple[int, int, str]] = []
+        self._breaks = list[Any]()
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
         self.refused: set[tuple[int, str]] = set()
-        self.text, self.plain, self._script = "", source, Script(source)
+        self.text, self.plain, self._script = "", source, Script(source, folder)
         self.packages = self._script.packages.keys()
         known = {each.id for each in self._script.names} | self._script.imported
         self._loop, self._kept = (each + "_" * (each in known) for each in ("loop", "kept"))
@@ -256,6 +258,13 @@ class Patch:
                 self._give_up(loop, f"this loop {reason}")
         self._call = next(iter(calls), None)
         self._home, self._inside = (script.nearest(e, ast.FunctionDef) for e in (self._epochs, self._steps))
+        self._head, self._rest = list[ast.stmt](), list[ast.stmt]()
+        if self._steps is not self._epochs:
+            top = self._inside if self._call else self._epochs
+            self._head, self._rest = script.beside(self._steps, top)
+        if self._call is not None:
+            before, after = script.beside(self._call, self._epochs)
+            self._head, self._rest = [*self._head, *before], [ast.Expr(self._call), *self._rest, *after]
 
     def _check_loops(self) -> None:
         """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
@@ -266,8 +275,12 @@ class Patch:
             above = [loop for loop in loops if loop in script.above(node)]
             leaves = isinstance(node, ast.Return | ast.Yield)
             leaves = leaves and any(script.nearest(loop, ast.FunctionDef) is home for loop in above)
+            # with a status it is an error, which a start of the plain script meets again, too
+            leaves |= called(node) in ("exit", "quit") and bool(above) and not getattr(node, "args", ())
             breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
-            if leaves or breaks:
+            if breaks and any(node in ast.walk(each) for each in self._rest):
+                self._breaks.append(node)
+            elif leaves or breaks:
                 problem = f"call {self._loop}.request_stop() in its place"
                 self._refuse(node, f"ends the training early: take it out, adopt the script, and {problem}")
             elif called(node) in ("spawn", "init_process_group"):
@@ -298,32 +311,59 @@ class Patch:
         step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
         sure = step.round(steps, set())
         epoch.round(epochs, set())
-        head, rest = list[ast.stmt](), list[ast.stmt]()
-        if steps is not epochs:
-            head, rest = script.beside(steps, self._inside if self._call else epochs)
-        if self._call is not None:
-            above, below = script.beside(self._call, epochs)
-            head, rest = [*head, *above], [ast.Expr(self._call), *rest, *below]
-        tail.run(rest, set())
+        tail.run(self._rest, set())
         after.run(script.beside(epochs, self._home)[1], set())
-        self._used, self._carried = epoch.read, set[Variable]()
+        self._used, self._carried, self._records = epoch.read, set[Variable](), set[Variable]()
+        self._losses = dict[Variable, list[Any]]()
+        """What is read after the loop alone, with the calls of its `backward()`."""
+        index = steps.target if called(_iterable(steps.iter)) == "enumerate" else None
+        self._counters = [] if steps is epochs else [epochs.target, *getattr(index, "elts", [])[:1]]
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
+        in_loop = step.read & in_step | tail.read & (in_step - sure)
         for each in sorted(moved, key=lambda each: each.name):
-            self._carry(each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned)
-        for node in (each for top in head for each in ast.walk(top) if isinstance(each, ast.Assign)):
-            flow = Flow(script)
+            if each not in in_loop and (calls := self._backward_calls(each)):
+                self._losses[each] = calls
+            else:
+                self._carry(
+                    each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
+                )
+        for record in self._records & after.read:
+            if (first := script.first(record)) in {*ast.walk(epochs)}:
+                self._refuse(first, f"`{record.name}` is read after the loop: make it above the loop")
+        for node in (each for top in self._head for each in ast.walk(top) if isinstance(each, ast.Assign)):
+            flow, kept = Flow(script), self._carried | self._records
             flow.run([node], set())
-            is_late = any(each in self._carried or script.kind(each) == "state" for each in flow.read)
-            used = (flow.assigned & (step.read | tail.read)) - self._carried
+            is_late = any(each in kept or script.kind(each) == "state" for each in flow.read)
+            used = (flow.assigned & (step.read | tail.read)) - kept
+            used = {each for each in used if script.kind(each) != "reporter"}
             if is_late and used:
                 problem = "is made of values that steps change; a resume would find later ones"
                 self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
 
+    def _backward_calls(self, variable: Variable) -> list[Any]:
+        """Return the lines `loss.backward()`, if this is the last that the loop does with a loss."""
+        script, epochs = self._script, self._epochs
+        inside, calls = {*ast.walk(epochs)}, list[Any]()
+        for name in (each for each in script.names if script.variable(each) == variable):
+            method = script.nearest(name, ast.AST)
+            statement = script.nearest(script.nearest(method, ast.AST), ast.AST)
+            if (
+                name in inside
+                and getattr(method, "attr", "") == "backward"
+                and isinstance(statement, ast.Expr)
+            ):
+                calls.append(statement)
+            elif name not in inside and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
+                return []
+        stores = [each.lineno for each in script.stores if script.variable(each) == variable]
+        return calls if calls and max(stores) < min(each.lineno for each in calls) else []
+
     def _carry(self, variable: Variable, changed: bool, assigned: bool) -> None:
         script, (scope, name) = self._script, variable
         kind, first = script.kind(variable), script.first(variable)
+        is_name = isinstance(first, ast.Name)
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         is_left_out = kind == "reporter" or (kind == "function" and not assigned)
@@ -332,11 +372,14 @@ class Patch:
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
         if kind == "state" and assigned:
             problem = "is made anew in the loop: make it once, before the loop"
-        elif kind == "state":
+        elif kind == "state" or (kind == "record" and name in arguments):  # it is the caller's
             return
-        elif is_target:
-            problem = f"counts rounds and is read after the loop: in it, write `last = {name}`; read `last`"
-        elif name in {*arguments, *(each.name for each in self._carried)} or not isinstance(first, ast.Name):
+        elif kind == "record" and name not in {each.name for each in self._carried | self._records}:
+            self._records.add(variable)
+            return
+        elif is_target and not any(getattr(each, "id", "") == name for each in self._counters):
+            problem = f"is a batch and is read after the loop: in it, write `last = {name}`; read `last`"
+        elif name in {*arguments, *(each.name for each in self._carried | self._records)} or not is_name:
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind == "function":
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
@@ -346,6 +389,10 @@ class Patch:
             self._carried.add(variable)
             return
         self._refuse(first, f"`{name}` {problem}")
+
+    @property
+    def _is_kept(self) -> bool:
+        return bool(self._carried | self._records | self._losses.keys())
 
     def _find_state(self) -> list[str]:
         """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
@@ -370,7 +417,16 @@ class Patch:
     def _trained(self, parameters: ast.AST) -> set[Variable]:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""
         variables, script = set[Variable](), self._script
-        for name in (each for each in ast.walk(parameters) if isinstance(each, ast.Name)):
+        nodes = [*ast.walk(parameters)]
+        pairs = [
+            pair
+            for each in nodes
+            if isinstance(each, ast.Dict)
+            for pair in zip(each.keys, each.values, strict=True)
+        ]
+        options = [value for key, value in pairs if getattr(key, "value", "") != "params"]
+        nodes = [each for each in nodes if not any(each in ast.walk(option) for option in options)]
+        for name in (each for each in nodes if isinstance(each, ast.Name)):
             variable = script.variable(name)
             values = [ast.walk(value) for value in script.values(variable) if value is not None]
             names = [each for nodes in values for each in nodes if isinstance(each, ast.Name)]
@@ -411,18 +467,28 @@ class Patch:
         indent = self._source[start : start + epochs.col_offset].decode()
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
-        entries = [f'"{name}": {name}' for name in state] + [f'"{kept}": vars({kept})'] * bool(self._carried)
+        entries = [f'"{name}": {name}' for name in state]
+        entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
         if len(indent + lines[0]) > 100:
             lines = ["with everstep.TrainLoop(", *(f"{unit}{each}," for each in arguments), f") as {loop}:"]
         lines += [f"{unit}for _ in {loop}.iter_epochs():"] * is_one
-        self._insert(start, "".join(f"{indent}{line}\n" for line in lines))
+        counters = [
+            each for each in self._counters if getattr(each, "id", "") in {v.name for v in self._carried}
+        ]
         depth, target = unit * (1 + is_one), self._text(epochs.target)
+        target = f"{kept}.{target}" if epochs.target in counters else target
+        self._write_records(depth)
+        self._insert(start, "".join(f"{indent}{line}\n" for line in lines))
+        for leave in self._breaks:
+            before = self._source[self._at(leave.lineno) : self._at(leave.lineno, leave.col_offset)].decode()
+            separator = "; " if before.strip() else f"\n{depth}{before}"
+            self._replace(leave, leave, f"{loop}.request_stop(){separator}continue")
         if not is_one:
             self._replace(epochs.target, epochs.iter, f"{target} in {loop}.iter_epochs()")
             shift = "-= 1" if number == "0" else f"+= {number} - 1"
-            if number != "1" and target in script.read_names:
+            if number != "1" and self._text(epochs.target) in script.read_names:
                 self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
         self._write_steps(depth if self._inside is self._home else "")
         if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
@@ -437,12 +503,41 @@ class Patch:
         headers = (epochs.target, self._steps.target, self._steps.iter, *self._bar)
         fixed = [each for node in headers for each in ast.walk(node)]
         fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
-        for name in (each for each in script.names if script.variable(each) in self._carried):
+        renamed = [each for each in script.names if script.variable(each) in self._carried]
+        renamed += [
+            n for n in script.names if script.variable(n) in self._losses and n.lineno > epochs.end_lineno
+        ]
+        for name in (each for each in renamed if each not in counters):
             if self._text(name) != name.id or name in fixed:
                 self._refuse(name, f"`{name.id}` cannot be renamed here: copy it to a new variable above")
             elif is_one or name not in {*ast.walk(epochs.iter)}:
                 self._replace(name, name, f"{kept}.{name.id}")
         self._write_head()
+
+    def _write_records(self, depth: str) -> None:
+        """Keep attributes of objects, which a resume restores in place, and losses without graphs."""
+        script, inside = self._script, {*ast.walk(self._epochs)}
+        for name in (each for each in script.stores if script.variable(each) in self._records):
+            statement, text = script.nearest(name, ast.stmt), name.id
+            value = next(each for each in script.values(script.variable(name)) if each is not None)
+            if isinstance(value, ast.Dict | ast.DictComp):
+                attributes = f"{{key: vars(value) for key, value in {text}.items()}}"
+            elif isinstance(value, ast.Call):
+                attributes = f"vars({text})"
+            else:
+                attributes = f"[vars(each) for each in {text}]"
+            self._line_below(statement, depth * (name in inside), f"{self._kept}.{text} = {attributes}")
+        for variable, calls in self._losses.items():
+            for call in calls:
+                self._line_below(call, depth, f"{self._kept}.{variable.name} = {variable.name}.detach()")
+
+    def _line_below(self, statement: Any, depth: str, text: str) -> None:
+        start = self._at(statement.lineno)
+        indent = self._source[start : self._at(statement.lineno, statement.col_offset)].decode()
+        rest = self._source[self._end(statement) : self._at((statement.end_lineno or 0) + 1)]
+        if indent.strip() or rest.partition(b"#")[0].strip():
+            self._refuse(statement, "give each of the statements here a line of its own")
+        self._insert(self._at((statement.end_lineno or 0) + 1), f"{depth}{indent}{text}\n")
 
     def _write_head(self) -> None:
         """Import everstep, and seed, below the imports at the top."""
@@ -466,7 +561,7 @@ class Patch:
             if re.search(draw, text) and not re.search(seeding, text):
                 self._refuse(self._epochs, "random numbers are drawn, and nothing seeds them: give --seed 0")
         lines = ["import everstep", *seeds]
-        if self._carried:
+        if self._is_kept:
             comment = "what goes from one step or epoch to the next"
             lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
         ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
@@ -521,7 +616,8 @@ class Patch:
             drawn = self._text(self._bar[0])
         self._replace(steps.target, steps.iter, f"_, {target} in {drawn}")
         if index in self._script.read_names:
-            self._first_line(steps, depth, f"{index} = {self._loop}.batch_index{more}")
+            kept = f"{self._kept}." if index in {each.name for each in self._carried} else ""
+            self._first_line(steps, depth, f"{kept}{index} = {self._loop}.batch_index{more}")
 
     def _bar_of(self, name: ast.Name) -> Any:
         """Return `tqdm(E)` of a variable that holds this alone, made in the epoch; None of any other."""
