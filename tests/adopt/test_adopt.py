@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import warm
-from everstep.cli.adopting import Patch, compare
+from everstep.cli.adopting import Patch, compare, patched
 
 SCRIPTS = Path(__file__).parent / "scripts"
-NAMES = ["functions", "lines", "meters", "one_loop"]
+NAMES = ["functions", "lines", "meters", "one_loop", "rounds"]
 COMMAND = [sys.executable, "-m", "everstep", "adopt"]
 
 
@@ -44,13 +44,14 @@ def ends(folder: Path, text: str, *hazards: str) -> list[object]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_patched_script_that_is_killed_ends_as_the_plain_one(tmp_path: Path, name: str) -> None:
-    plain, patch = text_of(name), Patch(text_of(name), "x", folder=SCRIPTS)
+    plain, patch = text_of(name), patched(text_of(name), "x", folder=SCRIPTS)
     assert not patch.refused
     # a place in each step at which a hazard can be armed
     armed = patch.text.replace("optimizer.zero_grad()", "optimizer.zero_grad(); hazard.reach('step')")
     armed = armed.replace("import everstep\n", "import everstep\nfrom everstep import hazard\n")
     expected = ends(tmp_path / "plain", plain, "")
-    killed = ends(tmp_path / "killed", armed, "SIGTERM:step:9", "kill:step:4", "kill:loop.tail:1", "")
+    third = "kill:step:40" if name == "rounds" else "kill:loop.tail:1"  # which a `break` passes by
+    killed = ends(tmp_path / "killed", armed, "SIGTERM:step:9", "kill:step:4", third, "")
     assert expected[1:] == killed[1:]
     weights, again = expected[0], killed[0]
     assert isinstance(weights, dict) and isinstance(again, dict)
@@ -108,7 +109,6 @@ LOOP = """for epoch in range(3):
         (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
         (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "without steps: `in range(n)`"),
         (BEGIN + LOOP + "    else:\n        pass\n", 7, "has an `else`: move these lines"),
-        (BEGIN + LOOP.replace("    for", "    if epoch > 1: break\n    for"), 7, "call loop.request_stop()"),
         (BEGIN + LOOP + "    if loss < 0.1:\n        exit()\n", 12, "call loop.request_stop()"),
         (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "zip() hides the place in its data"),
         (BEGIN + LOOP + "print(row)\n", 7, "`row` is a batch and is read after the loop"),
@@ -208,6 +208,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         (METER + around("m = [Meter() for _ in x]\n", step=STEP + "m[0](1)\n"), "[vars(each) for each in m]"),
         (METER + around("m = Meter()\n", step=STEP + "m(now() - 1)\n"), '"optimizer": optimizer}'),
         (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
+        (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
         (around("y = x.clone()\n", step=STEP + "loss.view_as(y)\n"), '"optimizer": optimizer}'),
         (
             around("a = parse()\n").replace("net.parameters()", "[{'params': net.parameters(), 'lr': a.lr}]"),
@@ -306,6 +307,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
         around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
         around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
+        around(step=STEP + "net = Net().train()\n"),
         METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"),
         METER + around("m = Meter() or 1\n", step=STEP + "m(1)\n"),
         METER + around("m = Meter(); n = 0\n", step=STEP + "m(1)\n"),
@@ -403,6 +405,58 @@ def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None
         text = around(f"{line}\nm = {made}\n", step=STEP + "m(1)\n")
         assert "kept.m = vars(m)\n" in Patch(text, "x", folder=tmp_path).text, line
         assert Patch(text, "x").refused
+
+
+DATA = """class Own(torch.utils.data.Dataset):
+    def __init__(self):
+        self.n = 0
+
+    def __getitem__(self, i):
+        item = [i]
+        item[0] = 1
+        return item
+
+
+"""
+ROUNDS = around("d = Own()\n").replace("in x:", "in zip(x, x):")
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        (
+            DATA + ROUNDS,
+            "        for _, epoch in loop.iter_steps(range(3)):\n            for row in zip(x, x):\n",
+        ),
+        (ROUNDS.replace("range(3)", "trange(3)"), "in loop.iter_steps(range(3)):"),
+        (ROUNDS + "print(epoch)\n", "for _, kept.epoch in loop.iter_steps(range(3)):"),
+        (around("g = torch.Generator()\n").replace("in x:", "in zip(x):"), '"g": g'),
+        (ROUNDS + "    if epoch: break\n", "            if epoch: break\n"),
+        (
+            METER + ROUNDS.replace("    for", "    m = Meter()\n    for") + STEP + "m(1)\n",
+            "            m = Meter()\n",
+        ),
+    ],
+)
+def test_an_epoch_is_a_step_if_its_steps_cannot_be(text: str, entry: str) -> None:
+    assert Patch(text, "x").refused and Patch(text, "x").is_nested
+    patch = patched(text, "x")
+    assert entry in patch.text and patch.in_the_way and "everstep.Every(steps=1)" in patch.text, patch.refused
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (DATA.replace("item[0]", "self.n") + ROUNDS, "Own changes as it is read"),
+        (DATA.replace("self.n = 0", "self.g = torch.Generator()") + ROUNDS, "Own changes as it is read"),
+        (ROUNDS.replace("d = Own()", "d = Own(torch.Generator())"), "no name has this generator"),
+        ("def f():\n    g = torch.Generator()\n" + ROUNDS, "`g` is made out of sight of the loop"),
+        (ROUNDS + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", "made anew"),
+    ],
+)
+def test_data_that_a_step_of_an_epoch_would_not_save_is_refused(text: str, problem: str) -> None:
+    patch = Patch(text, "x", is_coarse=True)
+    assert any(problem in reason for _, reason in patch.refused), patch.refused
 
 
 def test_a_refused_script_is_not_written(tmp_path: Path) -> None:

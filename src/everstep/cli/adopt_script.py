@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "manual_seed"}
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
-_STATE = {*OPTIMIZERS, "GradScaler", "RandomState", "default_rng", "Generator", "Random", "DataParallel"}
+GENERATORS = {"RandomState", "default_rng", "Generator", "Random"}
+_STATE = {*OPTIMIZERS, *GENERATORS, "GradScaler", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
 _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
 _PLAIN |= {"OrderedDict"}
@@ -63,6 +64,13 @@ def called(node: ast.AST | None) -> str:
     return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
+def same_object(value: ast.expr | None) -> ast.expr | None:
+    """Return `net` of `net.to(device).train()`."""
+    while isinstance(value, ast.Call) and called(value) in _SAME_OBJECT:
+        value = getattr(value.func, "value", None)
+    return value
+
+
 def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
     """Return the targets of an assignment with their values: `a, b = [], 0` has three."""
     pairs = [(target, node.value) for target in node.targets]
@@ -72,6 +80,13 @@ def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
             if len(target.elts) == len(value.elts) and not is_starred:
                 pairs += zip(target.elts, value.elts, strict=True)
     return pairs
+
+
+@lru_cache
+def _module(file: Path) -> Script | None:
+    with suppress(OSError, SyntaxError, ValueError):  # another package's
+        return Script(file.read_text(encoding="utf-8"), file.parent)
+    return None
 
 
 class Script:
@@ -169,10 +184,10 @@ class Script:
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
-        assigned = [self._stored_value(each) for each in self.stores if self.variable(each) == variable]
+        assigned = [self.stored_value(each) for each in self.stores if self.variable(each) == variable]
         return [value for parameter, value in self.passed_arguments if parameter == variable] + assigned
 
-    def _stored_value(self, name: ast.Name) -> ast.expr | None:
+    def stored_value(self, name: ast.Name) -> ast.expr | None:
         node: Any = self._parents[name]
         if name in self._assigned or isinstance(node, ast.Starred):
             return self._assigned.get(name)
@@ -219,8 +234,7 @@ class Script:
         return any(called(part) in _CLOCKS for part in parts)
 
     def _kind_of(self, value: ast.expr | None) -> str:
-        while isinstance(value, ast.Call) and dotted(value).rpartition(".")[2] in _SAME_OBJECT:
-            value = getattr(value.func, "value", None)
+        value = same_object(value)
         if isinstance(value, ast.Name):
             return self.kind(self.variable(value))
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
@@ -239,9 +253,9 @@ class Script:
         is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
-        if (found := self._class_of(dotted(value))) is not None and isinstance(value, ast.Call):
+        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
             kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
-            kind = found[0]._kind_of_class(found[1])
+            kind = owner[0]._kind_of_class(owner[1])
             return kind if kind == "reporter" or kinds <= {"", "plain"} else ""
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
         inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
@@ -254,7 +268,7 @@ class Script:
         plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
         return "plain" if name in _PLAIN or isinstance(value, plain) else ""
 
-    def _class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
+    def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
         """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
         module, _, name = path.rpartition(".")
         if not module and name in self.classes:
@@ -269,12 +283,26 @@ class Script:
             else:
                 continue
             stem = Path(self._folder or "", *".".join(source).split("."))
-            for file in (stem.with_suffix(".py"), stem / "__init__.py"):
-                with suppress(OSError, SyntaxError, ValueError):  # another package's
-                    script = Script(file.read_text(encoding="utf-8"), file.parent)
-                    if (found := script._class_of(wanted, depth + 1)) is not None:
-                        return found
+            for script in (_module(stem.with_suffix(".py")), _module(stem / "__init__.py")):
+                if script is not None and (owner := script.class_of(wanted, depth + 1)) is not None:
+                    return owner
         return None
+
+    def is_data_that_changes(self, node: ast.ClassDef) -> bool:
+        """Return whether a class is a dataset or a sampler that changes, or draws from a generator."""
+        if not any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases):
+            return False
+        for part in ast.walk(node):
+            function, root = self.nearest(part, ast.FunctionDef), part
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            is_own = function is not None and getattr(root, "id", "") in {
+                a.arg for a in function.args.args[:1]
+            }
+            is_stored = is_own and not isinstance(getattr(part, "ctx", ast.Load()), ast.Load)
+            if called(part) in GENERATORS or (is_stored and function.name != "__init__"):
+                return True
+        return False
 
     def _kind_of_class(self, node: ast.ClassDef) -> str:
         """Return "record" of a class whose objects keep plain attributes alone, "reporter" if these stay."""

@@ -20,6 +20,7 @@ import click
 from everstep.cli import common as cli
 from everstep.cli.adopt_script import (
     DRAWS,
+    GENERATORS,
     LOOPS,
     OPTIMIZERS,
     TRACKERS,
@@ -29,6 +30,7 @@ from everstep.cli.adopt_script import (
     Variable,
     called,
     dotted,
+    same_object,
 )
 
 
@@ -62,7 +64,7 @@ def adopt_command(
         raise click.UsageError(f"-o {output}: give a file that does not exist, in a folder that exists")
     try:
         source = script.read_text(encoding="utf-8")
-        patch = Patch(source, script.stem, seed, script.parent)
+        patch = patched(source, script.stem, seed, script.parent)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -78,9 +80,13 @@ def adopt_command(
     if output is not None:
         with output.open("x", encoding="utf-8") as file:
             file.write(patch.text)
+    notes = [f"line {line} stands in the way of finer steps: {problem}" for line, problem in patch.in_the_way]
+    if notes:
+        notes.insert(0, "a round of the outer loop is one step, after which it saves: a kill costs the round")
     for package in sorted(TRACKERS.keys() & patch.packages):
         problem = f"after a kill some steps run again, and {package} gets their values twice"
-        cli.note([f"{problem}: take the service of docs/recipes/loggers.md in place of its calls"])
+        notes.append(f"{problem}: take the service of docs/recipes/loggers.md in place of its calls")
+    cli.note(notes)
     if drill and output is not None:
         cli.leave_in_order()
         # beside the script, whose modules it imports
@@ -140,6 +146,17 @@ class _Refused(Exception):
     """Nothing further can be analysed; the reasons are in `Patch.refused`."""
 
 
+def patched(source: str, name: str, seed: int | None = None, folder: Path | None = None) -> Patch:
+    """Patch a script: by the steps in its epochs, or by its epochs where this is all that can be done."""
+    fine = Patch(source, name, seed, folder)
+    if fine.refused and fine.is_nested:
+        coarse = Patch(source, name, seed, folder, is_coarse=True)
+        coarse.in_the_way = sorted(fine.refused)
+        if len(coarse.refused) < len(fine.refused):
+            return coarse
+    return fine
+
+
 class Patch:
     """A script under a `TrainLoop`, or the reasons why it is not.
 
@@ -148,18 +165,28 @@ class Patch:
         name: of the run, below runs/.
         seed: seed to set after the imports; None: the script seeds itself.
         folder: where the modules are whose classes the script imports; they are only parsed, too.
+        is_coarse: a round of the outer loop is a step, after which everstep saves.
 
     Attributes:
         refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
         text: the patched script.
         plain: the script with the seed alone.
         packages: what the script imports from.
+        is_nested: whether there are loops that train in the loop that trains.
+        in_the_way: what a patch with finer steps is refused for.
 
     Raises:
         SyntaxError: the source is not Python.
     """
 
-    def __init__(self, source: str, name: str, seed: int | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        seed: int | None = None,
+        folder: Path | None = None,
+        is_coarse: bool = False,
+    ) -> None:
         self._source, self._name, self._seed = source.encode(), name, seed
         self._lines = [0, *accumulate(map(len, self._source.splitlines(keepends=True)))]
         """The place in the source at which each line begins."""
@@ -167,7 +194,8 @@ class Patch:
         self._breaks = list[Any]()
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
-        self.refused: set[tuple[int, str]] = set()
+        self.is_nested, self._is_coarse = False, is_coarse
+        self.refused, self.in_the_way = set[tuple[int, str]](), list[tuple[int, str]]()
         self.text, self.plain, self._script = "", source, Script(source, folder)
         self.packages = self._script.packages.keys()
         known = {each.id for each in self._script.names} | self._script.imported
@@ -239,7 +267,8 @@ class Patch:
             self._give_up(outer[1], "a second loop that trains: make them one Supervisor loop by hand")
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_iterable(outer[0].iter)) in ("range", "trange")
-        if not ways or not is_range:
+        self.is_nested, self._is_coarse = bool(ways), self._is_coarse or bool(ways and not is_range)
+        if not ways or self._is_coarse:
             ways = [(outer[0], ())]  # each of its rounds is a step
         if len(ways) > 1:
             self._give_up(ways[1][0], "a second loop that trains in an epoch: write the TrainLoop by hand")
@@ -278,9 +307,9 @@ class Patch:
             # with a status it is an error, which a start of the plain script meets again, too
             leaves |= called(node) in ("exit", "quit") and bool(above) and not getattr(node, "args", ())
             breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
-            if breaks and any(node in ast.walk(each) for each in self._rest):
+            if breaks:
                 self._breaks.append(node)
-            elif leaves or breaks:
+            elif leaves:
                 problem = f"call {self._loop}.request_stop() in its place"
                 self._refuse(node, f"ends the training early: take it out, adopt the script, and {problem}")
             elif called(node) in ("spawn", "init_process_group"):
@@ -317,7 +346,8 @@ class Patch:
         self._losses = dict[Variable, list[Any]]()
         """What is read after the loop alone, with the calls of its `backward()`."""
         index = steps.target if called(_iterable(steps.iter)) == "enumerate" else None
-        self._counters = [] if steps is epochs else [epochs.target, *getattr(index, "elts", [])[:1]]
+        is_counter = steps is not epochs or called(_iterable(epochs.iter)) in ("range", "trange")
+        self._counters = [*[epochs.target] * is_counter, *getattr(index, "elts", [])[:1]]
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
@@ -337,7 +367,7 @@ class Patch:
             flow.run([node], set())
             is_late = any(each in kept or script.kind(each) == "state" for each in flow.read)
             used = (flow.assigned & (step.read | tail.read)) - kept
-            used = {each for each in used if script.kind(each) != "reporter"}
+            used = {each for each in used if script.kind(each) not in ("reporter", "state")}
             if is_late and used:
                 problem = "is made of values that steps change; a resume would find later ones"
                 self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
@@ -370,7 +400,12 @@ class Patch:
         if not isinstance(scope, ast.FunctionDef | None) or is_left_out:
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
-        if kind == "state" and assigned:
+        stores = [
+            e for e in script.stores if script.variable(e) == variable and (e is not first or arguments)
+        ]
+        values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
+        is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
+        if kind == "state" and assigned and is_anew:
             problem = "is made anew in the loop: make it once, before the loop"
         elif kind == "state" or (kind == "record" and name in arguments):  # it is the caller's
             return
@@ -401,6 +436,7 @@ class Patch:
         for value in [value for each in used for value in script.values(each)]:
             if isinstance(value, ast.Call) and called(value) in OPTIMIZERS and value.args:
                 used |= self._trained(value.args[0])
+        used |= self._generators() if self._is_coarse else set()
         for each in used:
             first = script.first(each)
             choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
@@ -413,6 +449,22 @@ class Patch:
         if not used:
             self._refuse(self._epochs, "no model or optimizer of this loop was found: write it by hand")
         return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
+
+    def _generators(self) -> set[Variable]:
+        """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
+        script, variables = self._script, set[Variable]()
+        for call in (node for node in script.nodes if isinstance(node, ast.Call)):
+            owner = script.class_of(dotted(call))
+            if owner is not None and owner[0].is_data_that_changes(owner[1]):
+                self._refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
+            elif called(call) in GENERATORS and not any(
+                called(each) == "random_split" for each in script.above(call)
+            ):
+                homes = [n for n in script.stores if same_object(script.stored_value(n)) is call]
+                variables |= {*map(script.variable, homes)}
+                if not homes:
+                    self._refuse(call, "no name has this generator: assign it to one above the loop")
+        return variables
 
     def _trained(self, parameters: ast.AST) -> set[Variable]:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""
@@ -470,6 +522,7 @@ class Patch:
         entries = [f'"{name}": {name}' for name in state]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
+        arguments += ["services=[everstep.Checkpoints(everstep.Every(steps=1))]"] * self._is_coarse
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
         if len(indent + lines[0]) > 100:
             lines = ["with everstep.TrainLoop(", *(f"{unit}{each}," for each in arguments), f") as {loop}:"]
@@ -490,7 +543,7 @@ class Patch:
             shift = "-= 1" if number == "0" else f"+= {number} - 1"
             if number != "1" and self._text(epochs.target) in script.read_names:
                 self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
-        self._write_steps(depth if self._inside is self._home else "")
+        self._write_steps(depth if self._inside is self._home else "", counters)
         if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
             for position in (self._at(self._inside.lineno), self._end(self._call.func)):
                 at = self._source.index(b"(", position) + 1
@@ -588,7 +641,7 @@ class Patch:
             return self._text(numbers[1].left), first
         return end if first == "0" else f"len(range({first}, {end}))", first
 
-    def _write_steps(self, depth: str) -> None:
+    def _write_steps(self, depth: str, counters: Sequence[Any]) -> None:
         steps, data, batch, index, more = self._steps, self._steps.iter, self._steps.target, "", ""
         while True:
             if called(data) == "enumerate" and isinstance(batch, ast.Tuple) and not index:
@@ -607,10 +660,13 @@ class Patch:
         values += [way for each in values if isinstance(each, ast.IfExp) for way in (each.body, each.orelse)]
         for name in {called(each) for each in (data, *values)} & WRAPPED:
             self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
-        target = self._text(batch)
+        target = f"{self._kept}." * (batch in counters) + self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
-        drawn = f"{self._loop}.iter_steps({self._text(data)})"
+        text = self._text(data)
+        if called(data) == "trange":
+            text = f"range{text.partition('trange')[2]}"
+        drawn = f"{self._loop}.iter_steps({text})"
         if self._bar:
             self._replace(self._bar[1], self._bar[1], drawn)
             drawn = self._text(self._bar[0])
