@@ -207,6 +207,25 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         (around(tail=TAIL + "if loss > 9: break\n"), "if loss > 9: loop.request_stop(); continue\n"),
         (METER + around("m = [Meter() for _ in x]\n", step=STEP + "m[0](1)\n"), "[vars(each) for each in m]"),
         (METER + around("m = Meter()\n", step=STEP + "m(now() - 1)\n"), '"optimizer": optimizer}'),
+        (
+            METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "m.write(1)\n"),
+            '"optimizer": optimizer}',
+        ),
+        (
+            around("def note(m):\n    m.write(1)\nm = Own()\n", step=STEP + "note(m)\n").replace(
+                "import torch\n", "import torch\n" + METER.replace("= n", "= open(n)").replace("Meter", "Own")
+            ),
+            '"optimizer": optimizer}',
+        ),
+        (around("w = MyLogger()\n", step=STEP + "w.write(1)\n"), '"optimizer": optimizer}'),
+        (
+            around("def make():\n    return [], Own()\nh, o = make()\n", step=STEP + "h.append(1)\n"),
+            "kept.h, o = make()",
+        ),
+        (around("def make():\n    return 0\nn = make()\n", step=STEP + "n += 1\n"), "kept.n = make()"),
+        (around("h = {k: 1 for k in x}\n", step=STEP + "h[0] += 1\n"), "kept.h[0] += 1"),
+        (around("u = lib.grad(x, k)[0]\n", step=STEP + "u.mul(2).sum()\n"), '"optimizer": optimizer}'),
+        (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
         (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
         (around("y = x.clone()\n", step=STEP + "loss.view_as(y)\n"), '"optimizer": optimizer}'),
@@ -314,7 +333,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n", after="print(m.n)\n"),
         METER + around("m = Meter()\n", head=HEAD + "k = m.n\n", step=STEP + "m(k)\n"),
         METER.replace("n=0", "n=print") + around("m = Meter()\n", step=STEP + "m(1)\n"),
-        METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "if m.n: m(1)\n"),
         METER.replace("self.n += n", "HISTORY.append(n)")
         + around("HISTORY, m = [], Meter()\n", step=STEP + "m(1)\n"),
         METER.replace("Meter:", "Meter(Base):") + around("m = Meter()\n", step=STEP + "m(1)\n"),

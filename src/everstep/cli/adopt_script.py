@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -21,12 +22,60 @@ _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "floa
 _PLAIN |= {"OrderedDict"}
 _CLOCKS = {"time", "perf_counter", "now"}
 _REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
-_REPORTERS |= {"getLogger", "writer", "device"}
+_REPORTERS |= {"writer", "device"}
+_LOGGER = re.compile("(logger|writer|visdom|bar)$", re.IGNORECASE)
+_LOSS = re.compile("criteri|loss_?f|_loss$", re.IGNORECASE)
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
 _PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
 _PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
 _PURE |= {"detach", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "clone"}
-_PURE |= {"index", "view_as", "type_as", "expand_as"}
+_PURE |= {"index", "view_as", "type_as", "expand_as", "contiguous", "expand", "repeat", "flip", "chunk"}
+_PURE |= {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "abs",
+    "exp",
+    "log",
+    "sqrt",
+    "norm",
+    "clamp",
+    "round",
+    "any",
+    "all",
+}
+_PURE |= {
+    "matmul",
+    "mm",
+    "bmm",
+    "topk",
+    "sort",
+    "argsort",
+    "gather",
+    "ne",
+    "gt",
+    "lt",
+    "ge",
+    "le",
+    "bool",
+    "int",
+}
+_PURE |= {
+    "half",
+    "double",
+    "type",
+    "numel",
+    "nelement",
+    "tolist",
+    "astype",
+    "copy",
+    "count",
+    "replace",
+    "strip",
+}
+_PURE |= {"lower", "softmax", "log_softmax", "sigmoid", "tanh", "relu", "std", "var", "is_available"}
 """Methods that leave their object as it is, if their result is used."""
 _NO_RECORD = {"__getattr__", "__getattribute__", "__setattr__", "state_dict", "load_state_dict"}
 """Methods that say that an object's attributes are not all, or that they are more than that."""
@@ -64,6 +113,13 @@ def called(node: ast.AST | None) -> str:
     return dotted(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
+def _root(node: Any) -> Any:
+    """Return `net` of `net.layers[0](x)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
 def same_object(value: ast.expr | None) -> ast.expr | None:
     """Return `net` of `net.to(device).train()`."""
     while isinstance(value, ast.Call) and called(value) in _SAME_OBJECT:
@@ -96,7 +152,6 @@ class Script:
         self.tree, self._folder = ast.parse(source), folder
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
-        self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
         self.read_names = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
@@ -105,6 +160,11 @@ class Script:
         names = [each.name for each in every]
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
+        self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
+        for target, value in [*self._assigned.items()]:
+            parts = self._returned(value)
+            if isinstance(target, ast.Tuple) and isinstance(parts, ast.Tuple):
+                self._assigned |= zip(target.elts, parts.elts, strict=False)
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         self._imports = [(node, each) for node in imports for each in node.names]
         self.imported = {(each.asname or each.name).split(".")[0] for _, each in self._imports}
@@ -116,6 +176,8 @@ class Script:
         self.symbols = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
         self.symbols |= self.read_names - bound  # from a star import
         """Names that are no variables."""
+        self.guessed = set[Variable]()
+        """Loss functions from elsewhere, which are taken for modules."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
 
@@ -209,7 +271,8 @@ class Script:
     def kind(self, variable: Variable) -> str:
         """Return what a variable holds: "state", "plain", "record", "reporter", "function"; "" if unknown.
 
-        A record is an object of a class of the script's own whose attributes are all that it keeps.
+        A record is an object of a class of the script's own whose attributes are all that it keeps.  A reporter
+        only tells of the training, or stays as it is.
         """
         if variable in self.open:
             return "plain"
@@ -217,9 +280,44 @@ class Script:
         kinds = {self._kind_of(value) for value in self.values(variable)}
         is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
         self.open.pop()
+        if "" in kinds <= {"", "plain"} and self._is_loss(variable):
+            return "state"
+        if "writer" in kinds:
+            return "reporter" if len(kinds) == 1 and self._answers_nothing(variable) else ""
         if "record" in kinds:  # to save what a clock has measured would make any two runs differ
             return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def _answers_nothing(self, variable: Variable) -> bool:
+        """Return whether a script only calls methods of an object, and leaves their results."""
+        passed = {id(value): parameter for parameter, value in self.passed_arguments}
+        names = [each for each in self.names if isinstance(each.ctx, ast.Load)]
+        for name in (each for each in names if each.id == variable.name and self.variable(each) == variable):
+            method = self._parents[name]
+            is_told = isinstance(method, ast.Attribute) and isinstance(
+                self.nearest(method, ast.stmt), ast.Expr
+            )
+            if id(name) in passed:
+                is_told = self._answers_nothing(passed[id(name)])
+            if not is_told:
+                return False
+        return True
+
+    def _is_loss(self, variable: Variable) -> bool:
+        """Return whether a variable is called and named as a loss function, which may be a module."""
+        calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        names = [each for each in calls if isinstance(each, ast.Name) and each.id == variable.name]
+        is_loss = any(self.variable(each) == variable for each in names) and _LOSS.search(variable.name)
+        self.guessed |= {variable} if is_loss else set()
+        return bool(is_loss)
+
+    def _returned(self, value: ast.expr | None) -> ast.expr | None:
+        """Return what a call of a function of the script returns, if one line of it does."""
+        function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
+        inside = ast.walk(function) if function is not None else ()
+        lines = [each for each in inside if isinstance(each, ast.Return | ast.Yield)]
+        lines = [each for each in lines if self.nearest(each, ast.FunctionDef) is function]
+        return lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Return) else None
 
     def _is_timer(self, variable: Variable) -> bool:
         """Return whether a method of what a variable holds is given what a clock says."""
@@ -235,8 +333,10 @@ class Script:
 
     def _kind_of(self, value: ast.expr | None) -> str:
         value = same_object(value)
+        if (returned := self._returned(value)) is not None:
+            return self._kind_of(returned)
         if isinstance(value, ast.Name):
-            return self.kind(self.variable(value))
+            return "function" if value.id in self.functions else self.kind(self.variable(value))
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
             kinds = {self._kind_of(value.body), self._kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
@@ -244,8 +344,14 @@ class Script:
         if is_librarys or isinstance(value, ast.Lambda):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
+        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
+            kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
+            kind = owner[0]._kind_of_class(owner[1])
+            if kind:
+                return kind if kind != "record" or kinds <= {"", "plain"} else ""
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
-        if name.endswith("Loss") or is_tracker or any(called(each) in _REPORTERS for each in parts):
+        is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
+        if is_reporter or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
         paths = (
             [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
@@ -253,10 +359,6 @@ class Script:
         is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
-        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
-            kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
-            kind = owner[0]._kind_of_class(owner[1])
-            return kind if kind == "reporter" or kinds <= {"", "plain"} else ""
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
         inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
         kinds = {self._kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call)}
@@ -265,7 +367,16 @@ class Script:
         unknown = [each for each in inner if called(each)[:1].isupper() and not self._kind_of(each)]
         if unknown or any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
             return ""
-        plain = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.UnaryOp, ast.BinOp)
+        plain = (
+            ast.Constant,
+            ast.List,
+            ast.Dict,
+            ast.Set,
+            ast.ListComp,
+            ast.DictComp,
+            ast.UnaryOp,
+            ast.BinOp,
+        )
         return "plain" if name in _PLAIN or isinstance(value, plain) else ""
 
     def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
@@ -293,12 +404,9 @@ class Script:
         if not any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases):
             return False
         for part in ast.walk(node):
-            function, root = self.nearest(part, ast.FunctionDef), part
-            while isinstance(root, ast.Attribute | ast.Subscript):
-                root = root.value
-            is_own = function is not None and getattr(root, "id", "") in {
-                a.arg for a in function.args.args[:1]
-            }
+            function = self.nearest(part, ast.FunctionDef)
+            own = {each.arg for each in function.args.args[:1]} if function is not None else set()
+            is_own = getattr(_root(part), "id", "") in own
             is_stored = is_own and not isinstance(getattr(part, "ctx", ast.Load()), ast.Load)
             if called(part) in GENERATORS or (is_stored and function.name != "__init__"):
                 return True
@@ -332,7 +440,8 @@ class Script:
             ]
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
-        return "reporter" if not is_changed else "record" if is_plain else ""
+        writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
+        return "reporter" if not is_changed else "writer" if writes else "record" if is_plain else ""
 
     def _is_object(self, node: ast.AST) -> bool:
         """Return whether a part of a value is surely no plain value: a function, a file, a model."""
@@ -399,7 +508,7 @@ class Flow:
         for target, value in assignments(node) if isinstance(node, ast.Assign) else ():
             is_option = isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") in _OPTIONS
             if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and not is_option:
-                self._share(target, value)
+                self._share(target, _root(value))
         sure = sure if isinstance(node, ast.Match) else sure | assigned
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
@@ -424,8 +533,7 @@ class Flow:
                 is_function = dotted(node).partition(".")[0] in script.symbols
                 changed += node.args[:1] if is_function or called(node) in _CHANGING else []
             for each in changed:
-                while isinstance(each, ast.Attribute | ast.Subscript | ast.Call):
-                    each = each.func if isinstance(each, ast.Call) else each.value
+                each = _root(each)
                 if isinstance(each, ast.Name) and (is_target or each.id not in script.symbols):
                     self._changed.add(script.variable(each))
                     self.read |= {script.variable(each)} - sure

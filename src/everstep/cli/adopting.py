@@ -83,6 +83,10 @@ def adopt_command(
     notes = [f"line {line} stands in the way of finer steps: {problem}" for line, problem in patch.in_the_way]
     if notes:
         notes.insert(0, "a round of the outer loop is one step, after which it saves: a kill costs the round")
+    notes += [
+        f"{name} is taken for a module: if it is a function, take it out of the state"
+        for name in patch.guessed
+    ]
     for package in sorted(TRACKERS.keys() & patch.packages):
         problem = f"after a kill some steps run again, and {package} gets their values twice"
         notes.append(f"{problem}: take the service of docs/recipes/loggers.md in place of its calls")
@@ -173,6 +177,7 @@ class Patch:
         plain: the script with the seed alone.
         packages: what the script imports from.
         is_nested: whether there are loops that train in the loop that trains.
+        guessed: entries of the state that may be none.
         in_the_way: what a patch with finer steps is refused for.
 
     Raises:
@@ -194,7 +199,7 @@ class Patch:
         self._breaks = list[Any]()
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
-        self.is_nested, self._is_coarse = False, is_coarse
+        self.is_nested, self._is_coarse, self.guessed = False, is_coarse, list[str]()
         self.refused, self.in_the_way = set[tuple[int, str]](), list[tuple[int, str]]()
         self.text, self.plain, self._script = "", source, Script(source, folder)
         self.packages = self._script.packages.keys()
@@ -401,7 +406,9 @@ class Patch:
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
         stores = [
-            e for e in script.stores if script.variable(e) == variable and (e is not first or arguments)
+            e
+            for e in script.stores
+            if script.variable(e) == variable and (e is not first or name in arguments)
         ]
         values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
         is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
@@ -448,6 +455,7 @@ class Patch:
                 self._refuse(first, f"`{each.name}` is made under an `if`: add an `else` that makes it, too")
         if not used:
             self._refuse(self._epochs, "no model or optimizer of this loop was found: write it by hand")
+        self.guessed = sorted(each.name for each in used & script.guessed)
         return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
 
     def _generators(self) -> set[Variable]:
