@@ -224,7 +224,10 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         ),
         (around("def make():\n    return 0\nn = make()\n", step=STEP + "n += 1\n"), "kept.n = make()"),
         (around("h = {k: 1 for k in x}\n", step=STEP + "h[0] += 1\n"), "kept.h[0] += 1"),
-        (around("u = lib.grad(x, k)[0]\n", step=STEP + "u.mul(2).sum()\n"), '"optimizer": optimizer}'),
+        (
+            around("a = parse()\n", step=STEP + "u = lib.grad(a, 1)[0]\n" + STEP + "u[0] = 1\n"),
+            '"optimizer": optimizer}',
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
         (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
