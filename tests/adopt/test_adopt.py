@@ -228,6 +228,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("a = parse()\n", step=STEP + "u = lib.grad(a, 1)[0]\n" + STEP + "u[0] = 1\n"),
             '"optimizer": optimizer}',
         ),
+        (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
         (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
@@ -347,6 +348,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around(step=STEP + "loss *= 2\n", after="print(loss)\n"),
         around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
+        around("b = RunningMean()\n", step=STEP + "loss = b.norm(loss)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
         around("b = tqdm(x)\n").replace("in x:", "in b:"),
         around(head=HEAD + "b = tqdm(x)\n", tail=TAIL + "print(len(b))\n").replace("in x:", "in b:"),
@@ -470,6 +472,7 @@ def test_an_epoch_is_a_step_if_its_steps_cannot_be(text: str, entry: str) -> Non
     ("text", "problem"),
     [
         (DATA.replace("item[0]", "self.n") + ROUNDS, "Own changes as it is read"),
+        (DATA.replace("(torch.utils.data.Dataset)", "").replace("item[0]", "self.n") + ROUNDS, "Own changes"),
         (DATA.replace("self.n = 0", "self.g = torch.Generator()") + ROUNDS, "Own changes as it is read"),
         (ROUNDS.replace("d = Own()", "d = Own(torch.Generator())"), "no name has this generator"),
         ("def f():\n    g = torch.Generator()\n" + ROUNDS, "`g` is made out of sight of the loop"),

@@ -7,7 +7,7 @@ import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,57 +26,18 @@ _REPORTERS |= {"writer", "device"}
 _LOGGER = re.compile("(logger|writer|visdom|bar)$", re.IGNORECASE)
 _LOSS = re.compile("criteri|loss_?f|_loss$", re.IGNORECASE)
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
-_PURE = {"size", "dim", "item", "view", "to", "cuda", "cpu", "float", "long", "keys", "items", "values"}
-_PURE |= {"get", "format", "join", "mean", "sum", "split", "argmax", "max", "min", "eq", "numpy", "narrow"}
-_PURE |= {"detach", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "clone"}
-_PURE |= {"index", "view_as", "type_as", "expand_as", "contiguous", "expand", "repeat", "flip", "chunk"}
-_PURE |= {
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "norm",
-    "clamp",
-    "round",
-    "any",
-    "all",
-}
-_PURE |= {
-    "matmul",
-    "mm",
-    "bmm",
-    "topk",
-    "sort",
-    "argsort",
-    "gather",
-    "ne",
-    "gt",
-    "lt",
-    "ge",
-    "le",
-    "bool",
-    "int",
-}
-_PURE |= {
-    "half",
-    "double",
-    "type",
-    "numel",
-    "nelement",
-    "tolist",
-    "astype",
-    "copy",
-    "count",
-    "replace",
-    "strip",
-}
-_PURE |= {"lower", "softmax", "log_softmax", "sigmoid", "tanh", "relu", "std", "var", "is_available"}
+_PURE = re.compile(
+    "size|dim|item|view|to|cuda|cpu|float|long|keys|items|values|get|format|join|mean|sum|split|argmax|max|min|eq"
+    "|numpy|narrow|detach|reshape|flatten|(un)?squeeze|transpose|permute|t|clone|index|(view|type|expand)_as"
+    "|contiguous|is_available"
+)
 """Methods that leave their object as it is, if their result is used."""
+_MATHS = re.compile(
+    "expand|repeat|flip|chunk|sub|mul|div|pow|abs|exp|log|sqrt|norm|clamp|round|any|all|matmul|b?mm|topk|(arg)?sort"
+    "|gather|ne|gt|lt|ge|le|bool|int|half|double|type|numel|nelement|tolist|astype|copy|count|replace|strip|lower"
+    "|(log_)?softmax|sigmoid|tanh|relu|std|var"
+)
+"""The same of tensors, arrays and strings; of another object they may be anything."""
 _NO_RECORD = {"__getattr__", "__getattribute__", "__setattr__", "state_dict", "load_state_dict"}
 """Methods that say that an object's attributes are not all, or that they are more than that."""
 _CHANGING = {"next", "shuffle", "heappush", "heappop"}
@@ -138,7 +99,7 @@ def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
     return pairs
 
 
-@lru_cache
+@cache
 def _module(file: Path) -> Script | None:
     with suppress(OSError, SyntaxError, ValueError):  # another package's
         return Script(file.read_text(encoding="utf-8"), file.parent)
@@ -271,8 +232,8 @@ class Script:
     def kind(self, variable: Variable) -> str:
         """Return what a variable holds: "state", "plain", "record", "reporter", "function"; "" if unknown.
 
-        A record is an object of a class of the script's own whose attributes are all that it keeps.  A reporter
-        only tells of the training, or stays as it is.
+        A record is an object of a class of the script's own whose attributes are all that it keeps.
+        A reporter only tells of the training, or stays as it is.
         """
         if variable in self.open:
             return "plain"
@@ -287,6 +248,12 @@ class Script:
         if "record" in kinds:  # to save what a clock has measured would make any two runs differ
             return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def is_object(self, name: ast.AST) -> bool:
+        """Return whether a name may hold an object of a class that is not torch's."""
+        values = self.values(self.variable(name)) if isinstance(name, ast.Name) else []
+        made = [each for each in map(same_object, values) if called(each)[:1].isupper()]
+        return any(dotted(each).partition(".")[0] not in ("torch", "Variable", "autograd") for each in made)
 
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
@@ -400,15 +367,18 @@ class Script:
         return None
 
     def is_data_that_changes(self, node: ast.ClassDef) -> bool:
-        """Return whether a class is a dataset or a sampler that changes, or draws from a generator."""
-        if not any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases):
-            return False
+        """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
+        names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        is_data = any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases)
         for part in ast.walk(node):
             function = self.nearest(part, ast.FunctionDef)
             own = {each.arg for each in function.args.args[:1]} if function is not None else set()
             is_own = getattr(_root(part), "id", "") in own
             is_stored = is_own and not isinstance(getattr(part, "ctx", ast.Load()), ast.Load)
-            if called(part) in GENERATORS or (is_stored and function.name != "__init__"):
+            is_changed = is_stored and function.name != "__init__"
+            if called(part) in GENERATORS or (
+                is_changed and (is_data or names & {"__getitem__", "__iter__"})
+            ):
                 return True
         return False
 
@@ -525,7 +495,9 @@ class Flow:
                 self.read |= {script.variable(node)} - sure if is_read else set()
                 assigned |= set() if is_read else {script.variable(node)}
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
-            is_pure = called(node) in _PURE and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
+            is_pure = is_maths or bool(_PURE.fullmatch(called(node)))
+            is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
             # an object that is called may count its calls
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
