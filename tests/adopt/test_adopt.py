@@ -230,6 +230,9 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
+        (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
+        (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),
+        (METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n"), "        kept.m = vars(m)\n"),
         (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
         (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
         (around("y = x.clone()\n", step=STEP + "loss.view_as(y)\n"), '"optimizer": optimizer}'),
@@ -331,9 +334,9 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
         around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
         around(step=STEP + "net = Net().train()\n"),
-        METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"),
+        METER + around(head=HEAD + "m = Meter(net)\n", step=STEP + "m(1)\n"),
         METER + around("m = Meter() or 1\n", step=STEP + "m(1)\n"),
-        METER + around("m = Meter(); n = 0\n", step=STEP + "m(1)\n"),
+        METER + around(head=HEAD + "m = Meter(); n = 0\n", step=STEP + "m(1)\n"),
         METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n", after="print(m.n)\n"),
         METER + around("m = Meter()\n", head=HEAD + "k = m.n\n", step=STEP + "m(k)\n"),
         METER.replace("n=0", "n=print") + around("m = Meter()\n", step=STEP + "m(1)\n"),
@@ -427,7 +430,7 @@ def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None
         ("import tools.meters", "tools.meters.Meter()"),
     ):
         text = around(f"{line}\nm = {made}\n", step=STEP + "m(1)\n")
-        assert "kept.m = vars(m)\n" in Patch(text, "x", folder=tmp_path).text, line
+        assert '"m": vars(m)}' in Patch(text, "x", folder=tmp_path).text, line
         assert Patch(text, "x").refused
 
 

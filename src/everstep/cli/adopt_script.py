@@ -255,6 +255,11 @@ class Script:
         made = [each for each in map(same_object, values) if called(each)[:1].isupper()]
         return any(dotted(each).partition(".")[0] not in ("torch", "Variable", "autograd") for each in made)
 
+    def holds_state(self, record: Variable) -> bool:
+        """Return whether an object was given a model or an optimizer."""
+        parts = [part for value in self.values(record) if value for part in ast.walk(value)]
+        return any(isinstance(part, ast.Name | ast.Call) and self._kind_of(part) == "state" for part in parts)
+
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
         passed = {id(value): parameter for parameter, value in self.passed_arguments}
@@ -315,7 +320,7 @@ class Script:
             kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
             kind = owner[0]._kind_of_class(owner[1])
             if kind:
-                return kind if kind != "record" or kinds <= {"", "plain"} else ""
+                return kind if kind != "record" or kinds <= {"", "plain", "state"} else ""
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
         is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
         if is_reporter or any(called(each) in _REPORTERS for each in parts):

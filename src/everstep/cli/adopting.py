@@ -348,6 +348,8 @@ class Patch:
         tail.run(self._rest, set())
         after.run(script.beside(epochs, self._home)[1], set())
         self._used, self._carried, self._records = epoch.read, set[Variable](), set[Variable]()
+        self._made = set[Variable]()
+        """The records that a resume makes anew, after the checkpoint was opened."""
         self._losses = dict[Variable, list[Any]]()
         """What is read after the loop alone, with the calls of its `backward()`."""
         index = steps.target if called(_iterable(steps.iter)) == "enumerate" else None
@@ -364,9 +366,12 @@ class Patch:
                 self._carry(
                     each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
                 )
-        for record in self._records & after.read:
-            if (first := script.first(record)) in {*ast.walk(epochs)}:
-                self._refuse(first, f"`{record.name}` is read after the loop: make it above the loop")
+        for name in (each for each in script.stores if (record := script.variable(each)) in self._records):
+            is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
+            if name in inside or is_choice or record.scope not in (None, self._home):
+                self._made.add(record)
+            if name in inside and (record in after.read or script.holds_state(record)):
+                self._refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
         for node in (each for top in self._head for each in ast.walk(top) if isinstance(each, ast.Assign)):
             flow, kept = Flow(script), self._carried | self._records
             flow.run([node], set())
@@ -414,8 +419,8 @@ class Patch:
         is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
         if kind == "state" and assigned and is_anew:
             problem = "is made anew in the loop: make it once, before the loop"
-        elif kind == "state" or (kind == "record" and name in arguments):  # it is the caller's
-            return
+        elif kind == "state" or (kind == "record" and name in arguments and scope is not self._home):
+            return  # it is the caller's
         elif kind == "record" and name not in {each.name for each in self._carried | self._records}:
             self._records.add(variable)
             return
@@ -434,7 +439,7 @@ class Patch:
 
     @property
     def _is_kept(self) -> bool:
-        return bool(self._carried | self._records | self._losses.keys())
+        return bool(self._carried | self._made | self._losses.keys())
 
     def _find_state(self) -> list[str]:
         """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
@@ -527,7 +532,8 @@ class Patch:
         indent = self._source[start : start + epochs.col_offset].decode()
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
-        entries = [f'"{name}": {name}' for name in state]
+        entries = [f'"{name}": {name}' for name in dict.fromkeys(state)]
+        entries += [f'"{each.name}": {self._attributes(each)}' for each in sorted(self._records - self._made)]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         arguments += ["services=[everstep.Checkpoints(everstep.Every(steps=1))]"] * self._is_coarse
@@ -578,19 +584,19 @@ class Patch:
     def _write_records(self, depth: str) -> None:
         """Keep attributes of objects, which a resume restores in place, and losses without graphs."""
         script, inside = self._script, {*ast.walk(self._epochs)}
-        for name in (each for each in script.stores if script.variable(each) in self._records):
-            statement, text = script.nearest(name, ast.stmt), name.id
-            value = next(each for each in script.values(script.variable(name)) if each is not None)
-            if isinstance(value, ast.Dict | ast.DictComp):
-                attributes = f"{{key: vars(value) for key, value in {text}.items()}}"
-            elif isinstance(value, ast.Call):
-                attributes = f"vars({text})"
-            else:
-                attributes = f"[vars(each) for each in {text}]"
-            self._line_below(statement, depth * (name in inside), f"{self._kept}.{text} = {attributes}")
+        for name in (each for each in script.stores if script.variable(each) in self._made):
+            text = f"{self._kept}.{name.id} = {self._attributes(script.variable(name))}"
+            self._line_below(script.nearest(name, ast.stmt), depth * (name in inside), text)
         for variable, calls in self._losses.items():
             for call in calls:
                 self._line_below(call, depth, f"{self._kept}.{variable.name} = {variable.name}.detach()")
+
+    def _attributes(self, record: Variable) -> str:
+        value = next(each for each in self._script.values(record) if each is not None)
+        if isinstance(value, ast.Dict | ast.DictComp):
+            return f"{{key: vars(value) for key, value in {record.name}.items()}}"
+        is_one = isinstance(value, ast.Call | ast.Name)
+        return f"vars({record.name})" if is_one else f"[vars(each) for each in {record.name}]"
 
     def _line_below(self, statement: Any, depth: str, text: str) -> None:
         start = self._at(statement.lineno)
