@@ -228,6 +228,10 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("a = parse()\n", step=STEP + "u = lib.grad(a, 1)[0]\n" + STEP + "u[0] = 1\n"),
             '"optimizer": optimizer}',
         ),
+        (
+            around("from lib import cal\ncriterion = cal\n", step=STEP + "criterion(loss)\n"),
+            '{"net": net, "optimizer": optimizer}',
+        ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
@@ -309,6 +313,10 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
                 tail=TAIL + "r *= 0.5\n",
             ),
             "kept.r *= 0.5",
+        ),
+        (
+            around("def start():\n    lib.spawn(f)\nif x.dim() > 9:\n    start()\n"),
+            '{"net": net, "optimizer": optimizer}',
         ),
         (around("import os\n"), "import os\nimport everstep\nwith everstep.TrainLoop("),
         (around("r = wandb.init()\n", step=STEP + "r.log(loss)\n"), "            r.log(loss)\n"),

@@ -308,7 +308,8 @@ class Script:
         if (returned := self._returned(value)) is not None:
             return self._kind_of(returned)
         if isinstance(value, ast.Name):
-            return "function" if value.id in self.functions else self.kind(self.variable(value))
+            is_function = value.id in self.functions or value.id in self.imported
+            return "function" if is_function else self.kind(self.variable(value))
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
             kinds = {self._kind_of(value.body), self._kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""

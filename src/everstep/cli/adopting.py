@@ -300,6 +300,14 @@ class Patch:
             before, after = script.beside(self._call, self._epochs)
             self._head, self._rest = [*self._head, *before], [ast.Expr(self._call), *self._rest, *after]
 
+    def _is_chosen(self, node: ast.AST) -> bool:
+        """Return whether an `if` decides on a line, here or at each call of its function."""
+        script = self._script
+        choices = [each for each in script.above(node) if isinstance(each, ast.If)]
+        calls = script.calls_of(home) if (home := script.nearest(node, ast.FunctionDef)) is not None else []
+        is_here = any("__name__" not in ast.unparse(each.test) for each in choices)
+        return is_here or (bool(calls) and all(self._is_chosen(each) for each in calls))
+
     def _check_loops(self) -> None:
         """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
         script = self._script
@@ -317,7 +325,7 @@ class Patch:
             elif leaves:
                 problem = f"call {self._loop}.request_stop() in its place"
                 self._refuse(node, f"ends the training early: take it out, adopt the script, and {problem}")
-            elif called(node) in ("spawn", "init_process_group"):
+            elif called(node) in ("spawn", "init_process_group") and not self._is_chosen(node):
                 self._refuse(node, "this starts several processes: see docs/guide/processes.md")
             elif isinstance(node, ast.Nonlocal):
                 self._refuse(node, "`nonlocal` assigns a variable of another function: use a dictionary")
