@@ -232,6 +232,10 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("from lib import cal\ncriterion = cal\n", step=STEP + "criterion(loss)\n"),
             '{"net": net, "optimizer": optimizer}',
         ),
+        (
+            around("h = []\n", step=STEP + "h.append(1)\n", tail=TAIL + "h = np.concatenate(h)\n"),
+            "kept.h = np.concatenate(kept.h)",
+        ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),

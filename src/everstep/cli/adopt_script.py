@@ -20,6 +20,7 @@ _STATE = {*OPTIMIZERS, *GENERATORS, "GradScaler", "DataParallel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
 _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
 _PLAIN |= {"OrderedDict"}
+_ARRAY = re.compile(r"(np|numpy|torch)\.(?!load|compile|device|no_grad|set_|is_)[a-z_]+")
 _CLOCKS = {"time", "perf_counter", "now"}
 _REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
 _REPORTERS |= {"writer", "device"}
@@ -350,7 +351,8 @@ class Script:
             ast.UnaryOp,
             ast.BinOp,
         )
-        return "plain" if name in _PLAIN or isinstance(value, plain) else ""
+        is_array = isinstance(value, ast.Call) and _ARRAY.fullmatch(dotted(value)) is not None
+        return "plain" if name in _PLAIN or is_array or isinstance(value, plain) else ""
 
     def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
         """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
