@@ -82,7 +82,7 @@ def adopt_command(
             file.write(patch.text)
     notes = [f"line {line} stands in the way of finer steps: {problem}" for line, problem in patch.in_the_way]
     if notes:
-        notes.insert(0, "a round of the outer loop is one step, after which it saves: a kill costs the round")
+        notes.insert(0, "an epoch is one step, so a kill costs the epoch")
     notes += [
         f"{name} is taken for a module: if it is a function, take it out of the state"
         for name in patch.guessed
@@ -169,7 +169,7 @@ class Patch:
         name: of the run, below runs/.
         seed: seed to set after the imports; None: the script seeds itself.
         folder: where the modules are whose classes the script imports; they are only parsed, too.
-        is_coarse: a round of the outer loop is a step, after which everstep saves.
+        is_coarse: an epoch is one step.
 
     Attributes:
         refused: lines that stand in the way, why, and what to write by hand; then `text` is empty.
@@ -272,8 +272,8 @@ class Patch:
             self._give_up(outer[1], "a second loop that trains: make them one Supervisor loop by hand")
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_iterable(outer[0].iter)) in ("range", "trange")
-        self.is_nested, self._is_coarse = bool(ways), self._is_coarse or bool(ways and not is_range)
-        if not ways or self._is_coarse:
+        self.is_nested = bool(ways and is_range)
+        if not self.is_nested or self._is_coarse:
             ways = [(outer[0], ())]  # each of its rounds is a step
         if len(ways) > 1:
             self._give_up(ways[1][0], "a second loop that trains in an epoch: write the TrainLoop by hand")
@@ -319,8 +319,8 @@ class Patch:
             leaves = leaves and any(script.nearest(loop, ast.FunctionDef) is home for loop in above)
             # with a status it is an error, which a start of the plain script meets again, too
             leaves |= called(node) in ("exit", "quit") and bool(above) and not getattr(node, "args", ())
-            breaks = isinstance(node, ast.Break) and script.nearest(node, LOOPS) is loops[0] is not loops[1]
-            if breaks:
+            is_nested = self._steps is not self._epochs or self._is_coarse
+            if is_nested and isinstance(node, ast.Break) and script.nearest(node, LOOPS) is self._epochs:
                 self._breaks.append(node)
             elif leaves:
                 problem = f"call {self._loop}.request_stop() in its place"
@@ -478,6 +478,11 @@ class Patch:
             owner = script.class_of(dotted(call))
             if owner is not None and owner[0].is_data_that_changes(owner[1]):
                 self._refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
+            elif any(
+                each.arg == "persistent_workers" and ast.unparse(each.value) != "False"
+                for each in call.keywords
+            ):
+                self._refuse(call, "its workers go on from epoch to epoch: take out persistent_workers")
             elif called(call) in GENERATORS and not any(
                 called(each) == "random_split" for each in script.above(call)
             ):
@@ -536,7 +541,7 @@ class Patch:
 
     def _write(self, state: list[str]) -> None:
         epochs, loop, kept, script = self._epochs, self._loop, self._kept, self._script
-        start, is_one = self._at(epochs.lineno), epochs is self._steps
+        start, is_one = self._at(epochs.lineno), epochs is self._steps and not self._is_coarse
         indent = self._source[start : start + epochs.col_offset].decode()
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
@@ -544,7 +549,6 @@ class Patch:
         entries += [f'"{each.name}": {self._attributes(each)}' for each in sorted(self._records - self._made)]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
-        arguments += ["services=[everstep.Checkpoints(everstep.Every(steps=1))]"] * self._is_coarse
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
         if len(indent + lines[0]) > 100:
             lines = ["with everstep.TrainLoop(", *(f"{unit}{each}," for each in arguments), f") as {loop}:"]
@@ -552,7 +556,7 @@ class Patch:
         counters = [
             each for each in self._counters if getattr(each, "id", "") in {v.name for v in self._carried}
         ]
-        depth, target = unit * (1 + is_one), self._text(epochs.target)
+        depth, target = unit * (1 + (epochs is self._steps)), self._text(epochs.target)
         target = f"{kept}.{target}" if epochs.target in counters else target
         self._write_records(depth)
         self._insert(start, "".join(f"{indent}{line}\n" for line in lines))
@@ -564,8 +568,11 @@ class Patch:
             self._replace(epochs.target, epochs.iter, f"{target} in {loop}.iter_epochs()")
             shift = "-= 1" if number == "0" else f"+= {number} - 1"
             if number != "1" and self._text(epochs.target) in script.read_names:
-                self._first_line(epochs, depth, f"{target} {shift}  # iter_epochs() counts from 1")
-        self._write_steps(depth if self._inside is self._home else "", counters)
+                self._first_line(epochs, unit, f"{target} {shift}  # iter_epochs() counts from 1")
+        if self._is_coarse:
+            self._first_line(epochs, unit, f"for _ in {loop}.iter_steps([{target}]):  # an epoch is one step")
+        else:
+            self._write_steps(depth if self._inside is self._home else "", counters)
         if self._call is not None and self._home is not None and self._home not in script.above(self._inside):
             for position in (self._at(self._inside.lineno), self._end(self._call.func)):
                 at = self._source.index(b"(", position) + 1
@@ -574,7 +581,9 @@ class Patch:
         inside = {line for each in texts for line in range(each.lineno + 1, (each.end_lineno or 0) + 1)}
         for line in range(epochs.lineno, (epochs.end_lineno or 0) + 1):
             if self._source[self._at(line) : self._at(line + 1)].strip() and line not in inside:
-                self._insert(self._at(line), depth)
+                self._insert(
+                    self._at(line), depth if line > (epochs.iter.end_lineno or 0) or is_one else unit
+                )
         headers = (epochs.target, self._steps.target, self._steps.iter, *self._bar)
         fixed = [each for node in headers for each in ast.walk(node)]
         fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
