@@ -62,6 +62,10 @@ def test_the_patch_is_small_and_keeps_the_text(tmp_path: Path) -> None:
     changed = [line for line in done.stdout.splitlines()[2:] if line.startswith(("+", "-"))]
     assert done.returncode == 0 and changed == (SCRIPTS / "functions.diff").read_text().splitlines()
     assert not done.stderr and "     # from 0" in done.stdout.splitlines()
+    done = warm.run(
+        [*COMMAND, "--by-epoch", str(SCRIPTS / "functions.py")], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "for _ in loop.iter_steps([epoch]):  # an epoch is one step" in done.stdout
     (tmp_path / "logged.py").write_text(around("import mlflow\n", step=STEP + "mlflow.log_metric('a', 1)\n"))
     done = warm.run([*COMMAND, "logged.py"], cwd=tmp_path, capture_output=True, text=True)
     assert "note: after a kill some steps run again, and mlflow gets their values twice: take" in done.stderr
@@ -464,7 +468,7 @@ ROUNDS = around("d = Own()\n").replace("in x:", "in zip(x, x):")
     [
         (
             DATA + ROUNDS,
-            "        for _ in loop.iter_steps([epoch]):  # an epoch is one step\n            for row in zip(x, x):\n",
+            "for _ in loop.iter_steps([epoch]):  # an epoch is one step\n            for row in zip(x, x):\n",
         ),
         (
             ROUNDS.replace("range(3)", "trange(3)"),

@@ -41,6 +41,7 @@ def adopt_command(
         cli.PATH, "File for the patched script; it must not exist.", "-o --output"
     ),
     seed: int | None = cli.option(int, "Seed to set, for a script that sets none."),
+    by_epoch: bool = cli.flag("Make each epoch one step, whatever is in it."),
     drill: bool = cli.flag("Run both scripts, compare each update, and drill the patched one."),
     args: tuple[str, ...] = cli.argument("[-- ARGUMENT...]", nargs=-1, type=click.UNPROCESSED),
 ) -> None:
@@ -64,7 +65,7 @@ def adopt_command(
         raise click.UsageError(f"-o {output}: give a file that does not exist, in a folder that exists")
     try:
         source = script.read_text(encoding="utf-8")
-        patch = patched(source, script.stem, seed, script.parent)
+        patch = patched(source, script.stem, seed, script.parent, by_epoch)
     except SyntaxError as error:
         raise click.UsageError(f"{script} is not Python: line {error.lineno}: {error.msg}") from error
     except UnicodeDecodeError as error:
@@ -150,13 +151,15 @@ class _Refused(Exception):
     """Nothing further can be analysed; the reasons are in `Patch.refused`."""
 
 
-def patched(source: str, name: str, seed: int | None = None, folder: Path | None = None) -> Patch:
+def patched(
+    source: str, name: str, seed: int | None = None, folder: Path | None = None, by_epoch: bool = False
+) -> Patch:
     """Patch a script: by the steps in its epochs, or by its epochs where this is all that can be done."""
     fine = Patch(source, name, seed, folder)
-    if fine.refused and fine.is_nested:
+    if (fine.refused or by_epoch) and fine.is_nested:
         coarse = Patch(source, name, seed, folder, is_coarse=True)
         coarse.in_the_way = sorted(fine.refused)
-        if len(coarse.refused) < len(fine.refused):
+        if by_epoch or len(coarse.refused) < len(fine.refused):
             return coarse
     return fine
 
