@@ -93,7 +93,6 @@ LOOP = """for epoch in range(3):
         (BEGIN + "import os, accelerate\n" + LOOP, 6, "as in docs/recipes/huggingface.md#accelerate"),
         ("import lightning as L\nL.Trainer().fit(net)\n", 1, "as in docs/recipes/lightning.md"),
         ("print(1)\nfrom transformers import Trainer\n", 2, "as in docs/coming-from/lightning-hf.md"),
-        (BEGIN + LOOP + LOOP, 11, "a second loop that trains: make them one"),
         (BEGIN + LOOP + LOOP.partition("\n")[2], 11, "a second loop that trains in an epoch"),
         (BEGIN + "torch.multiprocessing.spawn(f)\n" + LOOP, 6, "this starts several processes"),
         (BEGIN + "def f():\n    n = 0\n    def g():\n        nonlocal n\n" + LOOP, 9, "use a dictionary"),
@@ -239,6 +238,82 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("h = []\n", step=STEP + "h.append(1)\n", tail=TAIL + "h = np.concatenate(h)\n"),
             "kept.h = np.concatenate(kept.h)",
         ),
+        (BEGIN + LOOP + LOOP, "max_epoch=3) as loop:\n    for epoch in loop.iter_epochs():"),
+        (
+            around("e = [p.clone() for p in net.parameters()]\n", step=STEP + "for a in e: a *= 0.9\n"),
+            "in kept.e:",
+        ),
+        (around("w = torch.zeros(9)\n", step=STEP + "f = w.view(-1)\n" + STEP + "f[0] = 1\n"), "kept.w.view"),
+        (around("h = {}\n", step=STEP + "r = h.get(1) or h[0]\n" + STEP + "r.append(1)\n"), "kept.h.get"),
+        (around("h = {}\ndef f(k):\n    k.append(1)\n", step=STEP + "f(h['a'])\n"), "f(kept.h['a'])"),
+        (around("h = []\ndef f(*k):\n    k[0].append(1)\n", step=STEP + "f(h)\n"), "f(h)"),
+        (around("n = [0]\nnp.add.at(n, 0)\n", step=STEP + "np.add.at(n, 1)\n"), "np.add.at(kept.n, 1)"),
+        (
+            around("h = []\ndef hook(*a):\n    h.append(1)\nnet.register_forward_hook(hook)\n"),
+            "    kept.h.append(1)",
+        ),
+        (
+            around("h = []\n").replace("net =", "class Net:\n    def f(self):\n        h.append(1)\nnet ="),
+            "        kept.h.append(1)",
+        ),
+        (
+            around("n = None\ntry:\n    pass\nfinally:\n    print(n)\n"),
+            "print(n)",
+        ),
+        (
+            "try:\n"
+            + "".join(f"    {e}\n" for e in around("n = 0\n", tail=TAIL + "n = 1\n").splitlines())
+            + "finally:\n    print(n)\n",
+            "print(kept.n)",
+        ),
+        (
+            METER
+            + around(
+                "m = {'a': Meter(), 't': Meter()}\n", step=STEP + "m['a'](1)\n" + STEP + "m['t'](now())\n"
+            ),
+            '"m": {key: vars(value)',
+        ),
+        (
+            "class DINOLoss(torch.nn.Module):\n    pass\n"
+            + around("crit = DINOLoss()\n", step=STEP + "crit(loss)\n"),
+            '"crit": crit',
+        ),
+        (around("k = {}\nh = torch.load('a')\n", step=STEP + "k[0] = h[0]\n"), "kept.k[0] = h[0]"),
+        (
+            """class Data:
+    def __init__(self):
+        self.split()
+
+    def split(self):
+        self.n = 1
+
+    def batches(self):
+        return [self.n]
+
+
+"""
+            + around("d = Data()\n", step=STEP + "d.batches()\n"),
+            '"optimizer": optimizer}',
+        ),
+        (
+            around("nets = [net]\n").replace(
+                "net.parameters()", "[p for n in [net] for p in n.parameters()]"
+            ),
+            '{"net": net, "optimizer": optimizer}',
+        ),
+        (
+            around(
+                "best = {}\n", tail=TAIL + "best = copy.deepcopy(net.state_dict())\n", after="print(best)\n"
+            ),
+            "kept.best",
+        ),
+        (
+            around(
+                "w = torch.FloatTensor(1).normal_()\n",
+                step=STEP + "w += 1\n" + STEP + "w = Variable(w.cpu())\n",
+            ),
+            "kept.w = Variable(kept.w.cpu())",
+        ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
@@ -366,6 +441,32 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around(step=STEP + "loss *= 2\n", after="print(loss)\n"),
         around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
+        around("x = zip(x, x)\n"),
+        around("def batches():\n    yield x\n").replace("in x:", "in batches():"),
+        around(
+            head=HEAD + "t = []\n" + HEAD + "for row in x: t.append(net(row))\n", step=STEP + "print(t)\n"
+        ),
+        around(
+            "n = 0\n",
+            head=HEAD + "if n < 9: k = 1\n" + HEAD + "else: k = 2\n",
+            step=STEP + "n += k\n",
+        ),
+        around("best = None\n", tail=TAIL + "best = net.state_dict()\n", after="print(best)\n"),
+        around("best = None\n", tail=TAIL + "best = copy.deepcopy(net)\n", after="print(best)\n"),
+        around("best = None\n", tail=TAIL + "best = Path('a')\n", after="print(best)\n"),
+        around("l = DataLoader(x)\n", tail=TAIL + "l.dataset.level += 1\n").replace("in x:", "in l:"),
+        around("l = DataLoader(x)\n", tail=TAIL + "l = DataLoader(x, 2)\n").replace("in x:", "in l:"),
+        around(tail=TAIL + "optimizer.add_param_group({'params': []})\n"),
+        around("@lru_cache\ndef f(n):\n    return net(n)\n", step=STEP + "f(1)\n"),
+        around("h = defaultdict(lambda: 0)\n", step=STEP + "h[0] += 1\n"),
+        around("import queue\nq = queue.Queue()\n", step=STEP + "print(q.get())\n"),
+        METER + "class Log:\n    losses = []\n\n\n" + around(step=STEP + "Log.losses.append(1)\n"),
+        METER.replace("__call__", "get")
+        + around("m = [Meter(np.mean)]\n", step=STEP + "print(m[0].get(1))\n"),
+        around(
+            "class Stop:\n    def step(self, net):\n        self.best = copy.deepcopy(net)\ns = Stop()\n",
+            tail=TAIL + "s.step(net)\n",
+        ),
         around("b = RunningMean()\n", step=STEP + "loss = b.norm(loss)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
         around("b = tqdm(x)\n").replace("in x:", "in b:"),

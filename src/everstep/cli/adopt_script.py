@@ -16,11 +16,11 @@ _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
 _SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "manual_seed"}
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
 GENERATORS = {"RandomState", "default_rng", "Generator", "Random"}
-_STATE = {*OPTIMIZERS, *GENERATORS, "GradScaler", "DataParallel"}
+_STATE = {*OPTIMIZERS, *GENERATORS, "GradScaler", "DataParallel", "AveragedModel"}
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
 _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
 _PLAIN |= {"OrderedDict"}
-_ARRAY = re.compile(r"(np|numpy|torch)\.(?!load|compile|device|no_grad|set_|is_)[a-z_]+")
+_ARRAY = re.compile(r"(np|numpy|torch)\.(?!load|compile|device|no_grad|set_|is_)([a-z_]+|[A-Za-z]*Tensor)")
 _CLOCKS = {"time", "perf_counter", "now"}
 _REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
 _REPORTERS |= {"writer", "device"}
@@ -41,13 +41,17 @@ _MATHS = re.compile(
 """The same of tensors, arrays and strings; of another object they may be anything."""
 _NO_RECORD = {"__getattr__", "__getattribute__", "__setattr__", "state_dict", "load_state_dict"}
 """Methods that say that an object's attributes are not all, or that they are more than that."""
-_CHANGING = {"next", "shuffle", "heappush", "heappop"}
+_CHANGING = {"next", "shuffle", "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left"}
+_CHANGING |= {"insort_right", "at", "copyto", "put_along_axis", "fill_diagonal"}
 """Functions that change their argument."""
 
 TRACKERS = {"mlflow": "start_run", "trackio": "init", "wandb": "init"}
 """Services that log a run, with what opens one."""
 _OPTIONS = {"lr", "momentum", "weight_decay", "betas", "eps"}
 """Settings of an optimizer's group: to assign one changes no other object."""
+_VIEWS = re.compile("view(_as)?|reshape|flatten|(un)?squeeze|t|transpose|permute|narrow|detach|numpy")
+"""Methods whose result is a part of their tensor."""
+_PARTS = {"get", "setdefault", "values", "items"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
     "torch": "manual_seed|set_seed|seed_everything",
@@ -83,9 +87,14 @@ def _root(node: Any) -> Any:
 
 
 def same_object(value: ast.expr | None) -> ast.expr | None:
-    """Return `net` of `net.to(device).train()`."""
-    while isinstance(value, ast.Call) and called(value) in _SAME_OBJECT:
-        value = getattr(value.func, "value", None)
+    """Return `net` of `net.to(device).train()`, and what a method as `normal_()` has changed."""
+    while isinstance(value, ast.Call):
+        if called(value) == "Variable" and value.args:
+            value = value.args[0]
+        elif called(value) in _SAME_OBJECT or called(value).endswith("_"):
+            value = getattr(value.func, "value", None)
+        else:
+            break
     return value
 
 
@@ -124,7 +133,7 @@ class Script:
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
         for target, value in [*self._assigned.items()]:
-            parts = self._returned(value)
+            parts = self.returned(value)
             if isinstance(target, ast.Tuple) and isinstance(parts, ast.Tuple):
                 self._assigned |= zip(target.elts, parts.elts, strict=False)
         imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -138,6 +147,7 @@ class Script:
         self.symbols = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
         self.symbols |= self.read_names - bound  # from a star import
         """Names that are no variables."""
+        self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
         """Loss functions from elsewhere, which are taken for modules."""
         self.open: list[object] = []
@@ -158,6 +168,9 @@ class Script:
                 if isinstance(block, list) and node in block:
                     before += block[: block.index(node)]
                     after += block[block.index(node) + 1 :]
+                    if isinstance(above, ast.Try) and block is above.body:
+                        handlers = [line for each in above.handlers for line in each.body]
+                        after += [*above.orelse, *handlers, *above.finalbody]
             if above is top:
                 break
             node = above
@@ -239,9 +252,12 @@ class Script:
         if variable in self.open:
             return "plain"
         self.open.append(variable)
-        kinds = {self._kind_of(value) for value in self.values(variable)}
+        kinds = {self.kind_of(value) for value in self.values(variable)}
         is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
         self.open.pop()
+        if "object" in kinds or ("constant" in kinds and self.is_stored_in(variable)):
+            return ""
+        kinds = {"reporter" if each == "constant" else each for each in kinds}
         if "" in kinds <= {"", "plain"} and self._is_loss(variable):
             return "state"
         if "writer" in kinds:
@@ -249,6 +265,28 @@ class Script:
         if "record" in kinds:  # to save what a clock has measured would make any two runs differ
             return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def is_stored_in(self, variable: Variable) -> bool:
+        """Return whether the script assigns an attribute or an item of what a variable holds."""
+        targets = [each for each in self.nodes if isinstance(each, ast.Attribute | ast.Subscript)]
+        roots = [_root(each) for each in targets if not isinstance(each.ctx, ast.Load)]
+        return any(isinstance(each, ast.Name) and self.variable(each) == variable for each in roots)
+
+    def is_own_object(self, name: ast.AST) -> bool:
+        """Return whether a name may hold an object of the script's own that changes, or a queue."""
+        values = self.values(self.variable(name)) if isinstance(name, ast.Name) else []
+        made = [part for each in values if each for part in ast.walk(each) if isinstance(part, ast.Call)]
+        is_queue = any(called(each).endswith("Queue") for each in made)
+        return is_queue or any(self.kind_of(each) in ("record", "object", "writer") for each in made)
+
+    def is_iterator(self, value: ast.expr | None) -> bool:
+        """Return whether a value is read once: of `zip`, or of a function with a `yield`."""
+        function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
+        yields = [
+            each for each in ast.walk(function or ast.Pass()) if isinstance(each, ast.Yield | ast.YieldFrom)
+        ]
+        is_wrapped = called(value) in WRAPPED - {"tqdm"}
+        return bool(yields) or is_wrapped or isinstance(value, ast.GeneratorExp)
 
     def is_object(self, name: ast.AST) -> bool:
         """Return whether a name may hold an object of a class that is not torch's."""
@@ -259,7 +297,7 @@ class Script:
     def holds_state(self, record: Variable) -> bool:
         """Return whether an object was given a model or an optimizer."""
         parts = [part for value in self.values(record) if value for part in ast.walk(value)]
-        return any(isinstance(part, ast.Name | ast.Call) and self._kind_of(part) == "state" for part in parts)
+        return any(isinstance(part, ast.Name | ast.Call) and self.kind_of(part) == "state" for part in parts)
 
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
@@ -284,7 +322,7 @@ class Script:
         self.guessed |= {variable} if is_loss else set()
         return bool(is_loss)
 
-    def _returned(self, value: ast.expr | None) -> ast.expr | None:
+    def returned(self, value: ast.expr | None) -> ast.expr | None:
         """Return what a call of a function of the script returns, if one line of it does."""
         function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
         inside = ast.walk(function) if function is not None else ()
@@ -293,53 +331,59 @@ class Script:
         return lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Return) else None
 
     def _is_timer(self, variable: Variable) -> bool:
-        """Return whether a method of what a variable holds is given what a clock says."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        parts = list[ast.AST]()
-        for call in calls:
-            names = [each for each in ast.walk(call.func) if isinstance(each, ast.Name)]
-            if variable in map(self.variable, names):
-                parts += [part for argument in call.args for part in ast.walk(argument)]
-        values = [self.values(self.variable(each)) for each in parts if isinstance(each, ast.Name)]
-        parts += [part for each in values for value in each if value for part in ast.walk(value)]
-        return any(called(part) in _CLOCKS for part in parts)
+        """Return whether methods of what a variable holds are given what a clock says, and nothing else."""
+        verdicts = set[bool]()
+        for call in (node for node in self.nodes if isinstance(node, ast.Call) and node.args):
+            root = _root(call.func)
+            if not isinstance(root, ast.Name) or self.variable(root) != variable:
+                continue
+            parts = [part for part in ast.walk(call.args[0])]
+            values = [self.values(self.variable(each)) for each in parts if isinstance(each, ast.Name)]
+            parts += [part for each in values for value in each if value for part in ast.walk(value)]
+            verdicts.add(len(call.args) == 1 and any(called(part) in _CLOCKS for part in parts))
+        return verdicts == {True}
 
-    def _kind_of(self, value: ast.expr | None) -> str:
+    def kind_of(self, value: ast.expr | None) -> str:
         value = same_object(value)
-        if (returned := self._returned(value)) is not None:
-            return self._kind_of(returned)
+        if (returned := self.returned(value)) is not None:
+            return self.kind_of(returned)
         if isinstance(value, ast.Name):
             is_function = value.id in self.functions or value.id in self.imported
             return "function" if is_function else self.kind(self.variable(value))
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
-            kinds = {self._kind_of(value.body), self._kind_of(value.orelse)} - {"plain"}  # or None
+            kinds = {self.kind_of(value.body), self.kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
         is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
-        if is_librarys or isinstance(value, ast.Lambda):
+        if is_librarys or isinstance(value, ast.Lambda) or called(value) in ("partial", "namedtuple"):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
         if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
-            kinds = {self._kind_of(each) for each in value.args if isinstance(each, ast.Name)}
-            kind = owner[0]._kind_of_class(owner[1])
+            arguments = [*value.args, *(each.value for each in value.keywords)]
+            given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
+            is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
+            kind = owner[0]._kind_of_objects(owner[1], self._methods_in_use)
             if kind:
-                return kind if kind != "record" or kinds <= {"", "plain", "state"} else ""
+                return kind if kind != "record" or is_plain else "object"
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
         is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
         if is_reporter or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
-        paths = (
-            [dotted(each) for each in self.classes[name].bases] if name in self.classes else [dotted(value)]
-        )
-        is_module = any(part in path for path in paths for part in ("nn.", "optim.", "Module"))
+        is_module = any(part in dotted(value) for part in ("nn.", "optim.", "Module"))
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
         inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
-        kinds = {self._kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call)}
+        kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call)}
         if "record" in kinds:
             return "record" if len(kinds) == 1 else ""
-        unknown = [each for each in inner if called(each)[:1].isupper() and not self._kind_of(each)]
-        if unknown or any(isinstance(each, ast.Name) and self._kind_of(each) == "state" for each in inner):
+        unknown = [
+            each for each in inner if called(each)[:1].isupper() and self.kind_of(each) in ("", "object")
+        ]
+        if name == "defaultdict" and not all(
+            isinstance(each, ast.Name) for each in getattr(value, "args", ())
+        ):
+            return ""
+        if unknown or any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
             return ""
         plain = (
             ast.Constant,
@@ -374,6 +418,27 @@ class Script:
                     return owner
         return None
 
+    def changed_unseen(self) -> set[Variable]:
+        """Return variables of the module that hooks, and methods of classes, assign or change."""
+        calls = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
+        hooks = {each.id for each in self.names if each.id in self.functions and id(each) not in calls}
+        methods = [
+            each
+            for each in self.nodes
+            if isinstance(each, ast.FunctionDef) and self.nearest(each, ast.ClassDef)
+        ]
+        flow = Flow(self)
+        for function in [*(self.functions[each] for each in hooks), *methods]:
+            flow.run(
+                function.body,
+                {
+                    Variable(function, each.arg)
+                    for each in ast.walk(function.args)
+                    if isinstance(each, ast.arg)
+                },
+            )
+        return {each for each in flow.assigned | flow.changed if each.scope is None}
+
     def is_data_that_changes(self, node: ast.ClassDef) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
         names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
@@ -390,42 +455,82 @@ class Script:
                 return True
         return False
 
-    def _kind_of_class(self, node: ast.ClassDef) -> str:
-        """Return "record" of a class whose objects keep plain attributes alone, "reporter" if these stay."""
+    @cached_property
+    def _methods_in_use(self) -> frozenset[str]:
+        """Names of methods that are called of anything but `self`."""
+        names = set[str]()
+        for node in (each for each in self.nodes if isinstance(each, ast.Attribute)):
+            method = self.nearest(node, ast.FunctionDef)
+            is_method = method is not None and self.nearest(method, ast.AST) in self.classes.values()
+            own = method.args.args[:1] if is_method else []
+            names |= {node.attr} if getattr(node.value, "id", "") not in {each.arg for each in own} else set()
+        return frozenset(names)
+
+    def _kind_of_objects(self, node: ast.ClassDef, used: frozenset[str]) -> str:
+        if (node, used) not in self._kinds:
+            self._kinds[node, used] = "object"  # while the class is looked at
+            self._kinds[node, used] = self._kind_of_class(node, used)
+        return self._kinds[node, used]
+
+    def _kind_of_class(self, node: ast.ClassDef, used: frozenset[str]) -> str:
+        """Return what objects of a class are.
+
+        "state": modules, and what says what its state is; "record": they keep plain attributes alone;
+        "constant": no method in use changes them; "writer": they have a file, too; "object": of another kind;
+        "": unknown.
+
+        Args:
+            used: names of the methods in use.
+        """
         methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
         rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
         values = [
             getattr(each, "value", None) for each in rest
         ]  # of attributes of the class, and its docstring
-        is_simple = not node.keywords and not node.decorator_list and {*map(dotted, node.bases)} <= {"object"}
-        names = {each.name for each in methods}
-        if not is_simple or names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
+        names, bases = {each.name for each in methods}, [dotted(each) for each in node.bases]
+        if {"state_dict", "load_state_dict"} <= names or any(
+            part in base for base in bases for part in ("nn.", "optim.", "Module")
+        ):
+            return "state"
+        if node.keywords or node.decorator_list or not {*bases} <= {"object"}:
             return ""
-        is_changed, kept = False, list[ast.AST]()
+        if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
+            return "object"
+        changing, callers, kept = set[str](), dict[str, set[str]](), list[ast.AST]()
         for method in methods:
             arguments = [each for each in ast.walk(method.args) if isinstance(each, ast.arg)]
-            flow = Flow(self)
+            me = arguments[0].arg if arguments else ""
+            flow = Flow(self, own_calls={f"{me}.{name}" for name in names})
             flow.run(method.body, {Variable(method, each.arg) for each in arguments})
             if any(each.scope is None for each in flow.assigned | flow.changed):
-                return ""
-            changed = {each.name for each in flow.changed}
-            is_changed |= method.name != "__init__" and bool(changed & {each.arg for each in arguments[:1]})
+                return "object"
+            changing |= {method.name} if Variable(method, me) in flow.changed else set()
+            for call in ast.walk(method):
+                if isinstance(call, ast.Call) and dotted(call) in flow.own_calls:
+                    callers.setdefault(called(call), set()).add(method.name)
             kept += method.args.defaults
             kept += [
                 each.value
                 for each in ast.walk(method)
                 if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
             ]
+        while more := {each for name in changing for each in callers.get(name, ())} - changing:
+            changing |= more
+        special = {each for each in names if each.startswith("__")} - {"__init__"}
+        is_changed = changing & (used | special)
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
-        return "reporter" if not is_changed else "writer" if writes else "record" if is_plain else ""
+        return "constant" if not is_changed else "writer" if writes else "record" if is_plain else "object"
 
     def _is_object(self, node: ast.AST) -> bool:
         """Return whether a part of a value is surely no plain value: a function, a file, a model."""
         if isinstance(node, ast.Call):
             name = called(node)
-            return name in ("open", "iter", "deepcopy") or (name[:1].isupper() and name not in _PLAIN)
+            if name == "deepcopy":
+                return called(node.args[0] if node.args else None) != "state_dict"
+            is_class = name[:1].isupper() and name not in _PLAIN | OPTIMIZERS
+            return name in ("open", "iter") or is_class
         above = self._parents[node]
         is_used = isinstance(above, ast.Attribute) or getattr(above, "func", None) is node
         return isinstance(node, ast.Lambda) or (getattr(node, "id", "") in self.symbols and not is_used)
@@ -435,15 +540,20 @@ class Flow:
     """What statements may read before they assign it (`read`), may assign, and may change in place.
 
     Args:
-        before: variables that have a value before a loop, so that lines may find an old one.
+        outside: variables that have a value before a loop, so that lines may find an old one.
+        own_calls: in a method "self.other", whose changes are its own.
     """
 
-    def __init__(self, script: Script, outside: Iterable[Variable] = ()) -> None:
-        self._script, self._outside = script, {*outside}
+    def __init__(
+        self, script: Script, outside: Iterable[Variable] = (), own_calls: Iterable[str] = ()
+    ) -> None:
+        self._script, self._outside, self.own_calls = script, {*outside}, {*own_calls}
         self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
         self._ends: list[list[set[Variable]]] = []
-        self._parts = set[tuple[Variable, Variable]]()
-        """A variable, and another of which it may be a part, and change it."""
+        self._parts, self._held = set[tuple[Variable, Variable]](), set[tuple[Variable, Variable]]()
+        """A variable, and another of which it may be a part; a collection, and what it holds."""
+        self._filled, self._views = set[Variable](), set[Variable]()
+        """Collections in which an item is replaced; names of which `x += 1` may change a tensor."""
 
     def run(self, body: Sequence[ast.stmt], sure: set[Variable]) -> set[Variable] | None:
         """Follow statements; return what is surely assigned after them, None if they leave."""
@@ -474,7 +584,8 @@ class Flow:
         if isinstance(node, ast.For | ast.While):
             self._store(node.iter if isinstance(node, ast.For) else node.test, sure)
             if isinstance(node, ast.For):
-                self._share(node.target, node.iter)
+                is_data = any(called(each) == "backward" for each in ast.walk(node))
+                self._share(node.target, node.iter, is_view=not is_data and called(node.iter) != "range")
             return self.run(node.orelse, sure | (self.round(node, sure) - self._outside))
         if isinstance(node, ast.With):
             return self.run(node.body, sure.union(*(self._store(each, sure) for each in node.items)))
@@ -482,11 +593,21 @@ class Flow:
             return sure
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.read |= {self._script.variable(node.target)} - sure
+            self._changed |= {self._script.variable(node.target)} & self._views
         assigned = self._store(node, sure)
         for target, value in assignments(node) if isinstance(node, ast.Assign) else ():
             is_option = isinstance(target, ast.Subscript) and getattr(target.slice, "value", "") in _OPTIONS
-            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and not is_option:
-                self._share(target, _root(value))
+            choices = [getattr(value, name) for name in ("body", "orelse") if isinstance(value, ast.IfExp)]
+            for each in choices or getattr(value, "values", [value]) if not is_option else ():
+                is_view = _VIEWS.fullmatch(called(each)) is not None
+                if isinstance(each, ast.Subscript):
+                    is_view = not isinstance(getattr(each.slice, "value", 0), str)
+                if (
+                    is_view
+                    or isinstance(each, ast.Name | ast.Attribute | ast.Subscript)
+                    or called(each) in _PARTS
+                ):
+                    self._share(target, _root(each), is_view)
         sure = sure if isinstance(node, ast.Match) else sure | assigned
         if isinstance(node, ast.Break | ast.Continue) and self._ends:
             self._ends[-1].append(sure)
@@ -504,36 +625,51 @@ class Flow:
                 assigned |= set() if is_read else {script.variable(node)}
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
-            is_pure = is_maths or bool(_PURE.fullmatch(called(node)))
+            is_pure = is_maths or (
+                bool(_PURE.fullmatch(called(node))) and not script.is_own_object(_root(node))
+            )
             is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            is_pure |= isinstance(node, ast.Call) and dotted(node) in self.own_calls
             # an object that is called may count its calls
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 # as shuffle(order) and clip_(parameters) do; x.copy_(y) leaves y as it is
                 is_function = dotted(node).partition(".")[0] in script.symbols
                 changed += node.args[:1] if is_function or called(node) in _CHANGING else []
+            is_item = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+            is_filled = is_item and not isinstance(top, ast.AugAssign)
             for each in changed:
+                is_part = dotted(each).count(".") > 1  # of a class: `Log.losses.append(x)`
                 each = _root(each)
-                if isinstance(each, ast.Name) and (is_target or each.id not in script.symbols):
-                    self._changed.add(script.variable(each))
+                is_variable = getattr(each, "id", "") not in script.symbols
+                is_variable |= is_part and getattr(each, "id", "") in script.classes
+                if isinstance(each, ast.Name) and (is_target or is_variable):
+                    (self._filled if is_filled else self._changed).add(script.variable(each))
                     self.read |= {script.variable(each)} - sure
         self.assigned |= assigned
         return assigned
 
-    def _share(self, target: ast.expr, value: ast.expr) -> None:
+    def _share(self, target: ast.expr, value: ast.expr, is_view: bool) -> None:
         """Note that a change of the target is one of what is read in a value."""
-        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in (target, value)]
+        is_held = isinstance(target, ast.Attribute | ast.Subscript)
+        tops = (_root(target) if is_held else target, value)
+        names = [[each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in tops]
         inner = {self._script.variable(each) for each in names[0]}
         outer = {self._script.variable(each) for each in names[1] if each.id not in self._script.symbols}
-        self._parts |= {(one, other) for one in inner for other in outer}
+        pairs = {(one, other) for one in inner for other in outer}
+        self._held |= pairs if is_held else set()
+        self._parts |= set() if is_held else pairs
+        self._views |= inner if is_view and not is_held else set()
 
     @property
     def changed(self) -> set[Variable]:
         """What may be changed in place, also through a part of it."""
-        variables = {*self._changed}
-        while more := {whole for part, whole in self._parts if part in variables} - variables:
+        variables, filled = {*self._changed}, self._filled
+        pairs = self._parts | self._held
+        variables |= {whole for part, whole in self._parts if part in filled}
+        while more := {whole for part, whole in pairs if part in variables} - variables:
             variables |= more
-        return variables
+        return variables | filled
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
         """Note what a function of the script reads and changes of other scopes, and of its arguments."""
@@ -548,5 +684,7 @@ class Flow:
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
         self._changed |= {each for each in inner.changed if each.scope not in inside}
         for parameter, value in script.passed_arguments:
-            if parameter in inner.changed and isinstance(value, ast.Name):
-                self._changed.add(script.variable(value))
+            parts = getattr(value, "elts", [getattr(value, "value", value)])
+            for root in (_root(each) for each in parts) if parameter in inner.changed else ():
+                if isinstance(root, ast.Name) and root.id not in script.symbols:
+                    self._changed.add(script.variable(root))

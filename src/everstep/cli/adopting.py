@@ -88,6 +88,9 @@ def adopt_command(
         f"{name} is taken for a module: if it is a function, take it out of the state"
         for name in patch.guessed
     ]
+    notes += [
+        f"line {line}: this loop stays as it is, and a kill in it costs all of it" for line in patch.outside
+    ]
     for package in sorted(TRACKERS.keys() & patch.packages):
         problem = f"after a kill some steps run again, and {package} gets their values twice"
         notes.append(f"{problem}: take the service of docs/recipes/loggers.md in place of its calls")
@@ -181,6 +184,7 @@ class Patch:
         packages: what the script imports from.
         is_nested: whether there are loops that train in the loop that trains.
         guessed: entries of the state that may be none.
+        outside: lines of other loops that train, which stay as they are.
         in_the_way: what a patch with finer steps is refused for.
 
     Raises:
@@ -203,6 +207,7 @@ class Patch:
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
         self.is_nested, self._is_coarse, self.guessed = False, is_coarse, list[str]()
+        self.outside = list[int]()
         self.refused, self.in_the_way = set[tuple[int, str]](), list[tuple[int, str]]()
         self.text, self.plain, self._script = "", source, Script(source, folder)
         self.packages = self._script.packages.keys()
@@ -271,8 +276,7 @@ class Patch:
             self._give_up(first, "this script uses everstep already: change its loop by hand")
         if not outer:
             self._give_up(first, "no loop here calls backward(): write a TrainLoop or Trainer by hand")
-        if len(outer) > 1:
-            self._give_up(outer[1], "a second loop that trains: make them one Supervisor loop by hand")
+        self.outside = [each.lineno for each in outer[1:]]
         ways: list[tuple[Any, tuple[Any, ...]]] = [*self._inner(outer[0].body)]
         is_range = isinstance(outer[0], ast.For) and called(_iterable(outer[0].iter)) in ("range", "trange")
         self.is_nested = bool(ways and is_range)
@@ -337,6 +341,8 @@ class Patch:
         inside: ast.AST = self._steps
         while (function := script.nearest(inside, ast.FunctionDef)) is not None:
             calls = script.calls_of(function)
+            if not calls:
+                break  # of another file
             if len(calls) != 1 or function in script.above(calls[0]):
                 times = f"{function.name}() trains, and this file calls it {len(calls)} times"
                 problem = f"{times}: call it once, as each call needs a run directory of its own"
@@ -345,6 +351,10 @@ class Patch:
         for node in self._reached(self._epochs):
             if dotted(node) == "torch.load":
                 self._refuse(node, "may read a file newer than a resume's state: keep it in a variable")
+            elif called(node) == "add_param_group":
+                self._refuse(node, "a resume begins with the first groups: make all above the loop")
+            elif dotted(node).rpartition(".")[2] in ("lru_cache", "cache") and isinstance(node, ast.expr):
+                self._refuse(node, "what it keeps is no state: take it out")
 
     # ---------------------------------------------------------------------------- the variables
 
@@ -369,6 +379,7 @@ class Patch:
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
+        moved |= {each for each in script.changed_unseen() if script.kind(each) == "plain"}
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         for each in sorted(moved, key=lambda each: each.name):
             if each not in in_loop and (calls := self._backward_calls(each)):
@@ -383,13 +394,25 @@ class Patch:
                 self._made.add(record)
             if name in inside and (record in after.read or script.holds_state(record)):
                 self._refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
-        for node in (each for top in self._head for each in ast.walk(top) if isinstance(each, ast.Assign)):
-            flow, kept = Flow(script), self._carried | self._records
+        self._check_head(step.read | tail.read)
+
+    def _check_head(self, read: set[Variable]) -> None:
+        """Refuse what the head of an epoch makes of later values, if it is made anew there by a resume."""
+        script, kept, flows = self._script, self._carried | self._records, list[tuple[ast.stmt, Flow]]()
+        counters = {script.variable(each) for each in self._counters if isinstance(each, ast.Name)}
+        for node in self._head:
+            flow = Flow(script)
             flow.run([node], set())
-            is_late = any(each in kept or script.kind(each) == "state" for each in flow.read)
-            used = (flow.assigned & (step.read | tail.read)) - kept
-            used = {each for each in used if script.kind(each) not in ("reporter", "state")}
-            if is_late and used:
+            flows.append((node, flow))
+        late = {
+            v for _, flow in flows for v in flow.read if v in kept - counters or script.kind(v) == "state"
+        }
+        while more := {v for _, f in flows if f.read & late for v in f.assigned | f.changed} - late:
+            late |= more
+        for node, flow in flows if late else ():
+            used = (flow.assigned | flow.changed) & read - kept if flow.read & late else set[Variable]()
+            used = {each for each in used if script.kind(each) not in ("reporter", "state", "function")}
+            if used:
                 problem = "is made of values that steps change; a resume would find later ones"
                 self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
 
@@ -418,7 +441,7 @@ class Patch:
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         is_left_out = kind == "reporter" or (kind == "function" and not assigned)
-        if not isinstance(scope, ast.FunctionDef | None) or is_left_out:
+        if not isinstance(scope, ast.FunctionDef | None):
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
         stores = [
@@ -428,7 +451,21 @@ class Patch:
         ]
         values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
         is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
-        if kind == "state" and assigned and is_anew:
+        made = [*map(same_object, script.values(variable))]
+        objects = [
+            each
+            for each in made
+            if isinstance(each, ast.Call)
+            and (called(each) in ("deepcopy", "partial", "Path") or called(each)[:1].isupper())
+            and script.kind_of(each) in ("", "object", "function")
+            and "state_dict" not in ast.unparse(each)
+        ]
+        is_replaced = assigned or script.is_stored_in(variable)
+        if kind == "reporter" and is_replaced and any(called(each) == "DataLoader" for each in made):
+            problem = "changes in the loop, and a resume would begin with the first: make one for all epochs"
+        elif is_left_out:
+            return
+        elif kind == "state" and assigned and is_anew:
             problem = "is made anew in the loop: make it once, before the loop"
         elif kind == "state" or (kind == "record" and name in arguments and scope is not self._home):
             return  # it is the caller's
@@ -441,7 +478,9 @@ class Patch:
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind == "function":
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
-        elif kind != "plain" and changed:
+        elif any(called(each) == "state_dict" for each in made):
+            problem = "is a view of weights that change: write copy.deepcopy(net.state_dict())"
+        elif (kind != "plain" and changed) or objects:
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
@@ -477,6 +516,11 @@ class Patch:
     def _generators(self) -> set[Variable]:
         """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
         script, variables = self._script, set[Variable]()
+        for used in self._used:
+            if any(script.is_iterator(value) for value in script.values(used)):
+                self._refuse(
+                    script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
+                )
         for call in (node for node in script.nodes if isinstance(node, ast.Call)):
             owner = script.class_of(dotted(call))
             if owner is not None and owner[0].is_data_that_changes(owner[1]):
@@ -514,7 +558,11 @@ class Patch:
             inner = {
                 each for each in (variable, *map(script.variable, names)) if script.kind(each) == "state"
             }
-            is_own = isinstance(variable.scope, ast.FunctionDef | None) and name.id not in script.symbols
+            if not isinstance(
+                variable.scope, ast.FunctionDef | None
+            ):  # `p` of `[p for n in nets for p in n]`
+                continue
+            is_own = name.id not in script.symbols
             if is_own and not inner:
                 self._refuse(name, f"the optimizer trains `{name.id}`: put it into a torch.nn.ParameterList")
             variables |= {variable} & inner or inner
@@ -613,6 +661,7 @@ class Patch:
 
     def _attributes(self, record: Variable) -> str:
         value = next(each for each in self._script.values(record) if each is not None)
+        value = self._script.returned(value) or value
         if isinstance(value, ast.Dict | ast.DictComp):
             return f"{{key: vars(value) for key, value in {record.name}.items()}}"
         is_one = isinstance(value, ast.Call | ast.Name)
@@ -692,8 +741,10 @@ class Patch:
         if isinstance(data, ast.Name):
             values = self._script.values(self._script.variable(data))
         values += [way for each in values if isinstance(each, ast.IfExp) for way in (each.body, each.orelse)]
-        for name in {called(each) for each in (data, *values)} & WRAPPED:
-            self._refuse(data, f"{name}() hides the place in its data: loop over the data itself")
+        for each in (data, *values):
+            if called(each) in WRAPPED or self._script.is_iterator(each):
+                name = f"{called(each)}()" if called(each) else "this"
+                self._refuse(data, f"{name} hides the place in its data: loop over the data itself")
         target = f"{self._kept}." * (batch in counters) + self._text(batch)
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
