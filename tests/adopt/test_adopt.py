@@ -462,7 +462,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("import queue\nq = queue.Queue()\n", step=STEP + "print(q.get())\n"),
         METER + "class Log:\n    losses = []\n\n\n" + around(step=STEP + "Log.losses.append(1)\n"),
         METER.replace("__call__", "get")
-        + around("m = [Meter(np.mean)]\n", step=STEP + "print(m[0].get(1))\n"),
+        + around("import numpy as np\nm = [Meter(np.mean)]\n", step=STEP + "print(m[0].get(1))\n"),
         around(
             "class Stop:\n    def step(self, net):\n        self.best = copy.deepcopy(net)\ns = Stop()\n",
             tail=TAIL + "s.step(net)\n",
