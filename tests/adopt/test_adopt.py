@@ -314,6 +314,17 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             ),
             "kept.w = Variable(kept.w.cpu())",
         ),
+        (
+            around("c = torch.nn.HuberLoss()\n", step=STEP + "c(loss)\n", tail=TAIL + "c.delta *= 2\n"),
+            '"c": c',
+        ),
+        (
+            around(
+                "s = torch.optim.lr_scheduler.StepLR(optimizer, 1) if len(x) else None\n",
+                tail=TAIL + "if s: s.step()\n",
+            ),
+            '"s": s if s is not None else {}',
+        ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),

@@ -258,6 +258,8 @@ class Script:
         if "object" in kinds or ("constant" in kinds and self.is_stored_in(variable)):
             return ""
         kinds = {"reporter" if each == "constant" else each for each in kinds}
+        if kinds == {"reporter"} and called(self.values(variable)[0]).endswith("Loss"):
+            return "state" if self.is_stored_in(variable) else "reporter"
         if "" in kinds <= {"", "plain"} and self._is_loss(variable):
             return "state"
         if "writer" in kinds:

@@ -511,7 +511,13 @@ class Patch:
         if not used:
             self._refuse(self._epochs, "no model or optimizer of this loop was found: write it by hand")
         self.guessed = sorted(each.name for each in used & script.guessed)
-        return [each.name for each in sorted(used, key=lambda each: script.first(each).lineno)]
+        entries = list[str]()
+        for each in sorted(used, key=lambda each: script.first(each).lineno):
+            values = script.values(each)
+            choices = [*values, *(e.orelse for e in values if isinstance(e, ast.IfExp))]
+            is_none = any(isinstance(e, ast.Constant) and e.value is None for e in choices)
+            entries.append(f'"{each.name}": {each.name}{f" if {each.name} is not None else {{}}" * is_none}')
+        return entries
 
     def _generators(self) -> set[Variable]:
         """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
@@ -596,7 +602,7 @@ class Patch:
         indent = self._source[start : start + epochs.col_offset].decode()
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
-        entries = [f'"{name}": {name}' for name in dict.fromkeys(state)]
+        entries = [*dict.fromkeys(state)]
         entries += [f'"{each.name}": {self._attributes(each)}' for each in sorted(self._records - self._made)]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
