@@ -325,7 +325,29 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             ),
             '"s": s if s is not None else {}',
         ),
+        (
+            around("h = []\ndef f(k):\n    for a, n in k: a.append(n)\n", step=STEP + "f([(h, 1)])\n"),
+            "f([(kept.h, 1)])",
+        ),
+        (around("h = []\ndef f(k):\n    k.append(1)\n", step=STEP + "f(*[h])\n"), "f(*[kept.h])"),
+        (
+            METER.replace("print(n)", "n.append(1)")
+            + around("h, m = [], Show()\n", step=STEP + "m.show(h)\n"),
+            "m.show(kept.h)",
+        ),
+        (
+            around("w = []\nw.append(SummaryWriter())\n", step=STEP + "w[0].add_scalar(loss)\n"),
+            '{"net": net, "optimizer": optimizer}',
+        ),
+        (
+            around("c = {'a': lambda x: x}\n", step=STEP + "c['a'](1)\n"),
+            '{"net": net, "optimizer": optimizer}',
+        ),
         (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
+        (
+            around("lr_sched = lib.get(optimizer)\n", tail=TAIL + "lib.update(lr_sched)\n"),
+            '"lr_sched": lr_sched',
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),
@@ -452,6 +474,15 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around(step=STEP + "loss *= 2\n", after="print(loss)\n"),
         around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
         around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
+        around("def f(k, h=[]):\n    h.append(k)\n", step=STEP + "f(1)\n"),
+        around("h = []\n", head=HEAD + "r = []\n" + HEAD + "h.append(r)\n", step=STEP + "r.append(1)\n"),
+        METER + around("h = []\nh.append(Meter())\n", step=STEP + "h[0](1)\n"),
+        (
+            "class Data:\n    def get(self):\n        yield 1\n"
+            + around("d = Data()\ndef f(d):\n").partition("for epoch")[0]
+            + "".join(f"    {each}\n" for each in LOOP.replace("in x:", "in d.get():").splitlines())
+            + "f(d)\n"
+        ),
         around("x = zip(x, x)\n"),
         around("def batches():\n    yield x\n").replace("in x:", "in batches():"),
         around(

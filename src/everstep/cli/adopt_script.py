@@ -26,6 +26,7 @@ _REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "
 _REPORTERS |= {"writer", "device"}
 _LOGGER = re.compile("(logger|writer|visdom|bar)$", re.IGNORECASE)
 _LOSS = re.compile("criteri|loss_?f|_loss$", re.IGNORECASE)
+_SCHEDULER = re.compile("sched", re.IGNORECASE)
 """Clocks, data (which everstep opens at its place), and what only tells of the training, perhaps twice."""
 _PURE = re.compile(
     "size|dim|item|view|to|cuda|cpu|float|long|keys|items|values|get|format|join|mean|sum|split|argmax|max|min|eq"
@@ -129,6 +130,11 @@ class Script:
         every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
         every = [each for each in every if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
+        inner = [
+            e for e in self.nodes if isinstance(e, ast.FunctionDef) and e not in every and e.name != "forward"
+        ]
+        methods = [each.name for each in inner]
+        self.methods = {each.name: each for each in inner if methods.count(each.name) == 1}
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
@@ -149,7 +155,7 @@ class Script:
         """Names that are no variables."""
         self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
-        """Loss functions from elsewhere, which are taken for modules."""
+        """Loss functions and schedulers from elsewhere, which are taken for state."""
         self.open: list[object] = []
         """What is being looked at: a function that calls itself is looked at once."""
 
@@ -260,13 +266,23 @@ class Script:
         kinds = {"reporter" if each == "constant" else each for each in kinds}
         if kinds == {"reporter"} and called(self.values(variable)[0]).endswith("Loss"):
             return "state" if self.is_stored_in(variable) else "reporter"
-        if "" in kinds <= {"", "plain"} and self._is_loss(variable):
+        if kinds == {"plain"}:
+            kinds = {self.kind_of(each) for each in self._appended(variable)} - {"state"} or kinds
+            kinds = {"" if each == "record" else each for each in kinds}
+        if "" in kinds <= {"", "plain"} and self._is_named_as_state(variable):
             return "state"
         if "writer" in kinds:
             return "reporter" if len(kinds) == 1 and self._answers_nothing(variable) else ""
         if "record" in kinds:  # to save what a clock has measured would make any two runs differ
             return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
+
+    def _appended(self, variable: Variable) -> list[ast.expr]:
+        """Return the objects that are made and put into a list."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) == "append"]
+        calls = [each for each in calls if called(each.args[0] if each.args else None)[:1].isupper()]
+        roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls]
+        return [v for root, v in roots if isinstance(root, ast.Name) and self.variable(root) == variable]
 
     def is_stored_in(self, variable: Variable) -> bool:
         """Return whether the script assigns an attribute or an item of what a variable holds."""
@@ -281,9 +297,23 @@ class Script:
         is_queue = any(called(each).endswith("Queue") for each in made)
         return is_queue or any(self.kind_of(each) in ("record", "object", "writer") for each in made)
 
+    def _made_of(self, value: ast.expr | None, depth: int = 0) -> Iterator[ast.expr | None]:
+        """Yield what a name may hold, with the names that a function got it by."""
+        if isinstance(value, ast.Name) and depth < 5:
+            for each in self.values(self.variable(value)):
+                yield from self._made_of(each, depth + 1)
+        else:
+            yield value
+
     def is_iterator(self, value: ast.expr | None) -> bool:
         """Return whether a value is read once: of `zip`, or of a function with a `yield`."""
-        function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
+        function: Any = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            for made in self._made_of(value.func.value):
+                owner = self.class_of(dotted(made))
+                for each in owner[1].body if owner is not None else ():
+                    is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
+                    function = each if is_it else function
         yields = [
             each for each in ast.walk(function or ast.Pass()) if isinstance(each, ast.Yield | ast.YieldFrom)
         ]
@@ -316,13 +346,14 @@ class Script:
                 return False
         return True
 
-    def _is_loss(self, variable: Variable) -> bool:
-        """Return whether a variable is called and named as a loss function, which may be a module."""
+    def _is_named_as_state(self, variable: Variable) -> bool:
+        """Return whether a variable is named as a scheduler, or as a loss function and called."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         names = [each for each in calls if isinstance(each, ast.Name) and each.id == variable.name]
         is_loss = any(self.variable(each) == variable for each in names) and _LOSS.search(variable.name)
-        self.guessed |= {variable} if is_loss else set()
-        return bool(is_loss)
+        is_state = bool(is_loss or _SCHEDULER.search(variable.name))
+        self.guessed |= {variable} if is_state else set()
+        return is_state
 
     def returned(self, value: ast.expr | None) -> ast.expr | None:
         """Return what a call of a function of the script returns, if one line of it does."""
@@ -375,7 +406,9 @@ class Script:
             return "state"
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
         inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
-        kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call)}
+        kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
+        if kinds == {"function"}:
+            return "function"
         if "record" in kinds:
             return "record" if len(kinds) == 1 else ""
         unknown = [
@@ -625,6 +658,16 @@ class Flow:
                 is_read = isinstance(node.ctx, ast.Load)
                 self.read |= {script.variable(node)} - sure if is_read else set()
                 assigned |= set() if is_read else {script.variable(node)}
+            is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            method = script.methods.get(called(node)) if is_method else None
+            if isinstance(node, ast.Call) and method is not None and method not in script.open:
+                script.open.append(method)
+                inner, names = Flow(script), [each.arg for each in method.args.args]
+                inner.run(method.body, {Variable(method, each) for each in names})
+                script.open.pop()
+                for name, value in zip(names[1:], node.args, strict=False):
+                    if Variable(method, name) in inner.changed:
+                        self._change(value)
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
             is_pure = is_maths or (
@@ -686,7 +729,19 @@ class Flow:
         self.assigned |= {each for each in inner.assigned if each.scope not in inside}
         self._changed |= {each for each in inner.changed if each.scope not in inside}
         for parameter, value in script.passed_arguments:
-            parts = getattr(value, "elts", [getattr(value, "value", value)])
-            for root in (_root(each) for each in parts) if parameter in inner.changed else ():
-                if isinstance(root, ast.Name) and root.id not in script.symbols:
-                    self._changed.add(script.variable(root))
+            if parameter in inner.changed:
+                self._change(value)
+        names = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+        for name, default in zip(names, function.args.defaults, strict=True):
+            if Variable(function, name.arg) in inner.changed and isinstance(default, ast.List | ast.Dict):
+                self._changed.add(Variable(function, name.arg))
+                self.read.add(Variable(function, name.arg))
+
+    def _change(self, value: ast.expr) -> None:
+        """Note that a function changes what it is given."""
+        inner: Any = [value.value] if isinstance(value, ast.Starred) else getattr(value, "elts", [])
+        for part in inner:
+            self._change(part)
+        root = _root(value)
+        if isinstance(root, ast.Name) and root.id not in self._script.symbols:
+            self._changed.add(self._script.variable(root))

@@ -85,7 +85,7 @@ def adopt_command(
     if notes:
         notes.insert(0, "an epoch is one step, so a kill costs the epoch")
     notes += [
-        f"{name} is taken for a module: if it is a function, take it out of the state"
+        f"{name} is taken for a module or a scheduler: if it is a function, take it out of the state"
         for name in patch.guessed
     ]
     notes += [
@@ -395,6 +395,10 @@ class Patch:
             if name in inside and (record in after.read or script.holds_state(record)):
                 self._refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
         self._check_head(step.read | tail.read)
+        for call in (each for top in self._head for each in ast.walk(top) if called(each) == "append"):
+            item = call.args[0] if isinstance(call, ast.Call) and call.args else None
+            if isinstance(item, ast.Name) and script.variable(item) in self._carried & step.changed:
+                self._refuse(call, f"`{item.id}` would come back as two: append it below the steps")
 
     def _check_head(self, read: set[Variable]) -> None:
         """Refuse what the head of an epoch makes of later values, if it is made anew there by a resume."""
