@@ -31,7 +31,7 @@ _SCHEDULER = re.compile("sched", re.IGNORECASE)
 _PURE = re.compile(
     "size|dim|item|view|to|cuda|cpu|float|long|keys|items|values|get|format|join|mean|sum|split|argmax|max|min|eq"
     "|numpy|narrow|detach|reshape|flatten|(un)?squeeze|transpose|permute|t|clone|index|(view|type|expand)_as"
-    "|contiguous|is_available"
+    "|contiguous|is_available|startswith|endswith|upper|[lr]strip|parameters|named_parameters|modules|children"
 )
 """Methods that leave their object as it is, if their result is used."""
 _MATHS = re.compile(
@@ -150,8 +150,8 @@ class Script:
         }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         bound = {*names, *arguments, *(each.id for each in self.stores)}
-        self.symbols = self.imported | self.functions.keys() | self.classes.keys() | {*dir(builtins)}
-        self.symbols |= self.read_names - bound  # from a star import
+        self.symbols = self.imported | self.functions.keys() | self.classes.keys()
+        self.symbols |= {*dir(builtins), *self.read_names} - bound  # also from a star import
         """Names that are no variables."""
         self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
@@ -394,7 +394,7 @@ class Script:
             arguments = [*value.args, *(each.value for each in value.keywords)]
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
-            kind = owner[0]._kind_of_objects(owner[1], self._methods_in_use)
+            kind = owner[0]._kind_of_objects(owner[1], self.methods_in_use)
             if kind:
                 return kind if kind != "record" or is_plain else "object"
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
@@ -474,24 +474,32 @@ class Script:
             )
         return {each for each in flow.assigned | flow.changed if each.scope is None}
 
-    def is_data_that_changes(self, node: ast.ClassDef) -> bool:
+    def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
+        if any(called(part) in GENERATORS for part in ast.walk(node)):
+            return True
         names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         is_data = any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases)
-        for part in ast.walk(node):
-            function = self.nearest(part, ast.FunctionDef)
-            own = {each.arg for each in function.args.args[:1]} if function is not None else set()
-            is_own = getattr(_root(part), "id", "") in own
-            is_stored = is_own and not isinstance(getattr(part, "ctx", ast.Load()), ast.Load)
-            is_changed = is_stored and function.name != "__init__"
-            if called(part) in GENERATORS or (
-                is_changed and (is_data or names & {"__getitem__", "__iter__"})
-            ):
+        for method in self._methods_of(node, used) if is_data or names & {"__getitem__", "__iter__"} else ():
+            own = {each.arg for each in method.args.args[:1]}
+            parts = [each for each in ast.walk(method) if isinstance(each, ast.Attribute | ast.Subscript)]
+            if any(getattr(_root(e), "id", "") in own and not isinstance(e.ctx, ast.Load) for e in parts):
                 return True
         return False
 
+    def _methods_of(self, node: ast.ClassDef, used: frozenset[str]) -> list[ast.FunctionDef]:
+        """Return the methods of a class that may run after an object was made."""
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        names = {each for each in methods if each in used or each.startswith("__")} - {"__init__"}
+        while (
+            more := {called(part) for name in names for part in ast.walk(methods[name])}
+            & methods.keys() - names
+        ):
+            names |= more
+        return [methods[name] for name in names]
+
     @cached_property
-    def _methods_in_use(self) -> frozenset[str]:
+    def methods_in_use(self) -> frozenset[str]:
         """Names of methods that are called of anything but `self`."""
         names = set[str]()
         for node in (each for each in self.nodes if isinstance(each, ast.Attribute)):
@@ -531,7 +539,7 @@ class Script:
             return ""
         if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
             return "object"
-        changing, callers, kept = set[str](), dict[str, set[str]](), list[ast.AST]()
+        changing, kept = set[ast.AST](), list[ast.AST]()
         for method in methods:
             arguments = [each for each in ast.walk(method.args) if isinstance(each, ast.arg)]
             me = arguments[0].arg if arguments else ""
@@ -539,20 +547,14 @@ class Script:
             flow.run(method.body, {Variable(method, each.arg) for each in arguments})
             if any(each.scope is None for each in flow.assigned | flow.changed):
                 return "object"
-            changing |= {method.name} if Variable(method, me) in flow.changed else set()
-            for call in ast.walk(method):
-                if isinstance(call, ast.Call) and dotted(call) in flow.own_calls:
-                    callers.setdefault(called(call), set()).add(method.name)
+            changing |= {method} if Variable(method, me) in flow.changed else set()
             kept += method.args.defaults
             kept += [
                 each.value
                 for each in ast.walk(method)
                 if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
             ]
-        while more := {each for name in changing for each in callers.get(name, ())} - changing:
-            changing |= more
-        special = {each for each in names if each.startswith("__")} - {"__init__"}
-        is_changed = changing & (used | special)
+        is_changed = changing & {*self._methods_of(node, used)}
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
@@ -676,6 +678,7 @@ class Flow:
             is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
             is_pure |= isinstance(node, ast.Call) and dotted(node) in self.own_calls
             # an object that is called may count its calls
+            is_pure |= called(node) == "set_epoch"  # which each epoch calls again
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 # as shuffle(order) and clip_(parameters) do; x.copy_(y) leaves y as it is

@@ -533,7 +533,7 @@ class Patch:
                 )
         for call in (node for node in script.nodes if isinstance(node, ast.Call)):
             owner = script.class_of(dotted(call))
-            if owner is not None and owner[0].is_data_that_changes(owner[1]):
+            if owner is not None and owner[0].is_data_that_changes(owner[1], script.methods_in_use):
                 self._refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
             elif any(
                 each.arg == "persistent_workers" and ast.unparse(each.value) != "False"
