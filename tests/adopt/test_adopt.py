@@ -351,6 +351,11 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         (around("a = parse()\n", step=STEP + "print(a.name.startswith('b'))\n"), '"optimizer": optimizer}'),
         (around("s = lib.Sampler()\n", head=HEAD + "s.set_epoch(epoch)\n"), '"optimizer": optimizer}'),
         (around(step=STEP + "input = row.clone()\n" + STEP + "input[0] = 1\n"), '"optimizer": optimizer}'),
+        (
+            "class Own(torch.utils.data.Dataset):\n    def get(self):\n        return 1\n"
+            + around("h = {}\nh['a'] = Own()\n", step=STEP + "h['a'].get()\n"),
+            '"optimizer": optimizer}',
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),

@@ -268,7 +268,7 @@ class Script:
             return "state" if self.is_stored_in(variable) else "reporter"
         if kinds == {"plain"}:
             kinds = {self.kind_of(each) for each in self._appended(variable)} - {"state"} or kinds
-            kinds = {"" if each == "record" else each for each in kinds}
+            kinds = {{"record": "", "constant": "reporter"}.get(each, each) for each in kinds}
         if "" in kinds <= {"", "plain"} and self._is_named_as_state(variable):
             return "state"
         if "writer" in kinds:
@@ -278,10 +278,12 @@ class Script:
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
 
     def _appended(self, variable: Variable) -> list[ast.expr]:
-        """Return the objects that are made and put into a list."""
+        """Return the objects that are made and put into a list or a dictionary."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) == "append"]
         calls = [each for each in calls if called(each.args[0] if each.args else None)[:1].isupper()]
         roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls]
+        items = [(k.value, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
+        roots += [(key, value) for key, value in items if called(value)[:1].isupper()]
         return [v for root, v in roots if isinstance(root, ast.Name) and self.variable(root) == variable]
 
     def is_stored_in(self, variable: Variable) -> bool:
@@ -535,7 +537,11 @@ class Script:
             part in base for base in bases for part in ("nn.", "optim.", "Module")
         ):
             return "state"
-        if node.keywords or node.decorator_list or not {*bases} <= {"object"}:
+        if (
+            node.keywords
+            or node.decorator_list
+            or not all(e == "object" or e.endswith("Dataset") for e in bases)
+        ):
             return ""
         if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
             return "object"
