@@ -356,6 +356,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             + around("h = {}\nh['a'] = Own()\n", step=STEP + "h['a'].get()\n"),
             '"optimizer": optimizer}',
         ),
+        (around(step=STEP + "if len(row) is not 9: print(1)\n"), '"optimizer": optimizer}'),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),

@@ -10,6 +10,7 @@ import difflib
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -226,7 +227,8 @@ class Patch:
             at = end
         if not self.refused:
             self.text = b"".join([*pieces, self._source[at:]]).decode()
-            compile(self.text, name, "exec")
+            with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # the script's own
+                compile(self.text, name, "exec")
 
     def _refuse(self, node: Any, problem: str) -> None:
         self.refused.add((node.lineno, problem))
