@@ -357,6 +357,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             '"optimizer": optimizer}',
         ),
         (around(step=STEP + "if len(row) is not 9: print(1)\n"), '"optimizer": optimizer}'),
+        (around("h = []\nif x.dim() > 9: h = lib.load()\n", step=STEP + "h.append(1)\n"), "kept.h.append(1)"),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),

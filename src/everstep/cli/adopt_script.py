@@ -271,6 +271,10 @@ class Script:
             kinds = {{"record": "", "constant": "reporter"}.get(each, each) for each in kinds}
         if "" in kinds <= {"", "plain"} and self._is_named_as_state(variable):
             return "state"
+        values = self.values(variable)
+        is_list = any(isinstance(each, ast.List | ast.Dict) for each in values)
+        if kinds == {"", "plain"} and is_list and not any(called(each)[:1].isupper() for each in values):
+            kinds = {"plain"}  # `h = []`, or one from a file; what is neither is an error at the start
         if "writer" in kinds:
             return "reporter" if len(kinds) == 1 and self._answers_nothing(variable) else ""
         if "record" in kinds:  # to save what a clock has measured would make any two runs differ

@@ -120,7 +120,9 @@ def compare(script: Path, patched: Path, args: Sequence[str]) -> str | None:
     with owned_folder("everstep-adopt-") as folder:
         for number, file in enumerate((script, script, patched)):
             place = ["env", f"EVERSTEP_ROOT={folder / 'runs'}", "EVERSTEP_INDEX=off"]
-            command = [*place, sys.executable, str(file.resolve()), *args]
+            path = file.resolve()  # in the copy of this folder, where a script may write beside itself
+            path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            command = [*place, sys.executable, str(path), *args]
             start = Chain(command, command, folder / str(number), 600.0).start()
             if start.status or not start.updates:
                 ending = f"status {start.status} after {start.updates} updates of a torch optimizer"
