@@ -350,6 +350,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         ),
         (around("a = parse()\n", step=STEP + "print(a.name.startswith('b'))\n"), '"optimizer": optimizer}'),
         (around("s = lib.Sampler()\n", head=HEAD + "s.set_epoch(epoch)\n"), '"optimizer": optimizer}'),
+        (around("def say(str):\n    print(str)\n", step=STEP + "say(str(1))\n"), '"optimizer": optimizer}'),
         (around(step=STEP + "input = row.clone()\n" + STEP + "input[0] = 1\n"), '"optimizer": optimizer}'),
         (
             "class Own(torch.utils.data.Dataset):\n    def get(self):\n        return 1\n"
@@ -358,6 +359,20 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         ),
         (around(step=STEP + "if len(row) is not 9: print(1)\n"), '"optimizer": optimizer}'),
         (around("h = []\nif x.dim() > 9: h = lib.load()\n", step=STEP + "h.append(1)\n"), "kept.h.append(1)"),
+        (around("s = SimpleNamespace(n=0)\n", step=STEP + "s.n += 1\n"), '"s": vars(s)'),
+        (
+            METER + around("m = {k: Meter() for k in 'ab'}\n", step=STEP + "m['a'](1)\n"),
+            '"m": {key: vars(value)',
+        ),
+        (
+            around("g = torch.Generator()\nl = DataLoader(x, generator=g)\n", tail=TAIL + "print(l)\n"),
+            '"g": g',
+        ),
+        (around("r = np.random.RandomState(1)\n").replace("in x:", "in r.permutation(9):"), '"r": r'),
+        (
+            around("n = 0\nimport os\n", step=STEP + "n += 1\n"),
+            "SimpleNamespace()  # what goes from one step or epoch to the next\ntorch.manual",
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),
@@ -422,13 +437,13 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around(head=HEAD + "b = tqdm(x, ncols=9)\n", step=STEP + "b.set_postfix(a=1)\n").replace(
                 "in x:", "in b:"
             ),
-            "b = tqdm(loop.iter_steps(x), ncols=9)\n        for _, row in b:\n",
+            "b = tqdm(loop.iter_steps(list(x)), ncols=9)\n        for _, row in b:\n",
         ),
         (
             around(head=HEAD + "b = tqdm(enumerate(x))\n", step=STEP + "print(i)\n").replace(
                 "row in x:", "i, row in b:"
             ),
-            "b = tqdm(loop.iter_steps(x))\n        for _, row in b:\n            i = loop.batch_index\n",
+            "(loop.iter_steps(list(x)))\n        for _, row in b:\n            i = loop.batch_index\n",
         ),
         (around("h, b = {}, []\n", step=STEP + "h['b'] = b\n" + STEP + "h.get('b').append(1)\n"), "kept.b"),
         (
@@ -445,7 +460,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
         ),
         (around("import os\n"), "import os\nimport everstep\nwith everstep.TrainLoop("),
         (around("r = wandb.init()\n", step=STEP + "r.log(loss)\n"), "            r.log(loss)\n"),
-        (LOOP_OF_TABS, "\n\t\tfor _, row in loop.iter_steps(x):\n\t\t\tloss ="),
+        (LOOP_OF_TABS, "\n\t\tfor _, row in loop.iter_steps(list(x)):\n\t\t\tloss ="),
         (
             BEGIN.replace("net =", "net, more =").replace("1)\n", "1), torch.nn.Linear(4, 1)\n", 1)
             + LOOP.replace("net(row)", "(net(row) + more(row))"),
@@ -493,6 +508,20 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
             + "".join(f"    {each}\n" for each in LOOP.replace("in x:", "in d.get():").splitlines())
             + "f(d)\n"
         ),
+        around(head=HEAD + "l = DataLoader(net(x))\n").replace("in x:", "in l:"),
+        around("def make(n):\n    return n(x)\n").replace("in x:", "in make(net):"),
+        around("h = [1]\ndef order():\n    return [each for each in h]\n", step=STEP + "h[0] = 2\n").replace(
+            "in x:", "in order():"
+        ),
+        around("b = None\n", tail=TAIL + "b = net.state_dict().copy()\n", after="print(b)\n"),
+        around("b = {}\n", tail=TAIL + "b['a'] = net.state_dict()\n", after="print(b)\n"),
+        around("b = {}\n", tail=TAIL + "b = {'a': net.state_dict()}\n", after="print(b)\n"),
+        around("b = []\n", tail=TAIL + "b.append(net.weight.data)\n", after="print(b)\n"),
+        METER.replace("+= n", "= net.state_dict()") + around("m = Meter()\n", step=STEP + "m(1)\n"),
+        METER + around("m = defaultdict(Meter)\n", step=STEP + "m[0](1)\n"),
+        METER + around("m = {'a': {'b': Meter()}}\n", step=STEP + "m['a']['b'](1)\n"),
+        METER + around("m = dict(a=Meter())\n", step=STEP + "m['a'](1)\n"),
+        around(head=HEAD + "o = make(torch.optim.SGD(net.parameters(), lr=1))\n"),
         around("x = zip(x, x)\n"),
         around("def batches():\n    yield x\n").replace("in x:", "in batches():"),
         around(

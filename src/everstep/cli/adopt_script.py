@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LOOPS = (ast.For, ast.While)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", "manual_seed"}
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adadelta", "Adagrad", "Adamax", "RMSprop", "LBFGS"}
@@ -151,7 +152,7 @@ class Script:
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
         bound = {*names, *arguments, *(each.id for each in self.stores)}
         self.symbols = self.imported | self.functions.keys() | self.classes.keys()
-        self.symbols |= {*dir(builtins), *self.read_names} - bound  # also from a star import
+        self.symbols |= {*dir(builtins)} - {each.id for each in self.stores} | self.read_names - bound
         """Names that are no variables."""
         self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
@@ -267,7 +268,8 @@ class Script:
         if kinds == {"reporter"} and called(self.values(variable)[0]).endswith("Loss"):
             return "state" if self.is_stored_in(variable) else "reporter"
         if kinds == {"plain"}:
-            kinds = {self.kind_of(each) for each in self._appended(variable)} - {"state"} or kinds
+            items = [each for each in self.items_of(variable) if called(each)[:1].isupper()]
+            kinds = {self.kind_of(each) for each in items} - {"state"} or kinds
             kinds = {{"record": "", "constant": "reporter"}.get(each, each) for each in kinds}
         if "" in kinds <= {"", "plain"} and self._is_named_as_state(variable):
             return "state"
@@ -281,14 +283,28 @@ class Script:
             return "" if len(kinds) > 1 else "reporter" if self._is_timer(variable) else "record"
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
 
-    def _appended(self, variable: Variable) -> list[ast.expr]:
-        """Return the objects that are made and put into a list or a dictionary."""
+    def items_of(self, variable: Variable) -> list[ast.expr]:
+        """Return what is put into a list or a dictionary."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) == "append"]
-        calls = [each for each in calls if called(each.args[0] if each.args else None)[:1].isupper()]
-        roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls]
-        items = [(k.value, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
-        roots += [(key, value) for key, value in items if called(value)[:1].isupper()]
+        roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls if each.args]
+        roots += [(k.value, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
         return [v for root, v in roots if isinstance(root, ast.Name) and self.variable(root) == variable]
+
+    def is_view_of_weights(self, value: ast.expr | None) -> bool:
+        """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`."""
+        value = self.returned(value) or value
+        parts = [*ast.walk(value)] if value is not None else []
+        if any(called(each) in ("deepcopy", "clone", "float", "item", "tolist") for each in parts):
+            return False
+        is_part = isinstance(value, ast.Attribute) and value.attr in ("data", "weight", "bias")
+        root = _root(value) if is_part or called(value) in ("detach", "numpy") else None
+        is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state"
+        return is_weight or any(called(each) == "state_dict" for each in parts)
+
+    def is_array(self, value: ast.expr | None) -> bool:
+        """Return whether a value is an array of NumPy or torch."""
+        value = same_object(value)
+        return isinstance(value, ast.Call) and _ARRAY.fullmatch(dotted(value)) is not None
 
     def is_stored_in(self, variable: Variable) -> bool:
         """Return whether the script assigns an attribute or an item of what a variable holds."""
@@ -403,6 +419,8 @@ class Script:
             kind = owner[0]._kind_of_objects(owner[1], self.methods_in_use)
             if kind:
                 return kind if kind != "record" or is_plain else "object"
+        if name == "SimpleNamespace":
+            return "record"
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
         is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
         if is_reporter or any(called(each) in _REPORTERS for each in parts):
@@ -411,7 +429,11 @@ class Script:
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-        inner = inner or [each for each in [getattr(value, "elt", None)] if each is not None]
+        inner = inner or [
+            getattr(value, each)
+            for each in ("elt", "value")
+            if isinstance(value, _COMPREHENSIONS) and hasattr(value, each)
+        ]
         kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
         if kinds == {"function"}:
             return "function"
@@ -420,8 +442,18 @@ class Script:
         unknown = [
             each for each in inner if called(each)[:1].isupper() and self.kind_of(each) in ("", "object")
         ]
+        arguments = (
+            [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
+        )
         if name == "defaultdict" and not all(
-            isinstance(each, ast.Name) for each in getattr(value, "args", ())
+            getattr(e, "id", "") in _PLAIN | {"str", "bool"} for e in arguments
+        ):
+            return ""
+        deep = [part for each in (*inner, *arguments) for part in ast.walk(each) if part not in inner]
+        if any(
+            called(each)[:1].isupper() and self.kind_of(each) in ("record", "object")
+            for each in deep
+            if isinstance(each, ast.Call)
         ):
             return ""
         if unknown or any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
@@ -436,8 +468,7 @@ class Script:
             ast.UnaryOp,
             ast.BinOp,
         )
-        is_array = isinstance(value, ast.Call) and _ARRAY.fullmatch(dotted(value)) is not None
-        return "plain" if name in _PLAIN or is_array or isinstance(value, plain) else ""
+        return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, plain) else ""
 
     def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
         """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
@@ -576,6 +607,8 @@ class Script:
             name = called(node)
             if name == "deepcopy":
                 return called(node.args[0] if node.args else None) != "state_dict"
+            if name == "state_dict":
+                return called(self._parents[node]) != "deepcopy"
             is_class = name[:1].isupper() and name not in _PLAIN | OPTIMIZERS
             return name in ("open", "iter") or is_class
         above = self._parents[node]

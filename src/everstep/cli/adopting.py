@@ -355,6 +355,8 @@ class Patch:
         for node in self._reached(self._epochs):
             if dotted(node) == "torch.load":
                 self._refuse(node, "may read a file newer than a resume's state: keep it in a variable")
+            elif called(node) in OPTIMIZERS:
+                self._refuse(node, "an optimizer is made anew in the loop: make it once, before the loop")
             elif called(node) == "add_param_group":
                 self._refuse(node, "a resume begins with the first groups: make all above the loop")
             elif dotted(node).rpartition(".")[2] in ("lru_cache", "cache") and isinstance(node, ast.expr):
@@ -398,13 +400,15 @@ class Patch:
                 self._made.add(record)
             if name in inside and (record in after.read or script.holds_state(record)):
                 self._refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
-        self._check_head(step.read | tail.read)
+        data = Flow(script)
+        data.run([ast.Expr(steps.iter)] if steps is not epochs else [], set())
+        self._check_head(step.read | tail.read, data.read)
         for call in (each for top in self._head for each in ast.walk(top) if called(each) == "append"):
             item = call.args[0] if isinstance(call, ast.Call) and call.args else None
             if isinstance(item, ast.Name) and script.variable(item) in self._carried & step.changed:
                 self._refuse(call, f"`{item.id}` would come back as two: append it below the steps")
 
-    def _check_head(self, read: set[Variable]) -> None:
+    def _check_head(self, read: set[Variable], data: set[Variable]) -> None:
         """Refuse what the head of an epoch makes of later values, if it is made anew there by a resume."""
         script, kept, flows = self._script, self._carried | self._records, list[tuple[ast.stmt, Flow]]()
         counters = {script.variable(each) for each in self._counters if isinstance(each, ast.Name)}
@@ -418,11 +422,23 @@ class Patch:
         while more := {v for _, f in flows if f.read & late for v in f.assigned | f.changed} - late:
             late |= more
         for node, flow in flows if late else ():
-            used = (flow.assigned | flow.changed) & read - kept if flow.read & late else set[Variable]()
-            used = {each for each in used if script.kind(each) not in ("reporter", "state", "function")}
+            used = (
+                (flow.assigned | flow.changed) & (read | data) - kept if flow.read & late else set[Variable]()
+            )
+            is_data = {e for e in used if any(called(value) == "DataLoader" for value in script.values(e))}
+            used = {e for e in used if script.kind(e) not in ("reporter", "state", "function")} | is_data
             if used:
                 problem = "is made of values that steps change; a resume would find later ones"
                 self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
+
+        drawn = {
+            e for e in data if any(called(same_object(value)) in GENERATORS for value in script.values(e))
+        }
+        state = {e for e in data if script.kind(e) == "state" or e in kept - counters}
+        for each in (late & data | state) - drawn:
+            self._refuse(
+                self._steps, f"the data is made of `{each.name}`, of which a resume would find a later value"
+            )
 
     def _backward_calls(self, variable: Variable) -> list[Any]:
         """Return the lines `loss.backward()`, if this is the last that the loop does with a loss."""
@@ -486,8 +502,8 @@ class Patch:
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind == "function":
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
-        elif any(called(each) == "state_dict" for each in made):
-            problem = "is a view of weights that change: write copy.deepcopy(net.state_dict())"
+        elif any(script.is_view_of_weights(each) for each in (*made, *script.items_of(variable))):
+            problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
         elif (kind != "plain" and changed) or objects:
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
@@ -506,7 +522,14 @@ class Patch:
         for value in [value for each in used for value in script.values(each)]:
             if isinstance(value, ast.Call) and called(value) in OPTIMIZERS and value.args:
                 used |= self._trained(value.args[0])
-        used |= self._generators() if self._is_coarse else set()
+        if self._is_coarse:
+            used |= self._generators()
+        for name in (
+            each for each in script.stores if called(same_object(script.stored_value(each))) in GENERATORS
+        ):
+            variable = script.variable(name)
+            is_above = name.lineno < self._epochs.lineno and variable.scope is self._home
+            used |= {variable} if variable.scope is None or is_above else set()
         for each in used:
             first = script.first(each)
             choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
@@ -715,6 +738,8 @@ class Patch:
             comment = "what goes from one step or epoch to the next"
             lines = ["import types", *lines, "", f"{self._kept} = types.SimpleNamespace()  # {comment}"]
         ends = [isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.If) for node in body]
+        kept = [each.lineno for each in script.stores if script.variable(each) in self._carried | self._made]
+        ends = [end or node.lineno >= min(kept, default=10**9) for end, node in zip(ends, body, strict=True)]
         top = body[: [*ends, True].index(True)]
         ends_at = [node.end_lineno or 0 for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
         at = self._at(max(ends_at, default=0) + 1)
@@ -763,6 +788,8 @@ class Patch:
         if isinstance(batch, ast.Tuple) and not target.startswith("("):
             target = f"({target})"
         text = self._text(data)
+        if any(self._script.is_array(each) for each in (data, *values)):
+            text = f"list({text})"
         if called(data) == "trange":
             text = f"range{text.partition('trange')[2]}"
         drawn = f"{self._loop}.iter_steps({text})"
