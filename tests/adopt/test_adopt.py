@@ -373,6 +373,18 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("n = 0\nimport os\n", step=STEP + "n += 1\n"),
             "SimpleNamespace()  # what goes from one step or epoch to the next\ntorch.manual",
         ),
+        (
+            around("np.random.seed(1)\n").replace("in x:", "in np.random.permutation(9):"),
+            "iter_steps(list(np.random.permutation(9)))",
+        ),
+        (
+            around(
+                "b = {}\n",
+                tail=TAIL + "b = {k: v.clone() for k, v in net.state_dict().items()}\n",
+                after="print(b)\n",
+            ),
+            "print(kept.b)",
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),
@@ -517,6 +529,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around("b = {}\n", tail=TAIL + "b['a'] = net.state_dict()\n", after="print(b)\n"),
         around("b = {}\n", tail=TAIL + "b = {'a': net.state_dict()}\n", after="print(b)\n"),
         around("b = []\n", tail=TAIL + "b.append(net.weight.data)\n", after="print(b)\n"),
+        around("b = {}\n", tail=TAIL + "b = {'a': float(1), 'w': net.state_dict()}\n", after="print(b)\n"),
         METER.replace("+= n", "= net.state_dict()") + around("m = Meter()\n", step=STEP + "m(1)\n"),
         METER + around("m = defaultdict(Meter)\n", step=STEP + "m[0](1)\n"),
         METER + around("m = {'a': {'b': Meter()}}\n", step=STEP + "m['a']['b'](1)\n"),

@@ -21,7 +21,9 @@ _STATE = {*OPTIMIZERS, *GENERATORS, "GradScaler", "DataParallel", "AveragedModel
 _STATE_METHODS = {"parameters", "state_dict", "load_state_dict", "zero_grad", "train", "eval", "step"}
 _PLAIN = {"list", "dict", "set", "deque", "defaultdict", "Counter", "int", "float", "zeros", "len", "max"}
 _PLAIN |= {"OrderedDict"}
-_ARRAY = re.compile(r"(np|numpy|torch)\.(?!load|compile|device|no_grad|set_|is_)([a-z_]+|[A-Za-z]*Tensor)")
+_ARRAY = re.compile(
+    r"(np|numpy|torch)\.(random\.)?(?!load|compile|device|no_grad|set_|is_)([a-z_]+|[A-Za-z]*Tensor)"
+)
 _CLOCKS = {"time", "perf_counter", "now"}
 _REPORTERS = _CLOCKS | {"DataLoader", "random_split", "SummaryWriter", "tqdm", "open"}
 _REPORTERS |= {"writer", "device"}
@@ -294,12 +296,14 @@ class Script:
         """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`."""
         value = self.returned(value) or value
         parts = [*ast.walk(value)] if value is not None else []
-        if any(called(each) in ("deepcopy", "clone", "float", "item", "tolist") for each in parts):
-            return False
+        copies = [each for each in parts if called(each) == "deepcopy"]
+        for each in (part for part in parts if isinstance(part, _COMPREHENSIONS)):
+            copies += [each] * any(called(part) in ("clone", "deepcopy", "tolist") for part in ast.walk(each))
+        copied = {part for each in copies for part in ast.walk(each)}
         is_part = isinstance(value, ast.Attribute) and value.attr in ("data", "weight", "bias")
         root = _root(value) if is_part or called(value) in ("detach", "numpy") else None
         is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state"
-        return is_weight or any(called(each) == "state_dict" for each in parts)
+        return is_weight or any(called(each) == "state_dict" for each in parts if each not in copied)
 
     def is_array(self, value: ast.expr | None) -> bool:
         """Return whether a value is an array of NumPy or torch."""
