@@ -385,6 +385,13 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             ),
             "print(kept.b)",
         ),
+        (
+            METER
+            + around("m = Meter()\ndef fit():\n    n = Meter()\n").partition("for epoch")[0]
+            + "".join(f"    {each}\n" for each in (LOOP + STEP + "m(n(1))\n").splitlines())
+            + "fit()\n",
+            '"m": vars(m), "n": vars(n)}',
+        ),
         (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
         (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
         (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),

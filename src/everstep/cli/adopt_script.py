@@ -71,6 +71,10 @@ class Variable(NamedTuple):
     name: str
 
 
+def parameters(function: ast.FunctionDef) -> list[Variable]:
+    return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+
+
 def dotted(node: ast.AST | None) -> str:
     """Return "torch.optim.Adam" of these names and of a call of them."""
     if isinstance(node, ast.Attribute):
@@ -505,14 +509,7 @@ class Script:
         ]
         flow = Flow(self)
         for function in [*(self.functions[each] for each in hooks), *methods]:
-            flow.run(
-                function.body,
-                {
-                    Variable(function, each.arg)
-                    for each in ast.walk(function.args)
-                    if isinstance(each, ast.arg)
-                },
-            )
+            flow.run(function.body, {*parameters(function)})
         return {each for each in flow.assigned | flow.changed if each.scope is None}
 
     def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
@@ -586,13 +583,12 @@ class Script:
             return "object"
         changing, kept = set[ast.AST](), list[ast.AST]()
         for method in methods:
-            arguments = [each for each in ast.walk(method.args) if isinstance(each, ast.arg)]
-            me = arguments[0].arg if arguments else ""
-            flow = Flow(self, own_calls={f"{me}.{name}" for name in names})
-            flow.run(method.body, {Variable(method, each.arg) for each in arguments})
+            me = next(iter(parameters(method)), Variable(method, ""))
+            flow = Flow(self, own_calls={f"{me.name}.{name}" for name in names})
+            flow.run(method.body, {*parameters(method)})
             if any(each.scope is None for each in flow.assigned | flow.changed):
                 return "object"
-            changing |= {method} if Variable(method, me) in flow.changed else set()
+            changing |= {method} if me in flow.changed else set()
             kept += method.args.defaults
             kept += [
                 each.value
@@ -711,11 +707,11 @@ class Flow:
             method = script.methods.get(called(node)) if is_method else None
             if isinstance(node, ast.Call) and method is not None and method not in script.open:
                 script.open.append(method)
-                inner, names = Flow(script), [each.arg for each in method.args.args]
-                inner.run(method.body, {Variable(method, each) for each in names})
+                inner = Flow(script)
+                inner.run(method.body, {*parameters(method)})
                 script.open.pop()
-                for name, value in zip(names[1:], node.args, strict=False):
-                    if Variable(method, name) in inner.changed:
+                for parameter, value in zip(parameters(method)[1:], node.args, strict=False):
+                    if parameter in inner.changed:
                         self._change(value)
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
@@ -724,8 +720,8 @@ class Flow:
             )
             is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
             is_pure |= isinstance(node, ast.Call) and dotted(node) in self.own_calls
-            # an object that is called may count its calls
             is_pure |= called(node) == "set_epoch"  # which each epoch calls again
+            # an object that is called may count its calls
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
             if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
                 # as shuffle(order) and clip_(parameters) do; x.copy_(y) leaves y as it is

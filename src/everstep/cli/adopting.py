@@ -429,7 +429,9 @@ class Patch:
             used = {e for e in used if script.kind(e) not in ("reporter", "state", "function")} | is_data
             if used:
                 problem = "is made of values that steps change; a resume would find later ones"
-                self._refuse(node, f"`{min(used)[1]}` {problem}: see docs/guide/exactness.md")
+                self._refuse(
+                    node, f"`{min(each.name for each in used)}` {problem}: see docs/guide/exactness.md"
+                )
 
         drawn = {
             e for e in data if any(called(same_object(value)) in GENERATORS for value in script.values(e))
@@ -634,7 +636,10 @@ class Patch:
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
         entries = [*dict.fromkeys(state)]
-        entries += [f'"{each.name}": {self._attributes(each)}' for each in sorted(self._records - self._made)]
+        entries += [
+            f'"{each.name}": {self._attributes(each)}'
+            for each in sorted(self._records - self._made, key=lambda each: each.name)
+        ]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
