@@ -545,7 +545,7 @@ class Patch:
             self._refuse(self._epochs, "no model or optimizer of this loop was found: write it by hand")
         self.guessed = sorted(each.name for each in used & script.guessed)
         entries = list[str]()
-        for each in sorted(used, key=lambda each: script.first(each).lineno):
+        for each in sorted(used, key=lambda each: (script.first(each).lineno, each.name)):
             values = script.values(each)
             choices = [*values, *(e.orelse for e in values if isinstance(e, ast.IfExp))]
             is_none = any(isinstance(e, ast.Constant) and e.value is None for e in choices)
