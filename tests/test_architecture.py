@@ -26,7 +26,7 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"arguments", "display", "hazard", "lazy", "polling", "redaction"},
+    {"arguments", "display", "hazard", "lazy", "polling", "redaction", "version"},
     {"unattended"},
     {"schedule"},
     {"contracts", "durable", "untrusted_files"},
@@ -230,7 +230,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest() -> None:
         everstep.TrainLop  # noqa: B018
 
 
-USED = ("__future__", "typing", "everstep.lazy", "everstep.unattended")
+USED = ("__future__", "typing", "everstep.lazy", "everstep.unattended", "everstep.version")
 """Modules of which a module of late names imports something for itself."""
 
 LATE = ("everstep", *(f"everstep.{room}" for room in ("data", "experiment", "services", "testing", "torch")))

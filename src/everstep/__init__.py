@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from everstep.lazy import exports
 from everstep.unattended import tell_of_errors
+from everstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from everstep import (
@@ -87,5 +88,3 @@ else:
     __getattr__, __dir__, __all__ = exports(__name__, beside="everstep.services")
 
 tell_of_errors()
-
-__version__ = "0.1.0"

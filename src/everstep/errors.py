@@ -285,9 +285,9 @@ DISTRIBUTIONS = {
     "ui": "click sqlalchemy starlette uvicorn orjson",
     "mirror": "fsspec s3fs",
     "tensorboard": "tensorboard pillow",
-    "wandb": "wandb",
-    "mlflow": "mlflow-skinny sqlalchemy alembic",
-    "trackio": "trackio",
+    "wandb": "'wandb>=0.31'",
+    "mlflow": "'mlflow-skinny>=3.13' sqlalchemy alembic",
+    "trackio": "'trackio>=0.43'",
 }
 """Extra of everstep -> the distributions that it brings, as in pyproject.toml."""
 

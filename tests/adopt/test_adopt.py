@@ -431,10 +431,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             '"g": g',
         ),
         (
-            around(
-                "T = torch.DoubleTensor if len(x) > 9 else torch.FloatTensor\n",
-                step=STEP + "z = T(3)\n",
-            ),
+            around("T = torch.DoubleTensor if len(x) > 9 else torch.Tensor\n", step=STEP + "z = T(3)\n"),
             "z = T(3)",
         ),
         (

@@ -348,7 +348,7 @@ def test_without_its_package_an_import_names_what_to_install(tmp_path: Path) -> 
     (tmp_path / "stubs" / "wandb" / "__init__.py").write_text("raise ModuleNotFoundError('x', name='wandb')")
     path = os.pathsep.join([str(tmp_path / "stubs"), os.environ.get("PYTHONPATH", "")])
     said = everstep("import", "wandb-offline", ".", cwd=tmp_path, status=1, PYTHONPATH=path)[1]
-    assert "needs wandb, which is not installed: pip install wandb" in said
+    assert "needs wandb, which is not installed: pip install 'wandb>=0.31'" in said
 
 
 ROOT = Path(__file__).parents[2]

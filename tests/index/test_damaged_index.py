@@ -20,10 +20,9 @@ from index_runs import all_runs, everything, indexed, written
 import everstep
 import warm
 from everstep.errors import RunIndexError
-from everstep.index import query
+from everstep.index import UnwritableIndexError, query
 from everstep.index.database import Database
 from everstep.index.location import Location, id_at
-from everstep.index.run_facts import UnwritableIndexError
 from everstep.index.run_queries import newest_facts
 from everstep.index.shipping import sync
 from everstep.labels import labels

@@ -45,8 +45,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -70,6 +69,7 @@ from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError, CheckpointVersionError, RestoreError
 from everstep.state import Encoded, merge
 from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular
+from everstep.version import __version__
 
 FORMAT = 9
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
@@ -95,11 +95,12 @@ def json_bytes(value: Any, whose: str) -> bytes:
         ) from error
 
 
-own_version = cache(partial(version, "everstep"))
-
-
 def versions() -> dict[str, str]:
-    by_package = {"everstep": own_version(), "python": platform.python_version(), "numpy": np.__version__}
+    by_package = {
+        "everstep": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
     if (torch := sys.modules.get("torch")) is not None:
         by_package["torch"] = str(torch.__version__)
     return by_package
@@ -180,7 +181,7 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
     else:
         remedy = f"install everstep {writer} or newer, or resume from an older checkpoint"
     raise CheckpointVersionError(
-        f"checkpoint {folder} has format version {number}, this everstep ({version('everstep')}) reads "
+        f"checkpoint {folder} has format version {number}, this everstep ({__version__}) reads "
         f"only {FORMAT}: {remedy}"
     )
 

@@ -27,7 +27,7 @@ from everstep.errors import (
     RunIndexError,
     nearest,
 )
-from everstep.index.run_facts import GONE
+from everstep.index import GONE
 
 if TYPE_CHECKING:
     from everstep.checkpoint import CheckpointName, Store

@@ -18,7 +18,7 @@ from everstep.cli import common as cli
 from everstep.display.cells import cell, flat, in_line, plural, size
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, RunIndexError, nearest
-from everstep.index.run_facts import FACTS, GONE
+from everstep.index import FACTS, GONE
 from everstep.untrusted_files import open_regular
 
 _MOST_SETTINGS = 20
@@ -307,9 +307,9 @@ def report_command(
 
     The file has what the runs recorded of themselves: also names of machines, paths, command lines, the log.
     """
-    from importlib.metadata import version
 
     from everstep.ui.report import BEGIN, report_data, report_page
+    from everstep.version import __version__
 
     if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
         raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
@@ -327,7 +327,7 @@ def report_command(
     names = [run["name"] for run in data["runs"]]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     headline = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:3])}{more}"
-    page = report_page(data, title or headline, version("everstep"), now)
+    page = report_page(data, title or headline, __version__, now)
     try:
         write_whole(out.absolute(), page, "report")
     except OSError as error:

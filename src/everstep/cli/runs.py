@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.cli import common as cli
 from everstep.display.cells import in_line
 from everstep.errors import ConfigError
-from everstep.index.run_facts import FACTS, SHOWN
+from everstep.index import FACTS, SHOWN
 
 if TYPE_CHECKING:
     from everstep.index.columns import RunColumns

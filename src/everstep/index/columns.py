@@ -13,8 +13,8 @@ from sqlalchemy import func, select
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, nearest
+from everstep.index import FACTS, STATUSES
 from everstep.index.filters import Node, leaves, matcher, values_at
-from everstep.index.run_facts import FACTS, STATUSES
 from everstep.index.run_queries import best_of, last_values_of, names_of, newest_facts, run_rows, watched
 from everstep.index.sql_tables import facts, series
 from everstep.labels import NAMES as LABELS

@@ -20,8 +20,8 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
 from everstep.errors import ConfigError, EverstepError, RunIndexError, to_install
+from everstep.index import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import FILE, Location, lacks_credential
-from everstep.index.run_facts import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
 from everstep.redaction import without_credentials
 

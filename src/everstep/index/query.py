@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from everstep.arguments import integer
 from everstep.display.cells import flat
 from everstep.errors import ConfigError, RunIndexError, alike, nearest
+from everstep.index import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 from everstep.index.filters import Node, leaves, matcher, ordered, parse
 from everstep.index.location import FILE, Location, as_location, index_from_here, runs_of
-from everstep.index.run_facts import FACTS, SHOWN, IndexBusyError, UnwritableIndexError
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
 from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.errors import ConfigError, nearest
-from everstep.index.run_facts import GONE
+from everstep.index import GONE
 from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
 from everstep.labels import clean
 

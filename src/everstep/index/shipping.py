@@ -21,9 +21,9 @@ from sqlalchemy import Connection, Table, bindparam, delete, insert, select, upd
 
 from everstep.durable import TMP
 from everstep.errors import JournalError, RunDirError, RunIndexError
+from everstep.index import GONE
 from everstep.index.database import Database
 from everstep.index.location import facts_at, id_at, is_run
-from everstep.index.run_facts import GONE
 from everstep.index.run_queries import newest_facts, run_rows
 from everstep.index.sql_tables import (
     blocks,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from everstep.index import IndexBusyError
 from everstep.index.location import Location
-from everstep.index.run_facts import IndexBusyError
 
 if TYPE_CHECKING:
     from everstep.index.database import Database

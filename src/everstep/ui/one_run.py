@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import select
 
 from everstep.errors import ConfigError
+from everstep.index import GONE
 from everstep.index.database import Database
 from everstep.index.location import id_at
-from everstep.index.run_facts import GONE
 from everstep.index.run_queries import metric_names, newest_facts
 from everstep.index.shipping import is_here
 from everstep.index.sql_tables import events, runs, segments, stored

@@ -32,10 +32,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError, EverstepError, nearest
-from everstep.index import query
+from everstep.index import IndexBusyError, UnwritableIndexError, query
 from everstep.index.database import Database
 from everstep.index.location import is_run, runs_of
-from everstep.index.run_facts import IndexBusyError, UnwritableIndexError
 from everstep.index.run_queries import newest_facts, run_rows
 from everstep.index.shipping import is_here, sync
 from everstep.index.sql_tables import segments

@@ -13,11 +13,11 @@ from sqlalchemy import Connection, select
 from everstep.display.cells import cell, flat, in_line, plural
 from everstep.display.html import Chart, charts_of, notebook_html
 from everstep.errors import CheckpointError, ConfigError
+from everstep.index import FACTS
 from everstep.index.database import Database
 from everstep.index.filters import parse
 from everstep.index.location import is_run
 from everstep.index.query import Documents, ask
-from everstep.index.run_facts import FACTS
 from everstep.index.run_queries import (
     find_run,
     last_values_of,

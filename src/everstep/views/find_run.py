@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from everstep.errors import ConfigError
-from everstep.index import query
+from everstep.index import GONE, query
 from everstep.index.database import Database
 from everstep.index.location import id_at, is_run
-from everstep.index.run_facts import GONE
 from everstep.index.run_queries import find_run
 from everstep.index.shipping import ship
 

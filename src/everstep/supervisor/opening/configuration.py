@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -26,6 +25,7 @@ from everstep.record import facts as run_facts
 from everstep.record import machine
 from everstep.record.provenance import as_json
 from everstep.redaction import redacted
+from everstep.version import __version__
 
 if TYPE_CHECKING:
     from everstep.supervisor.board import ServiceBoard
@@ -345,7 +345,7 @@ def require_same_start(
         return
     frameworks = {backend.name: backend.describe() for backend in backends.active()}
     arguments = {
-        "everstep": version("everstep"),
+        "everstep": __version__,
         "python": platform.python_version(),
         **{name: facts.get(name, NONE) for name, facts in frameworks.items()},
         "program": _program(),
