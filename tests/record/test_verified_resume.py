@@ -238,6 +238,17 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
 
 
+@pytest.mark.parametrize("kind", [*CLEAN, *OTHERS])
+def test_other_data_after_whole_epochs_is_warned_of(tmp_path: Path, kind: str) -> None:
+    made = iter([3, 4, 4])
+    make = lambda: (random.seed(next(made)), {**CLEAN, **OTHERS}[kind]())[1]  # noqa: E731
+    for process, limit in enumerate((1, 2, 4)):
+        lines = stopped(tmp_path, make, process, max_epoch=limit)
+        warned = any("holds other data now than in all passes before" in line for line in lines)
+        # what an IterableDataset yields is known only once it is drawn
+        assert warned == (process == 1 and kind in OTHERS and "iterable" not in kind), process
+
+
 class Moments(Noise):
     def __getitem__(self, at: int) -> Any:
         return {"x": at, "id": str(uuid.uuid4())}

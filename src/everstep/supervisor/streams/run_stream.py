@@ -288,9 +288,17 @@ class RunStream:
         """Compare what the data holds with the checkpoint: between passes, whether changes of it are lost."""
         saved, self._saved.contents = self._saved.contents, None
         now = self._digest() if saved else None
-        if saved and now not in (saved, None) and (inside or now == self._first_contents):
+        if not saved or now in (saved, None):
+            return
+        if inside or now == self._first_contents:
             words = f"of data with digest {saved:016x}", f"of data with digest {now:016x}"
             self._streams.compared(self.name, words, False)
+        elif saved == self._first_contents:
+            self._streams.say(
+                f"warning: stream {self.name!r} holds other data now than in all passes before. If no line "
+                "at the head of an epoch changes it, lines before the loop choose it anew each time: give "
+                "random_split and shuffles a generator of a fixed seed, and sort what has no order"
+            )
 
     def _contents_now(self) -> int | None:
         """Return the digest for a checkpoint; note that the open first pass changes what the data holds."""
