@@ -443,14 +443,18 @@ def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_fre
     def start(epochs: int, free: tuple[str, ...] = (), **config: Any) -> None:
         Tiny(tmp_path / "run", max_epoch=epochs, config=config, config_free=free).train()
 
-    start(1, total_timesteps=8, frames=8, num_steps=4)
-    start(2, total_timesteps=16, frames=8, num_steps=4)
+    train, ode = {"epoch": 1, "io": {"workers": 2}}, {"solver": {"steps": 9}}
+    start(1, total_timesteps=8, frames=8, num_steps=4, train=train, **ode)
+    train = {"epoch": 2, "io": {"workers": 0}}
+    start(2, total_timesteps=16, frames=8, num_steps=4, train=train, **ode)
     with pytest.raises(ChangedError, match=r"or config_free=\['frames'\] if that changes no step"):
-        start(3, total_timesteps=24, frames=16, num_steps=4)
-    start(3, ("frames",), total_timesteps=24, frames=16, num_steps=4)
+        start(3, total_timesteps=24, frames=16, num_steps=4, train=train, **ode)
+    start(3, ("frames",), total_timesteps=24, frames=16, num_steps=4, train=train, **ode)
     # of a reinforcement learner it is the length of a rollout
     with pytest.raises(ChangedError, match=r"config\.num_steps: stored 4, given 5"):
-        start(4, ("frames",), total_timesteps=32, frames=16, num_steps=5)
+        start(4, ("frames",), total_timesteps=32, frames=16, num_steps=5, train=train, **ode)
+    with pytest.raises(ChangedError, match=r"config\.solver\.steps: stored 9, given 8"):
+        start(4, ("frames",), frames=16, num_steps=4, train=train, solver={"steps": 8})
 
 
 @pytest.fixture(autouse=True)

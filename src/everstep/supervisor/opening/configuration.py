@@ -39,19 +39,22 @@ NONE = "none"
 """Stands for a value that one of the two sides lacks."""
 _MISSING = object()
 
-FREE = frozenset(
+_FREE_INSIDE = frozenset(
     {
-        *("epochs", "max_epoch", "max_epochs", "num_epochs", "steps", "max_step", "max_steps"),
-        *("total_epochs", "total_steps", "total_timesteps", "total_iterations", "total_frames"),
-        *("num_train_epochs", "num_train_steps", "train_num_steps", "max_train_steps"),
+        *("epoch", "epochs", "max_epoch", "max_epochs", "num_epoch", "num_epochs", "n_epochs", "nepochs"),
+        *("total_epochs", "num_train_epochs", "num_train_steps", "train_num_steps", "max_train_steps"),
         *("max_time", "time_limit", "workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
-        *("resume", "verbose", "log_every", "log_freq", "log_interval", "print_every", "print_freq"),
+        *("log_every", "log_freq", "log_interval", "print_every", "print_freq"),
         *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
     }
 )
+FREE = _FREE_INSIDE | {
+    *("steps", "max_step", "max_steps", "total_steps", "total_timesteps", "total_iterations", "total_frames"),
+    *("resume", "verbose"),
+}
 """Settings of a program that change no bit of the steps that are made, by their usual names: limits, how data
 is loaded, where results go.  What follows from them (the length of a schedule) is compared on its own.
-`num_steps` is not one of them: it may be the length of a rollout."""
+`num_steps` is not one of them: it may be the length of a rollout; in a section `steps` may be a sampler's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Configuration:
             raise ConfigError(
                 f"config_free={free}: config has no {unknown[0]!r}; {nearest(unknown[0], tree)}"
             )
-        return cls(tree, (*free, *(FREE & tree.keys())))
+        return cls(tree, (*free, *(FREE & tree.keys()), *_free_inside(tree)))
 
     def facts(self, seed: int, services: Iterable[Service]) -> dict[str, Any]:
         """Provenance of a start, or an evaluation (`everstep.record.facts`), with its services."""
@@ -109,6 +112,14 @@ class Configuration:
         """List the `differences` from a stored tree, without those of a default that is not stored."""
         listed = differences(redacted(stored), self.tree, self.sections)
         return [each for each in listed if each.stored != NONE or not _is_below(each.path, self.defaults)]
+
+
+def _free_inside(section: Any, path: str = "") -> Iterator[str]:
+    """Yield the dotted paths of limits and the like inside sections, as in `train.epochs`."""
+    for name, value in section.items() if isinstance(section, dict) else ():
+        if path and name in _FREE_INSIDE:
+            yield f"{path}{name}"
+        yield from _free_inside(value, f"{path}{name}.")
 
 
 def _is_below(path: str, places: Iterable[str]) -> bool:
