@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -93,8 +93,8 @@ class Console(Service):
             self._next_plain = now + self._plain_seconds
             self.print(self._content())
         else:
-            with self._lock:
-                self._run_guarded(self._line.draw)
+            with self._lock, self._output():
+                self._line.draw()
 
     def finish(self, boundary: Boundary) -> None:
         self.run(boundary)
@@ -112,7 +112,8 @@ class Console(Service):
     def close(self) -> None:
         with self._lock:
             if self._line is not None:
-                self._run_guarded(self._line.close)
+                with self._output():
+                    self._line.close()
                 self._line = None
             self._log = None
 
@@ -122,20 +123,18 @@ class Console(Service):
         if self._sink is not None:
             self._sink(text)
         elif stream is not None:  # None where a program has no standard output
-
-            def output() -> None:
+            with self._output():
                 fitting = _crop(text, _columns(stream)) if shorten and stream.isatty() else text
                 if line is None:
                     _write(stream, fitting + "\n")
                 else:
                     line.print(fitting)
 
-            self._run_guarded(output)
-
-    def _run_guarded(self, output: Callable[[], None]) -> None:
-        """Run an output that may fail: say once, in the log, that output is lost; training continues."""
+    @contextmanager
+    def _output(self) -> Iterator[None]:
+        """Survive an output that fails: say once, in the log, that output is lost; training continues."""
         try:
-            output()
+            yield
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO):
                 _discard(sys.stdout if self._line is None else self._line.stream)
