@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
-from everstep.record.event_fields import misfit
-
 REPORTS = {
     "verified": "resume verified",
     "nothing to verify": "resume has nothing to verify",  # a clean stop: no step was executed again
@@ -30,9 +28,6 @@ class Badge(NamedTuple):
     report: str = ""
     steps: int = 0
 
-    def __str__(self) -> str:
-        return self.kind if self.at is None else f"{self.kind} at {self.at}"
-
 
 class Start(NamedTuple):
     """What is known of a start, besides what it has reported.
@@ -50,8 +45,6 @@ def badges_in(noted: Iterable[tuple[int, str, Mapping[str, Any]]]) -> dict[int, 
     """Return the badges by the start's number, of (start, kind, data) of events "verified" and "diverged"."""
     badges: dict[int, Badge] = {}
     for start, kind, data in noted:
-        if misfit(kind, data):
-            continue  # an older version of everstep shipped it
         previous = badges.get(start, Badge("not verified"))
         report = data.get("report", "") or previous.report
         steps = [at for at in (previous.at, data["step"] if kind == "diverged" else None) if at is not None]
