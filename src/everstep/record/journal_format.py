@@ -218,15 +218,6 @@ def _unpack_columns(
     return (epoch, phase, name, bool(wall)), columns, np.frombuffer(payload[at:], "<f8")
 
 
-def is_block(payload: memoryview) -> bool:
-    """Whether a payload has exactly the bytes of the rows that it claims."""
-    try:
-        _unpack_columns(payload)
-    except ValueError:
-        return False
-    return True
-
-
 def unpack_block(payload: memoryview) -> Block:
     head, differences, values = _unpack_columns(payload)
     steps, counts, seqs = np.cumsum(differences, axis=1).tolist()
@@ -440,8 +431,10 @@ def _add_frames(segment: Segment, data: bytes, start: int, shift: int | None) ->
 def _add_frame(segment: Segment, frame: Frame) -> None:
     """Unpack a frame; a ValueError says why it holds nothing."""
     if frame.kind == METRICS:
-        if not is_block(frame.payload):
-            raise ValueError(f"claims rows that its {len(frame.payload)} bytes do not hold")
+        try:
+            _unpack_columns(frame.payload)
+        except ValueError as error:
+            raise ValueError(f"claims rows that its {len(frame.payload)} bytes do not hold") from error
         segment.blocks.append(StoredBlock(frame.offset, frame.payload))
     elif frame.kind == EVENT:
         event = unpack_event(frame.payload)
