@@ -41,10 +41,6 @@ PENDING_LIMIT = 64 << 20
 _CHUNK = 1 << 20
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
 class Journal:
     """Writer of one segment.  Every method may be called from any thread.  No credential is written.
 
@@ -57,7 +53,7 @@ class Journal:
         listeners: called with kind and data of each event but decisions, in the thread that adds it.
     """
 
-    def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, descriptor: int, path: Path, segment: int, warn: Callable[[str], object]) -> None:
         self.path = path
         self.segment = segment
         self.listeners: list[Callable[[str, dict[str, Any]], None]] = []
@@ -83,7 +79,7 @@ class Journal:
         parent: Position | None,
         facts: dict[str, Any] | None,
         *,
-        warn: Callable[[str], None] = _warn,
+        warn: Callable[[str], object] = warnings.warn,
     ) -> Journal:
         """Create the file of a new segment; its header and "segment" event wait for the first flush.
 
