@@ -21,7 +21,7 @@ from everstep.contracts.state import BESIDE, HostArray
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
 from everstep.formats import DISTRIBUTED, byte_count, write_shards
-from everstep.metrics.collector import is_wall
+from everstep.metrics.collector import all_stats, is_wall
 from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
 from everstep.services import sink
@@ -129,9 +129,8 @@ class Export(Conditional):
             self._export(boundary)
 
     def _look(self, boundary: Boundary) -> None:
-        for name in boundary.readings.names():
-            stats = boundary.readings.stats(name)
-            if stats is not None and not is_wall(name):
+        for name, stats in all_stats(boundary.readings).items():
+            if not is_wall(name):
                 self._metrics[name] = stats.last
 
     def _export(self, boundary: Boundary) -> None:
