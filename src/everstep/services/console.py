@@ -11,10 +11,12 @@ import os
 import sys
 import threading
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -413,15 +415,12 @@ def live_line(lock: threading.RLock, content: Content) -> LiveLine | NotebookLin
 
 
 def _crop(text: str, columns: int) -> str:
-    def cells() -> int:
-        return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
-
     text = "".join(c if c.isprintable() else "?" for c in text)
-    if cells() <= columns:
+    # cells from the beginning of the text to the end of each character
+    ends = list(accumulate(1 + (unicodedata.east_asian_width(c) in "WF") for c in text))
+    if not text or ends[-1] <= columns:
         return text
-    while text and cells() >= columns:
-        text = text[:-1]
-    return text + "…" if columns > 0 else ""
+    return text[: bisect_left(ends, columns)] + "…" if columns > 0 else ""
 
 
 def _columns(stream: TextIO) -> int:
