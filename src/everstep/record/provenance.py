@@ -79,7 +79,8 @@ def packages() -> dict[str, str]:
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
     versions = {}
     for name in sorted((names - sys.stdlib_module_names) | {"everstep", "numpy"}):
-        version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
+        # None in place of a module keeps it from being imported
+        version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         if version := version if isinstance(version, str) else _installed_version(name):
             versions[name] = str(version)
     return versions
