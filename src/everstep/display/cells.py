@@ -28,7 +28,6 @@ def in_line(text: str) -> str:
 
 
 def cell(name: str, value: Any) -> str:
-    """Format a value for people."""
     if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
         return "-"
     if name in TIMES and isinstance(value, int | float):

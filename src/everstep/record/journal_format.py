@@ -147,7 +147,6 @@ def _frame_at(view: memoryview, start: int) -> Frame | None:
 
 
 def pack_event(kind: str, data: dict[str, Any], wall: bool, time: float) -> bytes:
-    """Pack an event as a frame's payload."""
     record = {"kind": kind, "time": time, "wall": wall, "data": data}
     try:
         packed = json.dumps(record, separators=(",", ":")).encode()

@@ -135,7 +135,6 @@ class Evaluation(NamedTuple):
 
 
 def values_line(metrics: Mapping[str, float]) -> str:
-    """Format metrics as a line for a person."""
     return "; ".join(f"{name}: {value:.6g}" for name, value in metrics.items())
 
 

@@ -384,8 +384,6 @@ def batch_words(old: BatchDigest | None, new: BatchDigest | None) -> tuple[str, 
 
 
 def row_words(old: Value | None, new: Value | None) -> tuple[str, str]:
-    """Describe two rows that differ."""
-
     def words(row: Value | None, other: Value | None) -> str:
         if row is None:
             return "missing"

@@ -97,7 +97,6 @@ class Compared(NamedTuple):
 
 
 def side_by_side(texts: Sequence[str], runs: list[Found]) -> Compared:
-    """Put runs side by side."""
     titles = titles_of(texts, runs)
     facts, metrics = zip(*map(_facts_and_metrics, runs), strict=True)
 

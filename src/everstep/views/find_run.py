@@ -42,7 +42,6 @@ class Found(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the directory of the run is gone."""
         return bool(self.facts["status"] == GONE)
 
 
