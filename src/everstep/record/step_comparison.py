@@ -331,16 +331,16 @@ class StepComparison:
             total = self.equal.total() + self.differing
             differ = f"{self.differing} of {total} compared differ"
             return f"resume differs: {in_words(self.difference)} ({differ})"
-        aside = ""
+        asides = []
         if earlier.set_aside > earlier.last:
             first, last = earlier.last + 1, earlier.set_aside
             steps = f"steps {first} to {last} are" if first < last else f"step {last} is"
-            aside = f"{steps} not compared with earlier executions: {_join(earlier.reasons)}"
+            asides.append(f"{steps} not compared with earlier executions: {_join(earlier.reasons)}")
         if self.lost:
-            aside = f"{aside}{'; ' if aside else ''}not in the state: {_join(self.lost)}"
+            asides.append(f"not in the state: {_join(self.lost)}")
+        begin = REPORTS["not verified" if asides else "nothing to verify"]
         if not self.steps and not equal:
-            begin = REPORTS["not verified" if aside else "nothing to verify"]
-            return f"{begin}: {aside or 'no step was executed again'}"
+            return f"{begin}: {'; '.join(asides) or 'no step was executed again'}"
         counts = [f"{equal} equal"] if equal else []
         if uncompared := _format_counts(self.uncompared):
             reason = self._incomparable()
@@ -353,9 +353,8 @@ class StepComparison:
             begin = REPORTS["verified" if equal and not self.lost else "not verified"]
             report = f"{begin}: {plural(self.steps, 'step')} executed again: {results}"
         else:
-            begin = REPORTS["not verified" if aside else "nothing to verify"]
             report = f"{begin}: no step was executed again; {results}"
-        return f"{report}; {aside}" if aside else report
+        return "; ".join([report, *asides])
 
 
 def _component(phase: str, name: str) -> tuple[str, str, str]:
