@@ -30,7 +30,7 @@ def in_line(text: str) -> str:
 def cell(name: str, value: Any) -> str:
     if value is None or (name == "epoch" and value == 0):  # a run without epochs, or before the first
         return "-"
-    if name in TIMES and isinstance(value, int | float):
+    if name in TIMES and isinstance(value, int | float) and 0 <= value < 1e11:  # else a metric of this name
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
     if name.endswith("bytes") and "." not in name and isinstance(value, int):  # and no setting
         return size(value)
