@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
@@ -50,7 +50,7 @@ class Database:
     """
 
     def __init__(self, place: Location | None, patience: float = BUSY_SECONDS) -> None:
-        self.shared = isinstance(place, str)
+        self.shared, self._patience = isinstance(place, str), patience
         if isinstance(place, str):
             address = _parse_url(place)
             self.place: Location = place
@@ -119,10 +119,21 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, writes: bool) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
-            connection.execution_options(writes=writes)
-            with connection.begin():
-                yield connection
+        with self._engine.connect() as connection, connection.begin():
+            for statement in self._opening(writes):
+                connection.exec_driver_sql(statement)
+            yield connection
+
+    def _opening(self, writes: bool) -> tuple[str, ...]:
+        """Return the statements with which a transaction begins: in SQLite a writer locks at once."""
+        if not self.shared:
+            return f"PRAGMA query_only = {int(not writes)}", "BEGIN IMMEDIATE" if writes else "BEGIN"
+        mode = "READ COMMITTED" if writes else "REPEATABLE READ, READ ONLY"
+        wait = max(1, round(self._patience * 800))  # ms, 0.8 of the patience: the fault is said in time
+        return (
+            f"SET TRANSACTION ISOLATION LEVEL {mode}; SET LOCAL search_path = {SCHEMA}; "
+            f"SET LOCAL lock_timeout = {wait}",
+        )
 
     def _has_tables(self, connection: Connection) -> bool:
         if self.shared:
@@ -202,7 +213,7 @@ class Database:
 
 
 def _sqlite(path: Path, patience: float) -> Engine:
-    """Make an engine for a file, opened for each use: readers do not wait, a writer locks as it begins."""
+    """Make an engine for a file, which is opened for each use."""
     address = f"file:{quote(os.fsencode(path))}?mode=rw"
 
     def connect() -> sqlite3.Connection:
@@ -222,14 +233,7 @@ def _sqlite(path: Path, patience: float) -> Engine:
             if_it_fails.pop_all()
         return connection
 
-    def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get("writes", False)
-        connection.exec_driver_sql(f"PRAGMA query_only = {int(not writes)}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
-    event.listen(engine, "begin", begin)
-    return engine
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
 
 def _require_own_files(path: Path) -> None:
@@ -261,17 +265,7 @@ def _postgres(address: URL, patience: float) -> Engine:
     """Make an engine that keeps connections; a lock is waited for `patience`, a server 2 to 10 s."""
     if find_spec("psycopg") is None:
         raise RunIndexError(f"an index in PostgreSQL needs psycopg: {to_install('postgres')}")
-    wait = max(1, round(patience * 800))  # ms, 0.8 of the patience: the fault is said in time
-
-    def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get("writes", False)
-        mode = "READ COMMITTED" if writes else "REPEATABLE READ, READ ONLY"
-        connection.exec_driver_sql(
-            f"SET TRANSACTION ISOLATION LEVEL {mode}; SET LOCAL search_path = {SCHEMA}; "
-            f"SET LOCAL lock_timeout = {wait}"
-        )
-
-    engine = create_engine(
+    return create_engine(
         address,
         pool_pre_ping=True,  # a server may have been away meanwhile
         paramstyle="format",
@@ -281,8 +275,6 @@ def _postgres(address: URL, patience: float) -> Engine:
             "client_encoding": "utf8",
         },
     )
-    event.listen(engine, "begin", begin)
-    return engine
 
 
 def _parse_url(url: str) -> URL:
