@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from everstep.errors import ConfigError, EverstepError, RunIndexError, to_install
 from everstep.index import IndexBusyError, RefusedError, UnwritableIndexError
 from everstep.index.location import FILE, Location, lacks_credential
-from everstep.index.sql_tables import VERSION, UnknownContentError, metadata
+from everstep.index.sql_tables import VERSION, VIEWS, UnknownContentError, metadata
 from everstep.redaction import without_credentials
 
 BUSY_SECONDS = 30.0
@@ -179,6 +179,8 @@ class Database:
                 return
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         metadata.create_all(connection)
+        for view in VIEWS:
+            connection.exec_driver_sql(view)
         if not self.shared:
             connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 

@@ -23,7 +23,6 @@ import json
 from typing import Any
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Column,
     Float,
@@ -35,7 +34,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     column,
-    event,
     table,
 )
 
@@ -154,15 +152,14 @@ events = Table(
     sqlite_with_rowid=False,
 )
 
-for _view in (
+VIEWS = (
     "CREATE VIEW valid_metrics AS SELECT r.name AS run, s.phase, s.name, m.epoch, m.step, m.seq, m.value, "
     'm."count", m.wall, m.segment, m."offset", m."row", s.run AS run_id, m.series '
     "FROM metrics m JOIN series s ON s.id = m.series JOIN runs r ON r.id = s.run "
     'JOIN segments g ON g.run = s.run AND g.number = m.segment WHERE m."offset" < g.valid_to',
     "CREATE VIEW evaluations AS SELECT run, epoch, step, phase, name, seq, value FROM valid_metrics "
     "WHERE phase NOT IN ('head', 'step')",
-):
-    event.listen(metadata, "after_create", DDL(_view))  # type: ignore[no-untyped-call]
+)
 
 valid_metrics = table(
     "valid_metrics",
