@@ -51,13 +51,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def flat(
-    tree: Mapping[str, Any], above: str = "", is_leaf: Callable[[dict[str, Any]], bool] = lambda _: False
-) -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of each value in a tree of dictionaries: ("git.commit", "1a2b")."""
     for name, value in tree.items():
-        if isinstance(value, dict) and not is_leaf(value):
-            yield from flat(value, f"{above}{name}.", is_leaf)
+        if isinstance(value, dict):
+            yield from flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
 
