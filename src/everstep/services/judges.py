@@ -534,7 +534,6 @@ class Scheduled(Judge):
     default_schedule = Every(steps=1)
     target: str
     value: Callable[[int], float]
-    _: KW_ONLY
 
     def __post_init__(self) -> None:
         super().__post_init__()
