@@ -120,6 +120,14 @@ def number(name: str, value: N, *, of: str = "", zero: bool = False, none: str =
     return value
 
 
+def real(name: str, value: N, *, none: str = "") -> N:
+    """Return any number but NaN, as an int or a float; `none` is the meaning of an allowed None."""
+    value = plain(value)
+    if not ((type(value) in (int, float) and value == value) or (none and value is None)):
+        raise ConfigError(f"{name}={value!r}: give a number{_or_none(none)}")
+    return value
+
+
 def valid_name(kind: str, value: str) -> str:
     """Return a name of a part of the state: a string that is not empty and has no "/"."""
     if not isinstance(value, str) or not value or "/" in value:

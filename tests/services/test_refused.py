@@ -57,7 +57,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Annealing(1.0, 0.5, least=0.5, most=0.1), r"initial=1\.0.*give bounds between"),
     (lambda: Annealing(1.0, 0.5, least=2.0), "give bounds"),
     (lambda: Annealing(1.0, 0.5, most=0.5), "give bounds"),
-    (lambda: Annealing(1.0, 0.5, least=NAN), "give bounds"),
+    (lambda: Annealing(1.0, 0.5, least=NAN), "least=nan: give a number"),
+    (lambda: Annealing(A, 0.5), "initial='an argument.*: give a number"),
+    (lambda: EarlyStop("loss", patience=1, baseline=NAN), "baseline=nan: give a number, or None for none"),
+    (lambda: EarlyStop("loss", threshold=A), "threshold='an argument"),
+    (lambda: EarlyStop(3, patience=1), "metric=3: give the name of a metric"),  # type: ignore[arg-type]
+    (lambda: Require("loss", A, step=1), "value='an argument"),
+    (lambda: LossBound(bound=A), "bound='an argument"),
+    (lambda: CSV(metrics=[1]), "1 is not the name of a metric"),  # type: ignore[list-item]
     (lambda: Scheduled("settings.rate", A), "give a function of the step"),
     (lambda: When(Every(steps=1), ["save"]), "'save' is not an action; give Save"),  # type: ignore[list-item]
     (lambda: When(Every(steps=1), Save), "is not an action"),  # type: ignore[arg-type]

@@ -449,7 +449,7 @@ NAMES = ("wandb", "mlflow", "trackio")
 
 @pytest.mark.parametrize("name", ["WandB", "MLflow", "Trackio"])
 def test_without_its_package_a_service_names_the_extra(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"pip install {name.lower()}"):
+    with pytest.raises(ConfigError, match=rf"pip install .{name.lower()}"):
         getattr(services, name)("project")
 
 

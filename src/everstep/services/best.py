@@ -22,6 +22,10 @@ def name_patterns(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...]
     """Check names or patterns of metrics; return all of them, and those that are names."""
     if isinstance(metrics, str):
         raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+    if wrong := [metric for metric in metrics if not isinstance(metric, str)]:
+        raise ConfigError(
+            f"{service}(metrics={metrics!r}): {wrong[0]!r} is not the name of a metric; give names"
+        )
     return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
 
 
@@ -33,6 +37,8 @@ def direction(
     metric: str, mode: str | None, remedy: str = 'give mode="min" or mode="max"'
 ) -> tuple[Mode, bool]:
     """Find in which direction `metric` is better, and whether the name alone tells."""
+    if not isinstance(metric, str):
+        raise ConfigError(f"metric={metric!r}: give the name of a metric")
     if mode in ("min", "max"):
         return cast(Mode, mode), False
     if mode is not None:

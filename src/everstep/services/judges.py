@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from everstep.arguments import checked_init, integer, number, plain
+from everstep.arguments import checked_init, integer, number, plain, real
 from everstep.backends.describe_values import described
 from everstep.contracts.services import (
     SCHEDULED,
@@ -88,8 +88,10 @@ class Judge(Service):
         return {name: value for name, value in values.items() if value is not None}
 
     def config(self) -> Json:
-        simple = (str, int, float)
-        return {n: v if isinstance(v, simple) else repr(v) for n, v in self._settings().items()}
+        def is_json(value: Any) -> bool:
+            return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+        return {name: value if is_json(value) else repr(value) for name, value in self._settings().items()}
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._settings().items())
@@ -140,6 +142,8 @@ class EarlyStop(Judge):
             remedy = "give patience=, patience_steps= or threshold="
             raise ConfigError(f"EarlyStop({self.metric!r}) has no reason to stop: {remedy}")
         self._integers(patience=1, patience_steps=1, min_steps=0)
+        self.threshold = real("threshold", self.threshold, none="for none")
+        self.baseline = real("baseline", self.baseline, none="for none")
         self.min_delta = number("min_delta", self.min_delta, zero=True)
         self.best, self.waited = self.baseline, 0
         self.improved: int | None = None
@@ -255,6 +259,7 @@ class Require(Judge):
         if (self.step is None) == (self.epoch is None):
             raise ConfigError(f"Require({self.metric!r}) needs one deadline: give step= or epoch=")
         self._integers(step=1, epoch=1)
+        self.value = real("value", self.value)
         deadline = Every(epochs=self.epoch) if self.step is None else At(self.step)
         self.every = deadline | (self.default_schedule if self.every is None else self.every)
         super().__post_init__()
@@ -335,6 +340,7 @@ class LossBound(Judge):
         if self.bound is None and self.times is None:
             raise ConfigError(f"LossBound({self.metric!r}) has no bound: give bound= or times=")
         self.policy = _check_policy(self.policy)
+        self.bound = real("bound", self.bound, none="for none")
         self.times = number("times", self.times, none="for an absolute bound")
         if self.times is not None and self.times <= 1:
             raise ConfigError(f"LossBound(times={self.times!r}): give more than 1")
@@ -503,7 +509,9 @@ class Annealing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", integer("every", self.every))
-        if not self.least <= self.initial <= self.most:  # also true for NaN
+        for name in ("initial", "ratio", "least", "most"):
+            object.__setattr__(self, name, real(name, getattr(self, name)))
+        if not self.least <= self.initial <= self.most:
             raise ConfigError(f"{self}: give bounds between which the initial value lies")
 
     def __call__(self, number: int) -> float:

@@ -120,7 +120,8 @@ class TensorBoard(Sink):
         file = io.BytesIO()
         Pillow.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
         png = file.getvalue()
-        stem, digest = re.sub(r"[^\w-]+", ".", name)[:80], xxhash.xxh3_64_hexdigest(png)[:8]
+        # a name of a file has 255 bytes, and a character up to four
+        stem, digest = re.sub(r"[^\w-]+", ".", name)[:50], xxhash.xxh3_64_hexdigest(png)[:8]
         place = Path("logs", "media", f"{stem}-{self._run.step:08d}-{digest}.png")
         target = self._run.run_dir / place
         require_no_link(target, self._run.run_dir)
