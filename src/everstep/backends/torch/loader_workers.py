@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -46,7 +47,9 @@ def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatc
         dataset: value of `get_worker_info().dataset` in the workers; None leaves it as it is.
     """
     init = loader.worker_init_fn
-    loader.worker_init_fn = _WorkerInit(init, dataset, threading.current_thread() is threading.main_thread())
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # a partial function, not a closure: start methods other than fork pickle it
+    loader.worker_init_fn = partial(_begin_worker, init, dataset, in_main_thread)
     # Workers start with the signals blocked, and unblock them when they have learnt to ignore them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -64,32 +67,27 @@ def end_persistent(loader: DataLoader[Any]) -> None:
         loader._iterator = None
 
 
-class _WorkerInit:
-    """Function that runs first in each worker; picklable, for start methods other than fork."""
-
-    def __init__(self, init: WorkerInit | None, dataset: Any, from_main_thread: bool) -> None:
-        self._init, self._dataset, self._from_main_thread = init, dataset, from_main_thread
-
-    def __call__(self, worker_id: int) -> None:
-        for number in GROUP_SIGNALS:
-            # A handler, not SIG_IGN: programs that the user's dataset starts must not inherit it.
-            signal.signal(number, lambda number, frame: None)
-            signal.siginterrupt(number, False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-        # The kernel ends a worker with the thread that started it: a side thread may end before its process.
-        if self._from_main_thread and sys.platform.startswith("linux"):
-            # before the look at the parent: a parent that dies in between is noticed either way
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            parent = multiprocessing.parent_process()
-            if parent is not None and not parent.is_alive():
-                os._exit(1)
-        info = torch_worker._worker_info
-        if self._dataset is not None and info is not None:
-            changed = copy.copy(info)
-            object.__setattr__(changed, "dataset", self._dataset)  # its own __setattr__ refuses
-            torch_worker._worker_info = changed
-        if self._init is not None:
-            self._init(worker_id)
+def _begin_worker(init: WorkerInit | None, dataset: Any, from_main_thread: bool, worker_id: int) -> None:
+    """Run first in a worker."""
+    for number in GROUP_SIGNALS:
+        # A handler, not SIG_IGN: programs that the user's dataset starts must not inherit it.
+        signal.signal(number, lambda number, frame: None)
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+    # The kernel ends a worker with the thread that started it: a side thread may end before its process.
+    if from_main_thread and sys.platform.startswith("linux"):
+        # before the look at the parent: a parent that dies in between is noticed either way
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            os._exit(1)
+    info = torch_worker._worker_info
+    if dataset is not None and info is not None:
+        changed = copy.copy(info)
+        object.__setattr__(changed, "dataset", dataset)  # its own __setattr__ refuses
+        torch_worker._worker_info = changed
+    if init is not None:
+        init(worker_id)
 
 
 class WorkerBatches:
