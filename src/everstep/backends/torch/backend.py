@@ -28,7 +28,7 @@ from everstep.backends.torch.model_wrappers import (
     tensors_of,
 )
 from everstep.backends.torch.sharded import is_sharded, local
-from everstep.backends.torch.tensor_memory import NAMES, LateTensor, digest_small, host_view, place_of
+from everstep.backends.torch.tensor_memory import NAMES, PLAIN, LateTensor, digest_small, host_view, place_of
 from everstep.backends.torch.torch_entries import AttributesEntry, make_entry
 from everstep.backends.torch.update_counter import TorchUpdateCounter
 from everstep.contracts.state import ArrayFacts, Backend, HostArray, LazyArray, Region, Unread
@@ -340,9 +340,9 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
     """Return what this process holds of a tensor, without its graph; facts for `from_host`; its region."""
     region = None
     # by its exact type: a tensor of a framework's own kind may be sharded
-    if type(tensor) not in (Tensor, torch.nn.Parameter) and is_sharded(tensor):
+    if type(tensor) not in PLAIN and is_sharded(tensor):
         region, tensor = sharded.region(tensor), local(tensor)
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
+    if type(tensor) not in PLAIN:
         remedy = "run one batch through the model first" if is_lazy(tensor) else "save a plain tensor of it"
         raise StateError(f"a {type(tensor).__name__} cannot be saved: {remedy}")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:

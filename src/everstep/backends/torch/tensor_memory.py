@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from everstep.backends.numpy import WHOLE, layout_number, small_digest
 from everstep.contracts.state import Unread
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Types whose memory holds their elements; a subclass may keep them elsewhere."""
 NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
@@ -51,7 +51,7 @@ def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
     done = 0
     try:
         for tensor in arrays:
-            if type(tensor) not in _PLAIN:
+            if type(tensor) not in PLAIN:
                 break
             layout = (tensor.dtype, tensor.shape)
             at, number = _SPANS.get(layout) or _span(*layout)
@@ -84,7 +84,7 @@ def host_view(array: Any) -> NDArray[Any] | None:
 
     Elements of bfloat16 and 8-bit floats are shown as integers.
     """
-    if type(array) not in _PLAIN or not array.is_cpu or array.dtype not in _NUMPY or array.is_neg():
+    if type(array) not in PLAIN or not array.is_cpu or array.dtype not in _NUMPY or array.is_neg():
         return None
     try:
         whole = _INTEGERS.get(array.dtype)
@@ -133,7 +133,7 @@ def raise_failure(tensors: Iterable[Any]) -> None:
 
 def place_of(tensor: Tensor) -> Any:
     """Return what is equal for two tensors with the same elements in memory; None where this is not known."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    plain = type(tensor) in PLAIN and tensor.layout is torch.strided
     if not plain or not tensor.numel() or tensor.is_meta:
         return None
     return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)

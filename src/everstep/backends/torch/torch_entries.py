@@ -24,11 +24,10 @@ from everstep.backends.torch.model_wrappers import (
 )
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
-from everstep.backends.torch.tensor_memory import raise_failure
+from everstep.backends.torch.tensor_memory import PLAIN, raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _CLASS, _INNER, _NAMES = "class", "inner", "names"
 _METADATA = "_metadata"
 """Key of the versions of submodules in a module's tree, as in torch's own state_dict."""
@@ -130,7 +129,7 @@ class ModuleEntry(Entry):
         names = self._refresh_names()
         state = self.module.state_dict()
         # by the types, as each call costs every save: plain tensors that were plain need no look
-        if self._sharded or not _PLAIN.issuperset(map(type, state.values())):
+        if self._sharded or not PLAIN.issuperset(map(type, state.values())):
             self._require_as_made()
         tree = {names.bare(name): value for name, value in state.items()}
         plain = {"version": 1}
