@@ -122,8 +122,8 @@ def is_finite(array: HostArray) -> bool:
 
 def place(
     target: Path, write: Callable[[Path], int], make_room: Callable[[], Path | None], token: str = ""
-) -> int:
-    """Write a folder beside `target`, then give it that name; returns the number of bytes written.
+) -> tuple[int, Path | None]:
+    """Write a folder beside `target`, then give it that name; returns the bytes written, and the old folder.
 
     Args:
         write: fills the new folder durably, and returns the number of bytes; 0 if the folder is not needed.
@@ -132,29 +132,25 @@ def place(
     """
     new = temporary(target.with_name(f"{target.name}.{token}") if token else target)
     files.discard(new)  # a killed process with the same pid may have left such a folder
+    moved = None
     try:
         files.make_dir(new)
         size = write(new)
         if size:
             # room is made last: until the new folder is durable, the old folder keeps the name
-            _swap_in(new, target, make_room())
+            moved = make_room()
+            _swap_in(new, target, moved)
     finally:
         files.discard(new)
-    return size
+    return size, moved
 
 
 def place_apart(target: Path, write: Callable[[Path], int], *, top: Path, token: str = "") -> int:
     """Place a folder and its parents; an old folder of that name is deleted after the new folder is there."""
     require_no_link(target, top)
     files.make_dirs(target.parent)
-    trash: Path | None = None
-
-    def make_room() -> Path | None:
-        nonlocal trash
-        trash = files.to_trash(target) if target.exists() else None
-        return trash
-
-    size = place(target, write, make_room, token)
+    make_room = lambda: files.to_trash(target) if target.exists() else None  # noqa: E731
+    size, trash = place(target, write, make_room, token)
     # only after the swap: a swap that fails puts the old folder back
     if trash is not None:
         files.discard(trash)

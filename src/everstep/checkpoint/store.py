@@ -381,23 +381,21 @@ class Store:
         token: str = "",
     ) -> int:
         """Let `write` fill the folder of a checkpoint, unless `existing` has the name and is equal."""
-        moved: Path | None = None
 
         def make_room() -> Path | None:
-            nonlocal moved
             # as late as possible: a process that was stopped may wake up at any instruction
             self._require_newest()
             if existing is not None:
                 # a kill here leaves it where the next start finds it: it may be the only checkpoint
-                moved = self._move(self.path(name), self.folder.name, f"{name}{_REPLACED}")
-            elif self.path(name).exists():
+                return self._move(self.path(name), self.folder.name, f"{name}{_REPLACED}")
+            if self.path(name).exists():
                 self._set_aside(name, "damaged")
-            return moved
+            return None
 
         if existing is not None and existing.digest == digest:
             return 0
         files.make_dir(self.folder)
-        size = place(self.path(name), write, make_room, token)
+        size, moved = place(self.path(name), write, make_room, token)
         self._forget(name)
         if moved is not None and existing is not None:
             about: Any = existing.meta
