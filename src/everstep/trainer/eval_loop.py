@@ -73,10 +73,10 @@ def evaluate(
     """Evaluate the first `num_steps` batches of a stream, -1: all, from its start.
 
     Args:
-        how: the service with the statistics and aggregations that are asked for, if any.
+        service: with the statistics and aggregations that are asked for, if any.
         say: takes a line that names the batch in which a metric is not finite.
         poll: called before each batch; its exception ends the evaluation.
-        seen: called after each batch that is not padding.
+        on_step: called after each batch that is not padding.
         takes: names of outputs that services look at: their values per sample are not metrics.
         ranks: the ranks that evaluate together; None for this process alone.
         comes_again: whether an iterator is to give the same batches at the next evaluation.
@@ -181,7 +181,6 @@ def _inputs(
 
 
 def prefixed(prefix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics whose names begin with a prefix."""
     return {prefix + name: value for name, value in metrics.items()}
 
 
@@ -214,7 +213,7 @@ class _Metrics:
 
     Attributes:
         batches: number of the batch, from 1.
-        bad: metric to the first batch, from 1, in which it was not finite, and its value; known once it is
+        faults: metric to the first batch, from 1, in which it was not finite, and its value; known once it is
             read.  Metrics with statistics are left out, because these may leave out NaN.
     """
 
@@ -298,7 +297,6 @@ class _Metrics:
         self._waiting.clear()
 
     def read(self) -> dict[str, float]:
-        """Return the values by name."""
         self._fold()
         if self._ranks.divides:
             plain = {name: each for name, each in self._aggregates.items() if name not in self._stats}

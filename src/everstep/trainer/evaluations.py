@@ -72,10 +72,6 @@ class Evaluations:
         self._printed: set[str] = set()
         """Sentences about evaluations that were printed."""
 
-    def forget(self) -> None:
-        """Forget what is known of the task's objects, as a loop is about to change them."""
-        self.weights = None
-
     def names(self) -> list[str]:
         """List the streams to evaluate: those of services, else "valid"."""
         return list(self.by_stream) or ["valid"]
@@ -111,7 +107,7 @@ class Evaluations:
 
         Args:
             num_steps: number of batches, 1 or more; -1: until the stream ends.
-            asked: weights to load; None: as they are, or the newest checkpoint.
+            spec: weights to load; None: as they are, or the newest checkpoint.
         """
         self._require_weights(spec)
         ((name, data),) = self._streams.chosen([stream], "valid")

@@ -236,7 +236,7 @@ class Trainer:
         loop.belongs_to(self.task)
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         # the loop changes the objects: the source of their weights is not known from here on
-        self._evaluations.forget()
+        self._evaluations.weights = None
         try:
             with self._streams.in_a_loop(), loop:
                 self._evaluations.loop = loop
