@@ -129,8 +129,7 @@ class Reader:
         if self._outside:
             self._windows[name].add(value)
             self._values.setdefault(name, []).append(value)
-            if not math.isfinite(value):
-                self._note(name, [step], [value])
+            self._note(name, [step], [value])
 
     def _note(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         for step, value in zip(steps, values, strict=True):
@@ -319,13 +318,11 @@ class Collector:
             items = [(step, name, number) for (step, name, _), number in zip(items, numbers, strict=True)]
             items = self.across.steps(items, self.weights)
             self.weights.clear()
-        by_name: dict[str, tuple[list[int], list[Any]]] = {}
+        by_name = defaultdict[str, tuple[list[int], list[Any]]](lambda: ([], []))
         for step, name, value in items:
-            column = by_name.get(name)
-            if column is None:
-                column = by_name[name] = ([], [])
-            column[0].append(step)
-            column[1].append(value)
+            steps, raw = by_name[name]
+            steps.append(step)
+            raw.append(value)
         columns = []
         for name, (steps, raw) in by_name.items():
             values = raw if set(map(type, raw)) == {float} else resolve(raw)
@@ -379,9 +376,8 @@ class Collector:
     def end_epoch(self, step: int) -> None:
         """Emit each name's mean over the epoch's steps, and begin a new epoch."""
         self.read()
-        for name in self._epoch.names():
-            stats = self._epoch.stats(name)
-            if stats is not None and not is_wall(name):
+        for name, stats in all_stats(self._epoch).items():
+            if not is_wall(name):
                 self._emit("epoch", name, False, [step], [stats.mean], [stats.count])
         self._ended.update(self._epoch.names())
         self._epoch.clear()
