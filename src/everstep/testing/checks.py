@@ -459,14 +459,13 @@ def _content(encoded: Encoded) -> dict[Any, Any]:
     return {path: bytes(data) for path, data in leaves(encoded)}
 
 
-Ignored: TypeAlias = Callable[[Any], bool]
-
-
 def _require_same(
-    left: Mapping[Any, Any], right: Mapping[Any, Any], broken: str, ignored: Ignored | None = None
+    left: Mapping[Any, Any],
+    right: Mapping[Any, Any],
+    broken: str,
+    is_ignored: Callable[[Any], bool] = lambda key: False,
 ) -> None:
-    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-    keys = [key for key in keys if ignored is None or not ignored(key)]
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and not is_ignored(key)]
     assert not keys, f"{broken}: {', '.join(map(str, keys[:5]))}"
 
 
