@@ -74,7 +74,6 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """Whether two states of a generator are equal."""
     if isinstance(a, dict):
         return all(same_state(value, b[key]) for key, value in a.items())
     return bool(np.array_equal(a, b))

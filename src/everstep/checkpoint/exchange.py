@@ -318,7 +318,6 @@ def error_to_json(error: Exception) -> dict[str, Any]:
 
 
 def error_from_json(message: dict[str, Any]) -> Exception:
-    """Make the error again."""
     kind: Any = getattr(errors, message["error"])
     error: Exception = kind(*message["text"], **message["facts"])
     return error

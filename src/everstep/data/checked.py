@@ -172,8 +172,6 @@ class CheckedStream(StreamWrapper):
 
 
 class CheckedCursor(CursorWrapper):
-    """Cursor that checks the batches that it hands out."""
-
     def __init__(self, cursor: Cursor, stream: CheckedStream, what: str, *, fresh: bool) -> None:
         super().__init__(cursor)
         self._stream, self._what = stream, what

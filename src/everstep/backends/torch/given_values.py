@@ -117,7 +117,6 @@ def mark_of(value: Any, read: bool = False) -> Any:
 
 
 def _references(mark: Any) -> Iterator[weakref.ref[Tensor]]:
-    """Yield the references to tensors inside a mark."""
     if isinstance(mark, weakref.ref):
         yield mark
     elif isinstance(mark, tuple | list):

@@ -275,8 +275,6 @@ class DataLoaderStream(Stream):
 
 
 class DataLoaderCursor(PassCursor):
-    """Pass of a user's DataLoader."""
-
     def __init__(self, what: str, stream: DataLoaderStream, saved: dict[str, Any] | None = None) -> None:
         loader, self._order = stream.loader_of_pass(unpacked(saved.get("order")) if saved else None)
         generators = stream.generators
