@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,11 +41,6 @@ _NUMPY = {
 }
 """The element type that NumPy reads, for each of torch's."""
 
-_Span: TypeAlias = tuple[Callable[[int], Any] | None, int]
-"""(maker of the buffer at an address, `layout_number`) of small tensors; no maker: use `host_view`."""
-_SPANS: dict[tuple[torch.dtype, torch.Size], _Span] = {}
-_MOST_SPANS = 1024
-
 
 def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
     """Fold the elements of small, contiguous, plain CPU tensors into a digest; each step comes here."""
@@ -53,8 +49,7 @@ def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
         for tensor in arrays:
             if type(tensor) not in PLAIN:
                 break
-            layout = (tensor.dtype, tensor.shape)
-            at, number = _SPANS.get(layout) or _span(*layout)
+            at, number = _span(tensor.dtype, tensor.shape)
             if at is None or not (tensor.is_cpu and tensor.is_contiguous()):
                 break
             # after is_cpu: elsewhere this is an address on a device
@@ -67,16 +62,14 @@ def digest_small(arrays: Sequence[Any], seed: int) -> tuple[int, int]:
     return seed, done
 
 
-def _span(dtype: torch.dtype, shape: torch.Size) -> _Span:
+@lru_cache(maxsize=1024)
+def _span(dtype: torch.dtype, shape: torch.Size) -> tuple[Callable[[int], Any] | None, int]:
+    """Return the maker of the buffer at an address, None for one that is not small; and `layout_number`."""
     size = shape.numel() * dtype.itemsize
     # conjugated numbers are not what their memory says
     small = 0 < size <= WHOLE and dtype in _NUMPY and not dtype.is_complex
     number = layout_number(_NUMPY[dtype], tuple(shape)) if small else None
-    span: _Span = (None, 0) if number is None else ((ctypes.c_char * size).from_address, number)
-    if len(_SPANS) >= _MOST_SPANS:  # texts of many lengths
-        _SPANS.clear()
-    _SPANS[dtype, shape] = span
-    return span
+    return (None, 0) if number is None else ((ctypes.c_char * size).from_address, number)
 
 
 def host_view(array: Any) -> NDArray[Any] | None:
