@@ -17,13 +17,11 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from everstep import backends
-from everstep.contracts.state import Backend, HostArray, Json
+from everstep.contracts.state import HostArray, Json
 from everstep.errors import StateError
-
-Tree: TypeAlias = Any
 
 SAVEABLE = (
     "objects with state_dict() and load_state_dict(), arrays, dicts, lists, tuples, sets, numbers, text, "
@@ -84,23 +82,23 @@ class Encoded:
     arrays: dict[str, HostArray] = field(default_factory=dict)
 
 
-def encode(tree: Tree, buffers: Buffers | None = None) -> Encoded:
+def encode(tree: Any, buffers: Buffers | None = None) -> Encoded:
     """Take a snapshot of a tree: arrays are copied, into the kept buffers if those fit."""
-    encoder = _Encoder({} if buffers is None else buffers.arrays, buffers is None or buffers.copy)
+    buffers = buffers or Buffers()
+    encoder = _Encoder(buffers)
     try:
         structure = encoder.node(tree, "")
     except RecursionError:
         raise StateError(
             "the state is nested too deeply, or contains itself: pass a flat dict of values"
         ) from None
-    if buffers is not None:
-        # live arrays are let go of; those with a stamp are there as long as their owner is
-        encoded_arrays = encoder.arrays.items()
-        buffers.arrays = {name: a for name, a in encoded_arrays if buffers.copy or a.stamp is not None}
+    # live arrays are let go of; those with a stamp are there as long as their owner is
+    encoded_arrays = encoder.arrays.items()
+    buffers.arrays = {name: a for name, a in encoded_arrays if buffers.copy or a.stamp is not None}
     return Encoded(structure, encoder.arrays)
 
 
-def decode(encoded: Encoded) -> Tree:
+def decode(encoded: Encoded) -> Any:
     """Make the tree again, in memory of its own."""
     return _decode(encoded.structure, encoded.arrays)
 
@@ -111,7 +109,7 @@ _ROOT = "array"
 
 def array_name(path: Iterable[Any]) -> str:
     """Return the name of the array at the keys and indices of `path`."""
-    encoder = _Encoder({})
+    encoder = _Encoder(Buffers())
     return "/".join(component(encoder.frozen(key, "")) for key in path) or _ROOT
 
 
@@ -186,31 +184,27 @@ def is_text(value: str) -> bool:
 class _Encoder:
     """Encoder of one tree; its loops test in C whether a value is the same in JSON, as most are."""
 
-    def __init__(self, buffers: Mapping[str, HostArray], copy: bool = True) -> None:
-        self.buffers, self.copy = buffers, copy
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
         self.arrays: dict[str, HostArray] = {}
-        self._homes: dict[type, Backend | None] = {}
-        """Backend of each type that was met, asked once."""
 
     def node(self, value: Any, path: str) -> Json:
         return _ENCODERS.get(type(value), _Encoder.foreign)(self, value, path)
 
     def foreign(self, value: Any, path: str) -> Json:
         """Encode an array, or a value that a backend can describe."""
-        kind = type(value)
-        if kind not in self._homes:
-            self._homes[kind] = backends.of(value)
-        home = self._homes[kind]
+        home = backends.of(value)
         for backend in backends.active() if home is None else (home,):
             if (packed := backend.pack(value)) is not None:
-                kind_name, tree = packed
-                return {"$value": self.node(tree, path), "kind": kind_name, "backend": backend.name}
+                kind, tree = packed
+                return {"$value": self.node(tree, path), "kind": kind, "backend": backend.name}
         if home is None:
-            raise StateError(f"{_where(path)} is a {_name(kind)}, which cannot be saved: {_remedy(value)}")
+            what = f"{_where(path)} is a {_name(type(value))}, which cannot be saved"
+            raise StateError(f"{what}: {_remedy(value)}")
         name = path or _ROOT
         while name in self.arrays or name == "__metadata__":
             name += "~"
-        buffer = self.buffers.get(name)
+        buffer = self.buffers.arrays.get(name)
         reuse = buffer if buffer is not None and buffer.backend == home.name else None
         mark = stamp_of(value) if _stamps else None
         try:
@@ -220,7 +214,7 @@ class _Encoder:
                 if reuse is not None:
                     # before the copy, which may break off: neither may outlive the bytes that it is of
                     reuse.stamp = reuse.xxh3_128 = None
-                host = home.to_host(value, reuse) if self.copy else home.in_place(value)
+                host = home.to_host(value, reuse) if self.buffers.copy else home.in_place(value)
                 self.arrays[name] = host
                 host.stamp = mark
         except StateError as error:
