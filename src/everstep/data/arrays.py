@@ -9,7 +9,6 @@ import numpy as np
 
 from everstep import backends
 from everstep.arguments import checked_keywords
-from everstep.contracts.state import Backend
 from everstep.data.cursor import SampledCursor, SampledStream
 from everstep.data.order import Plan, Sampling
 from everstep.errors import DataError
@@ -75,14 +74,9 @@ class Arrays(SampledStream):
 
 
 def _batches(arrays: tuple[Any, ...], plan: Plan, start: int) -> Iterator[tuple[Any, ...]]:
-    readers = [_backend(array).rows(array, plan.order) for array in arrays]
+    # `_length` has refused what belongs to no backend
+    readers = [backends.of(array).rows(array, plan.order) for array in arrays]  # type: ignore[union-attr]
     for batch in range(start, len(plan)):
         part = plan.part(batch)
         # A list first: while a tuple grows in prefetch's thread, gc.get_objects() in another would break it.
         yield tuple([read(part) for read in readers])
-
-
-def _backend(array: Any) -> Backend:
-    backend = backends.of(array)
-    assert backend is not None
-    return backend
