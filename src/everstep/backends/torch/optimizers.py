@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from everstep.arguments import checked_init, checked_keywords, integer, number
+from everstep.backends.torch.model_wrappers import stepped_by
 from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import by_mesh, gathered, local
 from everstep.errors import ConfigError
@@ -281,7 +282,7 @@ class MinibatchOptimizer(Around):
         elements, loss, has_loss = self._elements, self._loss, isinstance(self._loss, Tensor)
         if self.ranks is not None:
             if self._steps < self.num_minibatches:
-                self.ranks.average_gradients([p for group in self.param_groups for p in group["params"]])
+                self.ranks.average_gradients(stepped_by(self))
             elements, loss = self.ranks.means([elements, loss])
         # what this process holds of them: torch refuses a mixture of whole and sharded tensors
         gradients = [local(p.grad) for p in _with_gradient(self) if p.grad is not None]
@@ -314,7 +315,7 @@ WINDOW = "window"
 
 
 def _with_gradient(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [p for p in stepped_by(optimizer) if p.grad is not None]
 
 
 def _called(closure: Callable[[], Any] | None) -> Any:
