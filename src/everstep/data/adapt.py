@@ -148,9 +148,8 @@ class OwnStream(Stream):
     data: Any
 
     def split(self, share: Share) -> Stream:
-        if share.size == 1:
-            return self
-        require_ranks(self.data, share)
+        if share.size > 1:
+            require_ranks(self.data, share)
         return self
 
     def _ranks_inside(self) -> dict[str, Any]:
