@@ -228,6 +228,9 @@ def test_evaluation_mode_puts_every_flag_back() -> None:
     with TORCH.evaluation_mode({"adapter": model[0]}):  # the state has a part of the model
         assert not model.training
     assert model.training
+    head = torch.nn.Sequential(torch.nn.Dropout(), model)  # made after an evaluation
+    with TORCH.evaluation_mode({"adapter": model[0]}):
+        assert not head[0].training
 
 
 def test_parameters_are_named_by_entry() -> None:

@@ -144,6 +144,7 @@ def test_a_missing_or_short_file_of_any_rank_damages_it_for_all(three: Path) -> 
     ("what", "change"),
     [
         ("ranks", lambda body: body.update(ranks=[])),
+        ("partial", lambda body: body.update(partial=True)),
         ("rank-00009", lambda body: body["ranks"].append("rank-00009")),
         ("ranks", lambda body: body.update(ranks="all")),
         ("../odd", lambda body: body["files"].update({"../odd": body["files"][ARRAYS]})),

@@ -198,6 +198,12 @@ def train(state: dict[str, Any]) -> None:
     state["schedule"].step()
 
 
+def step(optimizer: everstep.torch.ClipOptimizer) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+
+
 def training() -> dict[str, Any]:
     """A model, its optimizer and its schedule as one object."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
@@ -216,6 +222,8 @@ def training() -> dict[str, Any]:
         (np.random.default_rng(3), lambda g: g.integers(9, dtype=np.uint32)),
         (torch.Generator().manual_seed(3), lambda g: torch.randn(3, generator=g)),
         (training(), train),
+        (everstep.PerRank({"n": 0}), lambda d: d.update(n=d["n"] + 1)),
+        ((o := training()) and everstep.torch.ClipOptimizer(o["optimizer"]), step),
     ],
     ids=lambda each: type(each).__name__,
 )

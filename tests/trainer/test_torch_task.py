@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import everstep
+from everstep.backends.torch.task import Average
 from everstep.errors import ConfigError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
@@ -308,6 +309,17 @@ def test_a_smoke_test_leaves_the_schedule_and_the_average_alone_and_builds_once(
     assert task.optimizer.param_groups[0]["lr"] == 0.05
     everstep.Trainer(task, streams, tmp_path / "other", seed=3)
     assert task.built == 1
+
+
+def test_frozen_integers_of_a_model_are_no_part_of_the_average() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.scale = torch.nn.Parameter(torch.tensor([3, 4]), requires_grad=False)
+    average = Average(model, 0.5)
+    for _ in range(2):
+        average.update_parameters(model)
+        model.weight.data += 2
+    assert torch.equal(average.module.scale, model.scale)
+    torch.testing.assert_close(average.module.weight, model.weight - 3)
 
 
 def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Path) -> None:

@@ -116,12 +116,22 @@ def test_predictions_come_batch_by_batch(tmp_path: Path) -> None:
     assert [list(p) for p in door.predict([(np.array([1.0]),)])] == [[w]]
 
 
+class Ending(TinyTask):
+    ended = 0
+
+    def train_loop_end(self) -> None:
+        self.ended += 1
+
+
 def test_an_epoch_of_your_own(tmp_path: Path) -> None:
-    task = TinyTask()
+    task = Ending()
     door = trainer(tmp_path / "run", task, streams={"extra": numbers(4, 2)})
-    in_epochs(door, lambda loop: door.epoch(["train", "extra"], ["valid", [(np.array([9]),)]]))
+    seen = list[dict[str, float]]()
+    all_streams = lambda: door.epoch(["train", "extra"], ["valid", [(np.array([9]),)]])  # noqa: E731
+    in_epochs(door, lambda loop: (all_streams(), seen.append(door.evaluate_all())))
     names = {row[3] for row in rows(tmp_path / "run", "step")}
-    assert names == {"loss", "extra/loss"}
+    assert names == {"loss", "extra/loss"} and task.ended == len(seen) == 2
+    assert seen[0].keys() == {"valid/loss", "valid/noise"}
     assert {row[3] for row in rows(tmp_path / "run", "tail")} == {
         *("valid/loss", "valid/noise", "valid2/loss", "valid2/noise"),
     }

@@ -167,6 +167,7 @@ def _oddities(body: Mapping[str, Any]) -> list[str]:
     except (ValueError, OverflowError):
         is_time = False
     odd += ["created"] * (not is_time) + ["ranks"] * (not rank_files)
+    odd += ["partial"] * (body["partial"] and not body["name"].startswith("epoch-"))
     # a name with a folder in it could lead anywhere
     odd += [n for n, record in records.items() if not is_file_name(n) or any(misfits(record, _RECORD))]
     return odd + [name for name in (ARRAYS, *rank_files) if name is not None and name not in records]

@@ -41,6 +41,7 @@ from everstep.services.checkpoints import Checkpoints
 from everstep.services.sink import RemoteSink
 from everstep.state import (
     Encoded,
+    PerRank,
     array_name,
     capture,
     decode,
@@ -366,9 +367,11 @@ def check(obj: Any, change: Change | None = None) -> Checked:
 
     Args:
         obj: the object as a program makes it, not yet used.
-        change: what training does to a state, such as `lambda scheduler: scheduler.step()`; its result is
-            compared, too.  Without it, an object that is not data is only saved and loaded.
+        change: what training does to a state, such as `lambda objects: objects["scheduler"].step()`; its
+            result is compared, too.  Without it, an object that is not data is only saved and loaded.
+            Objects of which one changes another, as a scheduler its optimizer, are given in one dictionary.
     """
+    obj = obj.value if isinstance(obj, PerRank) else obj
     no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
     if change is None and not no_batches and (hasattr(obj, "__iter__") or hasattr(obj, "open")):
         return _check_data(obj)

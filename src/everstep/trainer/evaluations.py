@@ -250,14 +250,13 @@ class Evaluations:
             self.load()
         else:
             self._require_weights(spec)
-        assert self.weights is not None
-        is_loaded = newest or spec is not None
+        is_asked = newest or spec is not None or self.loop is not None
         metrics: dict[str, float] = {}
         names = self.names()
         with self._together() as group:
             # the writer's: the others may have read the record before its last pages
             known = group.share(
-                [{} if is_loaded else self._known_metrics(name) for name in names], "earlier evaluations"
+                [{} if is_asked else self._known_metrics(name) for name in names], "earlier evaluations"
             )
         for name, earlier in zip(names, known, strict=True):
             metrics |= earlier or self.evaluate(name, self._num_steps(name), None)

@@ -280,15 +280,18 @@ class Trainer:
         train_streams: Iterable[Any] | str,
         eval_streams: Iterable[Any] | str = (),
     ) -> Generator[TrainerLoop, None, None]:
-        task, together = self.task, loop.ranks > 1
-        for name, stream in self._streams.chosen(train_streams, "train"):
+        task, together, prefix = self.task, loop.ranks > 1, ""
+        trained = self._streams.chosen(train_streams, "train")
+        for name, stream in trained:
             self._streams.require_apart(name, stream, "training")
+        task.epoch = loop.epoch
+        if trained:
+            task.train_loop_begin()
+            require_epoch(task, loop.epoch)
+        for name, stream in trained:
             prefix = "" if name == "train" else f"{name}/"
             if type(task).next_train_inputs is not Task.next_train_inputs:
                 stream = self._streams.inputs(name, stream, task.next_train_inputs)
-            task.epoch = loop.epoch
-            task.train_loop_begin()
-            require_epoch(task, loop.epoch)
             for _, batch in loop.iter_steps(stream, name):
                 if together:
                     task.batch_weight = loop.batch_weight
@@ -298,6 +301,8 @@ class Trainer:
                     metrics = prefixed(prefix, mapping(metrics, task, "train_step"))
                 loop.collect_metrics(metrics)
                 yield loop
+        if trained:
+            prefix = prefix if len(trained) == 1 else ""
             if (last := task.train_loop_end()) is not None:
                 loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
             require_epoch(task, loop.epoch)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -193,6 +194,16 @@ def around(models: list[Module]) -> list[Module]:
         holders = [each for each in others if not inside.isdisjoint(map(id, each.modules()))]
         _around = list(map(weakref.ref, models)), list(map(weakref.ref, holders))
     return [module for each in _around[1] if (module := each()) is not None]
+
+
+def _look_again(module: Module, name: str, part: Module | None) -> None:
+    """Forget who holds what, when a module is given one of them as a part."""
+    global _around
+    if any(each() is part for references in _around for each in references):
+        _around = [], []
+
+
+register_module_module_registration_hook(_look_again)
 
 
 @contextmanager

@@ -92,6 +92,14 @@ class Around(Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
+    # torch's own would copy and pickle the groups alone
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 

@@ -43,10 +43,14 @@ class Average(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: torch.nn.Module) -> None:
-        """Add the weights to the average; the first update copies them, and buffers are always copied."""
+        """Add the weights to the average; the first update copies them, and buffers are always copied.
+
+        Integers, as of a quantised model, are frozen: they stay as they were when the average was made.
+        """
         copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
-        averaged = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        if self.n_averaged:  # a tensor on the CPU, so that reading it waits for no device
+        parameters = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        averaged = [pair for pair in parameters if pair[0].is_floating_point() or pair[0].is_complex()]
+        if self.n_averaged and averaged:  # a tensor on the CPU, so that reading it waits for no device
             averages, weights = map(list, zip(*averaged, strict=True))
             torch._foreach_lerp_(averages, weights, 1 - self.decay)
         else:

@@ -160,6 +160,11 @@ class VirtualShards:
             seed_all(key)
             torch.manual_seed(key)  # devices, too
             metrics, single = _metrics(forward(part))
+            if names and names != list(metrics):
+                raise ConfigError(
+                    f"forward returned the metrics {list(metrics)} for a shard, and {names} for one before: "
+                    "return the same of each"
+                )
             names = list(metrics)
             loss = metrics["loss"] if scale is None else scale(metrics["loss"])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -365,6 +370,8 @@ def _aligned(part: Any) -> Any:
 def _divided(batch: Any, count: int) -> list[Any]:
     columns: list[list[Any]] = []
     leaves, spec = tree_flatten(batch)
+    if not leaves:
+        raise DataError(f"the batch {batch!r:.80} holds no array to divide into shards: give arrays")
     for leaf in leaves:
         if not isinstance(leaf, Tensor | np.ndarray):
             raise DataError(
