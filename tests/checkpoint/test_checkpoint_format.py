@@ -18,7 +18,7 @@ from checkpoint_samples import arrays_of, at, commit, host, resumed, same, seed_
 from everstep import hazard
 from everstep.checkpoint import CheckpointName, Commit, Store, forecast, is_finite, trial_write
 from everstep.checkpoint.array_file import ITEM_BYTES
-from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, pack_manifest
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, CheckpointVersionError, ConfigError, NonFiniteError, RunDirError
 from everstep.state import Encoded
@@ -165,7 +165,7 @@ def test_another_format_names_both_versions_and_is_never_passed_over(
     commit(store, at(10))
     body = json.loads((commit(store, at(20)).path / MANIFEST).read_bytes())["body"]
     other = {**body, "format": version, "versions": {"everstep": "7.1"}}
-    (store.path(at(20)) / MANIFEST).write_bytes(packed(other))
+    (store.path(at(20)) / MANIFEST).write_bytes(pack_manifest(other))
     with pytest.raises(
         CheckpointVersionError,
         match=rf"step-00000020 has format version {version}.*reads only {FORMAT}: {remedy}",

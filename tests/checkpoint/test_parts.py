@@ -26,7 +26,7 @@ from everstep.checkpoint import (
     read_own_trees,
     verify_checkpoint,
 )
-from everstep.checkpoint.format import ARRAYS, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, MANIFEST, pack_manifest
 from everstep.checkpoint.pieces import write_pieces
 from everstep.contracts.state import HostArray, Region
 from everstep.errors import CheckpointError, DamagedCheckpointError
@@ -63,7 +63,7 @@ def rewrite(folder: Path, change: Callable[[Any], object]) -> None:
     """Change a manifest's body and give it the checksum of that."""
     body = json.loads((folder / MANIFEST).read_bytes())["body"]
     change(body)
-    (folder / MANIFEST).write_bytes(packed(body))
+    (folder / MANIFEST).write_bytes(pack_manifest(body))
 
 
 # ------------------------------------------------------------------------------------------ own trees
@@ -405,6 +405,6 @@ def test_forged_pieces_are_one_clear_error(tmp_path: Path, change: dict[str, Any
     folder = few(tmp_path, 2)
     body = json.loads((folder / MANIFEST).read_bytes())["body"]
     body["arrays"]["user/all/w"]["pieces"][1] |= change
-    (folder / MANIFEST).write_bytes(packed(body))
+    (folder / MANIFEST).write_bytes(pack_manifest(body))
     with pytest.raises(DamagedCheckpointError, match=message):
         loaded(folder, "all", (8, 8))

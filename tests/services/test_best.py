@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import everstep
-from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, packed
+from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, pack_manifest
 from everstep.cli.group import commands
 from everstep.errors import ConfigError, Interrupted
 from everstep.index.database import Database
@@ -231,7 +231,7 @@ def test_what_is_not_loaded_at_the_end_is_said(tmp_path: Path) -> None:
     changes = [({"meta": {**body["meta"], "value": 0.25}}, "has the weights of 0.25")]
     changes += [({"format": n}, f"has format version {n}") for n in (FORMAT - 1, FORMAT + 1)]
     for change, words in changes:
-        manifest.write_bytes(packed({**body, **change}))
+        manifest.write_bytes(pack_manifest({**body, **change}))
         again = train(best_run(run, keep=2))
         told = again.loop.ending.warnings[-1]
         assert "(0.3, step 12); not those of 0.2, step 8" in told and words in told

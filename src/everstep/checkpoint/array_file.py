@@ -122,9 +122,9 @@ def read_arrays(
                 if checksums is None:  # a checksum that is wrong says more
                     _pass_over(file, size - file.tell(), digest)
                     check_digest(path, digest, record)
-                damaged(path, "is not a safetensors file")
+                raise_damaged(path, "is not a safetensors file")
             if lacking := sorted((checksums or {}).keys() - spans.keys()):
-                damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
+                raise_damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
             for name, span in spans.items():
                 count = span.end - span.start
                 if checksums is not None and name in checksums:
@@ -140,7 +140,7 @@ def read_arrays(
             if checksums is None:
                 check_digest(path, digest, record)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     return ArrayFile(arrays, metadata)
 
 
@@ -191,7 +191,7 @@ def _fill(file: FileIO, chunk: memoryview, digest: xxhash.xxh3_128) -> None:
     while rest:
         count = file.readinto(rest)
         if not count:
-            damaged(Path(str(file.name)), "ended early while it was read")
+            raise_damaged(Path(str(file.name)), "ended early while it was read")
         rest = rest[count:]
     digest.update(chunk)
 
@@ -206,7 +206,7 @@ def verified_chunks(path: Path, record: Record) -> Iterator[memoryview]:
                 digest.update(buffer[:count])
                 yield buffer[:count]
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     check_digest(path, digest, record)
 
 
@@ -219,19 +219,19 @@ def copy_file(source: Path, target: Path, record: Record) -> None:
 
 def check_size(path: Path, size: int, record: Record) -> None:
     if size != record["bytes"]:
-        damaged(path, f"has {size} bytes, {record['bytes']} were written" if size else "is empty")
+        raise_damaged(path, f"has {size} bytes, {record['bytes']} were written" if size else "is empty")
 
 
 def check_digest(path: Path, checksum: xxhash.xxh3_128, record: Record) -> None:
     if checksum.hexdigest() != record["xxh3_128"]:
         how = "has changed since it was written, or belongs to another checkpoint"
-        damaged(path, f"{how}: checksum {record['xxh3_128']}, now {checksum.hexdigest()}")
+        raise_damaged(path, f"{how}: checksum {record['xxh3_128']}, now {checksum.hexdigest()}")
 
 
-def damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
+def raise_damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
     raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
 
 
-def unreadable(path: Path, error: OSError) -> NoReturn:
+def raise_unreadable(path: Path, error: OSError) -> NoReturn:
     how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-    damaged(path, how, error)
+    raise_damaged(path, how, error)

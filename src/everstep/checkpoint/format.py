@@ -57,9 +57,9 @@ from everstep.checkpoint.array_file import (
     Record,
     check_size,
     copy_file,
-    damaged,
+    raise_damaged,
+    raise_unreadable,
     read_arrays,
-    unreadable,
     verified_chunks,
     write_arrays,
 )
@@ -81,7 +81,7 @@ MANIFEST = "manifest.json"
 _MANIFEST = re.compile(rb'\{"checksum":"([0-9a-f]{32})","body":(\{.*\})\}\n', re.DOTALL)
 
 
-def packed(body: Mapping[str, Any]) -> bytes:
+def pack_manifest(body: Mapping[str, Any]) -> bytes:
     text = json_bytes(body, f"checkpoint {body['name']}")
     return b'{"checksum":"%s","body":%s}\n' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
@@ -112,22 +112,22 @@ def read_body(folder: Path) -> dict[str, Any]:
     try:
         raw = read_regular(path)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     match = _MANIFEST.fullmatch(raw)
     if match is None:
-        damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
+        raise_damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
     checksum = xxhash.xxh3_128_hexdigest(match[2])
     if checksum != match[1].decode():
-        damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {checksum}")
+        raise_damaged(path, f"has changed since it was written: checksum {match[1].decode()}, now {checksum}")
     try:
         body: dict[str, Any] = parse_json(match[2])
     except ValueError as error:
-        damaged(path, f"is not JSON ({error})", error)
+        raise_damaged(path, f"is not JSON ({error})", error)
     if not isinstance(body, dict) or not isinstance(body.get("versions", {}), dict):
-        damaged(path, "does not have the content of a manifest")
+        raise_damaged(path, "does not have the content of a manifest")
     _require_version(folder, body)
     if odd := _oddities(body):
-        damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
+        raise_damaged(path, f"does not have the content of format {FORMAT} ({', '.join(odd)})")
     return body
 
 
@@ -193,7 +193,7 @@ def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
         try:
             byte_count = (folder / name).stat().st_size
         except OSError as error:
-            unreadable(folder / name, error)
+            raise_unreadable(folder / name, error)
         check_size(folder / name, byte_count, record)
 
 
@@ -339,7 +339,7 @@ def write_manifest(
 
 
 def _finish(folder: Path, body: Mapping[str, Any]) -> int:
-    manifest = packed(body)
+    manifest = pack_manifest(body)
     files.write_new(folder / MANIFEST, manifest)
     files.fsync_folder(folder)
     return size(body) + len(manifest)
@@ -437,7 +437,7 @@ def verify(folder: Path) -> None:
     """Verify every byte of a checkpoint, in little memory."""
     body = read_body(folder)
     if body["name"] != folder.name:
-        damaged(folder / MANIFEST, f"belongs to {body['name']}")
+        raise_damaged(folder / MANIFEST, f"belongs to {body['name']}")
     for name, record in body["files"].items():
         for _ in verified_chunks(folder / name, record):
             pass
@@ -446,4 +446,4 @@ def verify(folder: Path) -> None:
 def _raise_odd(folder: Path, error: Exception) -> NoReturn:
     if isinstance(error, CheckpointError):
         raise error
-    damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)
+    raise_damaged(folder / MANIFEST, f"does not have the content of format {FORMAT} ({error!r})", error)

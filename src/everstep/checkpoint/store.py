@@ -460,12 +460,12 @@ class Store:
         self._left_names = frozenset(left_names)
 
     @property
-    def settled(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the next start finds exactly the checkpoints that this start continues from."""
         return self._chosen is None and not self._left_names
 
     @property
-    def leaves_some(self) -> bool:
+    def will_set_aside(self) -> bool:
         """Whether checkpoints are on disk that `apply_choice` will set aside."""
         return bool(self._left_names)
 

@@ -53,7 +53,7 @@ class PassOrder:
     """
 
     def __init__(
-        self, sampler: Any, in_batches: bool, kept: KeptBySamplers, entries: list[Any] | None = None
+        self, sampler: Any, in_batches: bool, kept: SamplerStates, entries: list[Any] | None = None
     ) -> None:
         self._sampler, self._in_batches, self._kept = sampler, in_batches, kept
         self.entries, self.first = entries, 0
@@ -187,7 +187,7 @@ def _digests(sampler: Any, marks: Mapping[str, str | None]) -> dict[str, str]:
     return {name: digest(encode(own[name])) for name in known if can_be_saved(own[name])}
 
 
-class KeptBySamplers:
+class SamplerStates:
     """What a user's own samplers keep from pass to pass.
 
     That is the attributes which drawing a pass changes, or training (weights that follow the losses); of

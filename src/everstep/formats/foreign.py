@@ -22,7 +22,7 @@ from everstep.backends import torch_files
 from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
 from everstep.formats import safetensors_file
-from everstep.formats.safetensors_file import inside, refuse, unreadable
+from everstep.formats.safetensors_file import inside, raise_unreadable, refuse
 from everstep.untrusted_files import open_regular, parse_json, read_regular
 
 METADATA = ".metadata"
@@ -89,7 +89,7 @@ def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         raw = read_regular(path, LARGEST_METADATA)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     try:
         return _content(folder, read_pickle(raw))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -129,7 +129,7 @@ def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, i
     try:
         length = file.stat().st_size
     except OSError as error:
-        unreadable(file, error)
+        raise_unreadable(file, error)
     if start + size > length:
         refuse(file, f"has {length:,} bytes, and {name!r} should end at {start + size:,}")
     return file, start, size
@@ -172,7 +172,7 @@ def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
             file.seek(chunk.start)
             raw = file.read(chunk.size)
     except OSError as error:
-        unreadable(chunk.file, error)
+        raise_unreadable(chunk.file, error)
     tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
     if not isinstance(tensor, Unread):
         refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
@@ -246,7 +246,7 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
         with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
     if not start.startswith((b"PK\x03\x04", b"\x80")):
@@ -267,7 +267,7 @@ def _open_shards(index: Path) -> dict[str, Any]:
         for name, file in weight_map.items():
             names.setdefault(file, set()).add(name)
     except OSError as error:
-        unreadable(index, error)
+        raise_unreadable(index, error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         refuse(index, f'is not an index with a "weight_map" of names to files ({error!r:.200})', error)
     tree: dict[str, Any] = {}

@@ -30,7 +30,7 @@ def open_file(path: Path) -> dict[str, Unread]:
         with open_regular(path) as file:
             spans = _spans(path, file)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     return {
         name: Unread(span.dtype, span.shape, partial(_read, path, name, span)) for name, span in spans.items()
     }
@@ -64,7 +64,7 @@ def _read(path: Path, name: str, span: Span) -> HostArray:
             file.seek(span.start)
             data = np.fromfile(file, np.uint8, span.end - span.start)
     except OSError as error:
-        unreadable(path, error)
+        raise_unreadable(path, error)
     if len(data) < span.end - span.start:
         refuse(path, f"ended early while array {name!r} was read")
     return HostArray(span.dtype, span.shape, data, "")
@@ -76,7 +76,7 @@ def refuse(
     raise CheckpointError(f"{path} {problem}; {remedy}") from cause
 
 
-def unreadable(path: Path, error: OSError) -> NoReturn:
+def raise_unreadable(path: Path, error: OSError) -> NoReturn:
     is_missing = isinstance(error, FileNotFoundError)
     refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 

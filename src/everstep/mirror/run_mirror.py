@@ -155,7 +155,7 @@ class RunMirror:
         """
         with self._changed:
             retain()
-            if self._store is None or self._store.leaves_some:
+            if self._store is None or self._store.will_set_aside:
                 return  # this start may yet end without setting them aside
             try:
                 self._next = _list_committed(self._store, self._segment, durable, ended)
@@ -169,7 +169,7 @@ class RunMirror:
 
     def finish(self, journal: Journal, retain: Callable[[], object]) -> None:
         """Hand the rest over, and wait for the upload; nothing is added to the journal after this call."""
-        if self._store is None or self._store.leaves_some:
+        if self._store is None or self._store.will_set_aside:
             return
         end = time.monotonic() + self._wait
         self._await_upload(self._wait)

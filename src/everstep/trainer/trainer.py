@@ -243,7 +243,7 @@ class Trainer:
                 self.task.epoch = loop.epoch  # an evaluation may come before an epoch
                 yield loop
         finally:
-            if self._loop is not None and self._options.get("resume") is False and loop.settled:
+            if self._loop is not None and self._options.get("resume") is False and loop.is_continued:
                 self._options["resume"] = True  # it has started over; from here on the run continues
             self._evaluations.loop = None
         self._evaluations.weights = loop.loaded_weights()

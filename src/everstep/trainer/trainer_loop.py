@@ -78,9 +78,9 @@ class TrainerLoop(TrainLoop):
         return self._engine.board.bests
 
     @property
-    def settled(self) -> bool:
+    def is_continued(self) -> bool:
         """Whether a later loop on this run continues what this loop has begun."""
-        return self._engine.opening.store.settled
+        return self._engine.opening.store.is_unchanged
 
     def loaded_weights(self) -> Loaded | None:
         """Find where the weights in the objects are saved, after a clean end; None if not in one place."""

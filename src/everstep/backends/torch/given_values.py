@@ -82,7 +82,7 @@ def arrays(tree: Any) -> Iterator[Any]:
 
 
 def mark_of(value: Any, read: bool = False) -> Any:
-    """Mark a value, to tell later by `same` whether it has changed.
+    """Mark a value, to tell later by `is_same_mark` whether it has changed.
 
     Args:
         read: whether tensors are known by their elements, not by being the same tensor, written to or not.
@@ -134,10 +134,10 @@ def _digest(data: bytes | memoryview) -> bytes:
     return bytes(data) if len(data) <= _LARGE else xxhash.xxh3_128_digest(data)
 
 
-def same(a: Any, b: Any) -> bool:
+def is_same_mark(a: Any, b: Any) -> bool:
     """Whether two marks are of a value that has not changed in between."""
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(is_same_mark, a, b))
     if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
         return a() is b()  # both None: it was collected after the second mark was made
     # The type counts: 1 differs from 1.0 and True.
@@ -176,11 +176,11 @@ class _GivenValue:
     def is_still(self, value: Any) -> bool:
         """Whether a value is the given one, unchanged."""
         mark = mark_of(value)
-        if self.content is None or (same(self.mark, mark) and not self.is_small):
-            return same(self.mark, mark)
+        if self.content is None or (is_same_mark(self.mark, mark) and not self.is_small):
+            return is_same_mark(self.mark, mark)
         old, new = list(_references(self.mark)), list(_references(mark))
         are_same = len(old) == len(new) and all(a() is b() for a, b in zip(old, new, strict=True))
-        return are_same and same(self.content, mark_of(value, read=True))
+        return are_same and is_same_mark(self.content, mark_of(value, read=True))
 
 
 class _GivenValues:
@@ -199,7 +199,7 @@ class _GivenValues:
         marks = {name: mark_of(value, self._read) for name, value in live.items()}
         self._values[owner] = {
             name: before[name]
-            if name in before and name in left_marks and same(left_marks[name], mark)
+            if name in before and name in left_marks and is_same_mark(left_marks[name], mark)
             else _GivenValue.of(live[name], mark, make_copy)
             for name, mark in marks.items()
         }

@@ -21,10 +21,10 @@ from everstep.backends.torch.given_values import (
     SCALARS,
     arrays,
     attributes,
+    is_same_mark,
     is_saveable,
     mark_of,
     owners,
-    same,
 )
 from everstep.backends.torch.model_wrappers import (
     address,
@@ -424,7 +424,9 @@ class TorchUnsavedObjects:
         if self._marks is None:
             return []
         old, self._marks = self._marks, self._take_marks()
-        moved = (key[0] for key, mark in self._marks.items() if key in old and not same(old[key], mark))
+        moved = (
+            key[0] for key, mark in self._marks.items() if key in old and not is_same_mark(old[key], mark)
+        )
         return list(dict.fromkeys(moved))
 
     def _take_marks(self) -> dict[tuple[str, int], Any]:

@@ -45,7 +45,7 @@ from everstep.data.other_libraries import (
     require_ranks,
     shuffle_buffers,
 )
-from everstep.data.pass_order import KeptBySamplers, PassOrder, can_be_saved, is_known, plain_index, unpacked
+from everstep.data.pass_order import PassOrder, SamplerStates, can_be_saved, is_known, plain_index, unpacked
 from everstep.errors import DataError
 
 _SETTINGS = (
@@ -84,8 +84,8 @@ class DataLoaderStream(Stream):
     rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
-        self.given = self.loader = loader
-        """The user's loader; `loader` is another where it is split among ranks."""
+        self.user_loader = self.loader = loader
+        """`loader` is another one where the batches are split among ranks."""
         self._share = share or WHOLE
         self._sampler: PassSampler | None = None
         self._sampling: Sampling | None = None
@@ -98,7 +98,7 @@ class DataLoaderStream(Stream):
         self._generators = data_rng.places_of(chosen)
         self._user_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
         weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
-        self.samplers = KeptBySamplers(self._user_samplers | weighted, [loader.dataset, *self.generators])
+        self.samplers = SamplerStates(self._user_samplers | weighted, [loader.dataset, *self.generators])
         """What the user's own samplers keep from pass to pass."""
         workers = loader.num_workers > 0
         self._draws_whole_pass = (
@@ -117,7 +117,7 @@ class DataLoaderStream(Stream):
 
     def _split(self, sampler: Any) -> None:
         """Read a rank's part: what the sampler, or an `IterableDataset`, hands out."""
-        loader, share = self.given, self._share
+        loader, share = self.user_loader, self._share
         if isinstance(loader.dataset, IterableDataset):
             if share.size > 1:
                 require_ranks(loader.dataset, share)
@@ -153,7 +153,7 @@ class DataLoaderStream(Stream):
     @property
     def keeps_place(self) -> Any:
         """Object with one place for all iterators: the loader or its dataset; None if neither has one."""
-        loader, dataset = self.given, self.given.dataset
+        loader, dataset = self.user_loader, self.user_loader.dataset
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
         return dataset if isinstance(dataset, Iterator) or is_stateful(dataset) else None
@@ -172,7 +172,7 @@ class DataLoaderStream(Stream):
 
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
-        loader = self.given
+        loader = self.user_loader
         stateful = [each for each in self._user_samplers.values() if is_stateful(each)]
         if loader.num_workers > 0 and loader.persistent_workers:
             fault, remedy = "persistent_workers=True", "persistent_workers=False"
@@ -198,7 +198,7 @@ class DataLoaderStream(Stream):
         return _copy_with(self.loader, "batch_sampler" if in_batches else "sampler", order), order
 
     def split(self, share: Share) -> DataLoaderStream:
-        return DataLoaderStream(self.given, share)
+        return DataLoaderStream(self.user_loader, share)
 
     def of_other_ranks(self, what: str, saved: Sequence[Any], key: int) -> Any:
         """Return random state by the rank; rank 0 keeps its own, and generators that were equal stay equal.
@@ -250,7 +250,7 @@ class DataLoaderStream(Stream):
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the loader; a split one as that of one process with the batches of all ranks."""
-        loader, ranks = self.given, self._share.size
+        loader, ranks = self.user_loader, self._share.size
         iterable = isinstance(loader.dataset, IterableDataset)
         inside = {"num_workers": loader.num_workers}
         # A DataLoader's shuffle= is a choice between two of torch's samplers.
