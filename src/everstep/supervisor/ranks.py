@@ -104,11 +104,9 @@ class Ranks:
         reason: str | None,
         requests: Mapping[str, Any],
         handed: int | None,
-        times: Mapping[str, float] | None = None,
+        times: Mapping[str, float] | None,
     ) -> None:
         """Tell all ranks what this rank knows alone; what the programs have asked for must be the same."""
-        if not self.several:
-            return
         pending = self._wakeups.actions
         own_facts = {
             "signal": self._signals.received,

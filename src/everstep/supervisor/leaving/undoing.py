@@ -39,15 +39,16 @@ class Rollbacks:
         if not self._group.writer:
             rollback = shared if isinstance(shared, str) else Rollback.among([tuple(shared)])[0]
         if isinstance(rollback, str):
-            batches = [batch for each in self.decided for batch in each.batches]
-            so_far = f"; quarantined are {_join_batches(batches)}" if batches else ""
+            quarantined = ", ".join(str(batch) for each in self.decided for batch in each.batches)
+            so_far = f"; quarantined are {quarantined}" if quarantined else ""
             self._refused = f"step {step} is not undone: {rollback}{so_far}"
             self._voice.say(self._refused)
             return None
         self.decided.append(rollback)
+        quarantined = ", ".join(map(str, rollback.batches))
         text = (
             f"rollback {used + 1} of {self._recovery.max_rollbacks}: {reason}. "
-            f"Quarantined: {_join_batches(rollback.batches)}; the run continues from {rollback.checkpoint}"
+            f"Quarantined: {quarantined}; the run continues from {rollback.checkpoint}"
         )
         self._voice.say(text)
         return RolledBack(text, str(self._store.run_dir), rollback.number)
@@ -110,10 +111,6 @@ class Rollbacks:
             samples = ", ".join(f"{sample} of stream {stream!r}" for stream, sample in shared[:8])
             message += f"; each of them quarantined sample {samples}: look at that sample first"
         return message
-
-
-def _join_batches(batches: Sequence[Batch]) -> str:
-    return ", ".join(map(str, batches))
 
 
 _tries: dict[str, tuple[int, int]] = {}
