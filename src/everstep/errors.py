@@ -301,6 +301,11 @@ def to_install(extra: str) -> str:
     return f"pip install {DISTRIBUTIONS[extra]}"
 
 
+def some(names: Sequence[str], most: int = 3) -> str:
+    """List the first `most` of `names`, and the number of the others, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def nearest(name: str, known: Iterable[str], most: int | None = None) -> str:
     """Make a hint for an unknown name, as a phrase: the nearest known name, and all or the `most` nearest."""
     names = sorted(known)

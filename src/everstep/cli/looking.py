@@ -17,7 +17,7 @@ from everstep import labels
 from everstep.cli import common as cli
 from everstep.display.cells import cell, flat, in_line, plural, size
 from everstep.durable import write_whole
-from everstep.errors import ConfigError, RunIndexError, nearest
+from everstep.errors import ConfigError, RunIndexError, nearest, some
 from everstep.index import FACTS, GONE
 from everstep.untrusted_files import open_regular
 
@@ -325,8 +325,7 @@ def report_command(
     once = {(str(run.facts["path"]), str(run.facts["name"])): run for run in cli.find_all(runs, index)}
     data = report_data([path for path, _ in once], [*once.values()], points)
     names = [run["name"] for run in data["runs"]]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    headline = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names[:3])}{more}"
+    headline = names[0] if len(names) == 1 else f"{len(names)} runs: {some(names)}"
     page = report_page(data, title or headline, __version__, now)
     try:
         write_whole(out.absolute(), page, "report")

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from everstep.errors import ConfigError, TrustError, nearest
+from everstep.errors import ConfigError, TrustError, nearest, some
 from everstep.record import RunDir
 from everstep.record.trust import TRUST_VARIABLE
 
@@ -84,7 +84,7 @@ def admit(run_dir: Path, tree: Any, reason: str, trust: bool, facts: Mapping[str
     have, and imports nothing that a record names out of the run directory.
 
     Args:
-        why: reason, in words, for which the code does not count as this user's; "" if it does.
+        reason: why the code does not count as this user's, in words; "" if it does.
         trust: whether the user said to use the code all the same.
 
     Returns:
@@ -95,9 +95,8 @@ def admit(run_dir: Path, tree: Any, reason: str, trust: bool, facts: Mapping[str
     code = tuple(folder for folder in folders if not folder.resolve().is_relative_to(home))
     run = RunDir.open(run_dir, create=False).id
     names = list(dict.fromkeys(_names(tree)))
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     source = ", ".join(map(repr, map(str, code))) or "where Python finds it"
-    use = f"imported and called: {', '.join(names[:_MOST_LISTED])}{more}, from {source}"
+    use = f"imported and called: {some(names, _MOST_LISTED)}, from {source}"
     if reason and not trust:
         raise TrustError(
             f"the record of {run} in {run_dir} names code that would be {use}. It does not count as yours: "

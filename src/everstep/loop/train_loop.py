@@ -20,6 +20,7 @@ from everstep.metrics.statistics import AcrossRanks, Stats
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated
+from everstep.supervisor.board import find_service
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.settings import LoopKind, LoopOptions, Settings, service_list
@@ -384,7 +385,7 @@ def with_best(watch: str | tuple[str, str] | None, services: list[Service]) -> l
 
 def _default_best(services: Sequence[Service]) -> Best:
     """Make the `Best` of the metric that stops the run, else one of "valid_loss" that keeps no weights."""
-    stopper = next((s for s in services if isinstance(s, EarlyStop)), None)
+    stopper = find_service(EarlyStop, services)
     metric, mode = ("valid_loss", None) if stopper is None else (stopper.metric, stopper.mode)
     best = Best(metric, mode, save=stopper is not None)
     best.watches = ()  # nobody asked for it

@@ -95,9 +95,6 @@ class ServiceBoard:
     def bests(self) -> list[Best]:
         return [service for service in self._services if isinstance(service, Best)]
 
-    def find(self, kind: type[S]) -> S | None:
-        return next((service for service in self._services if isinstance(service, kind)), None)
-
     def wanting(self, moment: Moment) -> list[Service]:
         return [service for service in self._services if moment in service.moments]
 
@@ -289,6 +286,10 @@ class ServiceBoard:
         if errors:
             lines = "; ".join(f"{name!r}: {type(e).__name__}: {e}" for name, e in errors)
             raise ServiceError(f"closing failed for {len(errors)} service(s): {lines}") from errors[0][1]
+
+
+def find_service(kind: type[S], services: Iterable[Service]) -> S | None:
+    return next((service for service in services if isinstance(service, kind)), None)
 
 
 def require_service(service: Service, others: Iterable[Service]) -> None:

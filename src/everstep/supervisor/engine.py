@@ -11,7 +11,7 @@ from everstep.arguments import integer
 from everstep.checkpoint import CheckpointName, Phase, forecast
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
-from everstep.errors import ProgressError, ServiceError, UsageError
+from everstep.errors import ProgressError, ServiceError, UsageError, some
 from everstep.metrics.collector import Collector
 from everstep.metrics.statistics import AcrossRanks
 from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
@@ -19,7 +19,7 @@ from everstep.services.console import Voice
 from everstep.services.replayed import Replayed
 from everstep.services.witness import Witness, drill_services
 from everstep.state import Encoded, decode, restore
-from everstep.supervisor.board import ServiceBoard
+from everstep.supervisor.board import ServiceBoard, find_service
 from everstep.supervisor.boundaries import Boundaries, Decisions
 from everstep.supervisor.checks.program_variables import ProgramVariables
 from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, WatchedMetrics, Work
@@ -33,7 +33,7 @@ from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
 from everstep.supervisor.ranks import Ranks
 from everstep.supervisor.saving.saver import Saver, take_snapshot
 from everstep.supervisor.saving.state_tree import Progress, reading
-from everstep.supervisor.saving.user_state import UserState, some
+from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import LoopDriver, Settings
 from everstep.supervisor.streams.generators import RngMarks
 from everstep.supervisor.threads.signals import SignalWatch, exit_error
@@ -128,7 +128,7 @@ class Engine:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""
         self.opening = opening = OpenRun(self.settings, self.voice, stack, self.ranks.group)
         log = None if self.ranks.group.writer else f"rank-{self.ranks.group.rank:05d}.log"
-        if (replayed := self.board.find(Replayed)) is not None:
+        if (replayed := find_service(Replayed, self.board)) is not None:
             replayed.require(opening.run_dir.id, opening.run_dir.path)
             log = "replay.log"
         if log is not None:
@@ -230,7 +230,7 @@ class Engine:
             self.journal.event("decision", {"what": CHOSEN, "why": why, "step": recovered.step})
             self.journal.flush()  # a later start must not compare with what is left behind
         # by a drill or a replay, which find what differs and how far
-        observed = self.board.find(Witness) is not None or self.settings.replay is not None
+        observed = find_service(Witness, self.board) is not None or self.settings.replay is not None
         on_divergence = "warn" if observed else self.settings.on_divergence
         self.comparison = comparison = recovered.comparison
         if self.settings.replay is not None:  # also from nothing, and on another machine

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict
 
 from everstep.arguments import flag, integer, number, plain
 from everstep.contracts.data import Share, Uneven
@@ -22,7 +22,7 @@ from everstep.services.console import Console
 from everstep.services.judges import NaNGuard, StopAfter
 from everstep.services.recovery import HangWatch, Recovery, Retry
 from everstep.services.replayed import plan_of_process
-from everstep.supervisor.board import require_service
+from everstep.supervisor.board import find_service, require_service
 from everstep.supervisor.checks.verification import OnDivergence
 from everstep.supervisor.data_ranks import read_data_ranks
 from everstep.supervisor.opening.configuration import Configuration
@@ -31,7 +31,6 @@ from everstep.supervisor.saving.state_tree import Limits
 from everstep.supervisor.saving.user_state import UserState
 from everstep.unattended import seed_or_drilled
 
-S = TypeVar("S", bound=Service)
 _ONE_EACH: dict[type[Service], str] = {
     HangWatch: "give the seconds that you mean",
     Checkpoints: "it takes both schedules and all rules, as in "
@@ -175,9 +174,12 @@ class Settings:
         self.streams = {} if streams is None else named(streams)
         defaults = options.get("default_services", True)
         self.services: Sequence[Service] = _with_defaults(service_list(services), defaults, max_time)
-        self.checkpoints = _find(Checkpoints, self.services) or Checkpoints()
-        self.recovery, self.retry = _find(Recovery, self.services), _find(Retry, self.services)
-        self.hang_watch, self.console = _find(HangWatch, self.services), _find(Console, self.services)
+        self.checkpoints = find_service(Checkpoints, self.services) or Checkpoints()
+        self.recovery, self.retry = find_service(Recovery, self.services), find_service(Retry, self.services)
+        self.hang_watch, self.console = (
+            find_service(HangWatch, self.services),
+            find_service(Console, self.services),
+        )
         self.mirror = self.checkpoints.mirror if self.replay is None else None
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])
@@ -200,10 +202,6 @@ def service_list(services: Iterable[Service]) -> list[Service]:
     return list(services)
 
 
-def _find(kind: type[S], services: Iterable[Service]) -> S | None:
-    return next((service for service in services if isinstance(service, kind)), None)
-
-
 def _with_defaults(services: list[Service], defaults: bool, max_time: float | None) -> list[Service]:
     if sum(isinstance(service, Best) and service.restore_at_end for service in services) > 1:
         raise ConfigError("two Best services have restore_at_end=True; give it to one of them")
@@ -213,7 +211,9 @@ def _with_defaults(services: list[Service], defaults: bool, max_time: float | No
     if max_time is not None:
         services.append(StopAfter(seconds=max_time, name="max_time"))
     if defaults:
-        services += [kind() for kind in (NaNGuard, Console, HangWatch) if _find(kind, services) is None]
-    services += [kind() for kind in (Checkpoints, Index) if _find(kind, services) is None]
+        services += [
+            kind() for kind in (NaNGuard, Console, HangWatch) if find_service(kind, services) is None
+        ]
+    services += [kind() for kind in (Checkpoints, Index) if find_service(kind, services) is None]
     services.append(JournalFlush())
     return services

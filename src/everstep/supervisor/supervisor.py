@@ -10,6 +10,7 @@ from everstep.arguments import checked_keywords, integer
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, UsageError
 from everstep.services.witness import Witness
+from everstep.supervisor.board import find_service
 from everstep.supervisor.door import Door
 from everstep.supervisor.engine import Engine
 from everstep.supervisor.settings import LoopDriver, LoopKind, RunOptions, Settings
@@ -193,7 +194,7 @@ class Supervisor(Door):
             self._engine.voice.say(f"stream {name!r} has more passes now; the run continues")
         endless = Endless(self._engine, self._draws, run_stream, passes)
         self._draws.streams.append(endless)
-        witness = self._engine.board.find(Witness)
+        witness = find_service(Witness, self._engine.board)
         return endless if witness is None else witness.watching(name, endless)
 
 

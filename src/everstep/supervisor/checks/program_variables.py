@@ -30,9 +30,9 @@ import numpy
 from everstep import backends
 from everstep.contracts.data import Stream
 from everstep.data.adapt import OwnStream
+from everstep.errors import some
 from everstep.record import batch_digest
 from everstep.state import make_entry
-from everstep.supervisor.saving.user_state import some
 
 _MOST_KEYS = 100
 """Keys of a dictionary above which only their number counts."""

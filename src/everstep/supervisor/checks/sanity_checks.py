@@ -10,10 +10,10 @@ from threading import get_ident
 from typing import NamedTuple
 
 from everstep.contracts.services import Service
-from everstep.errors import ProgressError, StateError, alike, nearest
+from everstep.errors import ProgressError, StateError, alike, nearest, some
 from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import Progress
-from everstep.supervisor.saving.user_state import UserState, some
+from everstep.supervisor.saving.user_state import UserState
 
 _WRAPPERS = {
     enumerate: "its numbers begin with 0 again; use loop.batch_index, or step",

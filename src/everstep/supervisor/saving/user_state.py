@@ -12,7 +12,7 @@ from everstep import backends
 from everstep.arguments import valid_name
 from everstep.contracts.services import SetValue
 from everstep.contracts.state import BASE, Entry, Mismatch, Region, Regions, UpdateCounter
-from everstep.errors import ConfigError, RestoreError, StateError, nearest
+from everstep.errors import ConfigError, RestoreError, StateError, nearest, some
 from everstep.redaction import redacted
 from everstep.state import PerRank, Slot, array_name, array_paths, decode, encode, make_entry, undeclared
 
@@ -360,11 +360,6 @@ class UserState:
         # what the evaluation changed outside the state is not the doing of a step
         for counter in self.counters.values():
             counter.outside.skip()
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """List names, for a message."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def base_hint(trees: Mapping[str, Any], misfits: Iterable[str], missing: Iterable[str] = ()) -> str:
