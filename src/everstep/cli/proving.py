@@ -111,8 +111,7 @@ def drill_command(
         else:
             remedy = "leave it out, or drill a script that uses everstep: everstep drill [OPTION...] train.py"
             _require_of(f"any command ({script})", _OF_A_SCRIPT, remedy)
-            names = "strikes", "seed", "timeout", "budget", "power_cut", "keep"
-            some = {name: options[name] for name in names}
+            some = {name: options[name] for name in options.keys() - _OF_A_SCRIPT - {"resume_cmd"}}
             try:
                 some["resume"] = shlex.split(options["resume_cmd"] or "")
             except ValueError as error:

@@ -25,14 +25,7 @@ CALL = "call"
 _MOST_NAMES = 20
 """Most names that a message lists if a module lacks the requested name."""
 _kept_out: list[Path] = []
-"""Folders out of which nothing is imported by an import path."""
-
-
-def keep_out(folder: Path) -> None:
-    """Import no later import path out of a folder, also not through a link or a package."""
-    _kept_out.append(folder)
-    # An empty entry of sys.path is the working directory.
-    sys.path[:] = [each for each in sys.path if not _is_kept_out(each or os.curdir)]
+"""Folders out of which nothing is imported by an import path, also not through a link or a package."""
 
 
 def _is_kept_out(place: str) -> bool:
@@ -104,7 +97,9 @@ def admit(run_dir: Path, tree: Any, reason: str, trust: bool, facts: Mapping[str
             f"{TRUST_VARIABLE}=1 (docs/guide/trust.md)"
         )
     print(f"note: for the run {run} is {use}", file=sys.stderr)
-    keep_out(home)
+    _kept_out.append(home)
+    # An empty entry of sys.path is the working directory.
+    sys.path[:] = [each for each in sys.path if not _is_kept_out(each or os.curdir)]
     findable(code)
     return code
 

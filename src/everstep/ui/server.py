@@ -12,7 +12,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -219,7 +218,6 @@ def application(index: FollowedIndex) -> Starlette:
 def _answer(answer: Answer, index: FollowedIndex) -> Answer:
     """Turn errors into answers in JSON; bring the index up to date after the answer, if that is due."""
 
-    @wraps(answer)
     def answered(request: Request) -> Response:
         try:
             response = answer(request)
