@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import everstep
+import everstep.display.cells
 from everstep import At, EarlyStop, Every, services
-from everstep.arguments import integer, number, plain_tree
+from everstep.arguments import integer, number, plain
 from everstep.errors import ConfigError
 
 SIX: Any = np.int64(6)
@@ -44,7 +44,7 @@ def test_what_is_a_number_and_what_is_none() -> None:
     for six in (np.int8(6), np.uint64(6), 6):
         assert integer("n", six) == 6 and type(integer("n", six)) is int
     assert number("n", HALF) == 0.5 and type(number("n", HALF)) is float
-    assert plain_tree({"a": [np.int64(1), (HALF,)], "b": "6"}) == {"a": [1, [0.5]], "b": "6"}
+    assert everstep.display.cells.with_leaves({"a": [SIX, (HALF,), "6"]}, plain) == {"a": [6, [0.5], "6"]}
     for wrong in (np.float64(6), np.bool_(True), True, np.array(6), "6"):
         with pytest.raises(ConfigError, match="an integer"):
             integer("n", wrong)

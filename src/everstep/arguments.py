@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from everstep.errors import ConfigError, MetricError, nearest
@@ -81,13 +81,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def plain_tree(tree: Any) -> Any:
-    """Apply `plain` to each value in dictionaries and lists."""
-    if isinstance(tree, Mapping):
-        return {name: plain_tree(part) for name, part in tree.items()}
-    return [plain_tree(part) for part in tree] if isinstance(tree, list | tuple) else plain(tree)
 
 
 def integer(name: str, value: N, least: int | None = 1, *, none: str = "") -> N:

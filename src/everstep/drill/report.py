@@ -16,7 +16,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from everstep.arguments import number
-from everstep.display.cells import in_line
+from everstep.display.cells import in_line, plural
 from everstep.drill.program import ProgramStart, Strike, cause
 from everstep.record import Difference, first_difference
 
@@ -212,7 +212,7 @@ class DrillReport:
         lines = lines or [f"nothing was struck{missed}"]
         if strikes := self.strikes:
             part = 100 * len(self.steps_again) / max(1, self.steps)
-            struck = f"{strikes} strike{'s' * (strikes > 1)}"
+            struck = plural(strikes, "strike")
             lines.append(f"covered: {struck}, {part:.0f} % of the {self.counts} executed again")
         if count["no time"]:
             lines.append(f"not covered: {count['no time']} strikes, as the budget was used up")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from everstep.arguments import plain_tree
+from everstep.arguments import plain
 from everstep.contracts.services import (
     OBSERVED,
     SCHEDULED,
@@ -24,6 +24,7 @@ from everstep.contracts.services import (
     Stage,
 )
 from everstep.contracts.state import Json
+from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError, ServiceError, UsageError
 from everstep.metrics.collector import Collector, Reader, is_scalar, to_scalar
 from everstep.redaction import redacted
@@ -253,7 +254,7 @@ class ServiceBoard:
         """Name and configuration of each controller that has one, for comparison at a resume."""
         configs = {s.name: s.config() for s in self._services if s.controller}
         comparable = {name: config for name, config in configs.items() if config is not None}
-        shown: dict[str, Json] = redacted(plain_tree(comparable))
+        shown: dict[str, Json] = redacted(with_leaves(comparable, plain))
         return shown
 
     def state(self) -> dict[str, Any]:

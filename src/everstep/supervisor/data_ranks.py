@@ -16,6 +16,7 @@ from everstep import backends
 from everstep.contracts.data import Stream
 from everstep.contracts.group import DataRanks, Group, named
 from everstep.contracts.state import HostArray
+from everstep.display.cells import plural
 from everstep.errors import ConfigError, DisagreementError
 from everstep.record import batch_digest
 from everstep.state import Encoded, capture, decode, encode, portable, rekey, restore
@@ -97,7 +98,7 @@ def _fits(row: Sequence[int], rank: int, parts: Sequence[Part]) -> bool:
 
 
 def _parts(size: int | None) -> str:
-    return "no value" if size is None else f"{size} part{'s' if size > 1 else ''}"
+    return "no value" if size is None else plural(size, "part")
 
 
 def begin_random(group: Group, seed: int) -> None:

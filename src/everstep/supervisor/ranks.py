@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from everstep import backends
-from everstep.arguments import plain_tree
+from everstep.arguments import plain
 from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Action, Clock, Interrupt, Save, Service, Stop
+from everstep.display.cells import with_leaves
 from everstep.errors import ConfigError
 from everstep.group import Agreement, Peers, StoreGroup, find_group, report
 from everstep.services.recovery import Retry
@@ -172,4 +173,4 @@ class Ranks:
 
 
 def _plain(action: Action) -> tuple[str, dict[str, Any]]:
-    return type(action).__name__, plain_tree(asdict(action))
+    return type(action).__name__, with_leaves(asdict(action), plain)

@@ -20,6 +20,7 @@ from everstep.backends.describe_values import is_unknown
 from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.services import Service
 from everstep.contracts.state import Json
+from everstep.display.cells import plural
 from everstep.errors import ChangedError, ConfigError, DisagreementError, nearest
 from everstep.record import facts as run_facts
 from everstep.record import machine
@@ -324,7 +325,7 @@ def fingerprint(objects: Mapping[str, Any], data: DataRanks) -> Fingerprint:
     if not data.in_order:
         read = ", ".join(map(str, data.of))
         by = "" if list(data.of) == sorted(data.of) else f" (ranks read the parts {read})"
-        facts["data"] = {_LAYOUT: f"batches in {data.size} part{'s' if data.size > 1 else ''}{by}"}
+        facts["data"] = {_LAYOUT: f"batches in {plural(data.size, 'part')}{by}"}
     return facts
 
 

@@ -32,6 +32,7 @@ import xxhash
 from everstep.checkpoint import Checkpoint, read_own_trees
 from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import HostArray
+from everstep.display.cells import plural
 from everstep.errors import RestoreError, StateError
 from everstep.state import (
     Encoded,
@@ -254,9 +255,8 @@ def _on_current_devices(tree: Encoded) -> Encoded:
 
 
 def _ranks(data: DataRanks) -> str:
-    count, parts = len(data.of), data.size
-    ranks = "1 rank" if count == 1 else f"{count} ranks"
-    return f"{ranks} with {parts} part{'s' if parts > 1 else ''} of each batch" if data.shared else ranks
+    ranks = plural(len(data.of), "rank")
+    return f"{ranks} with {plural(data.size, 'part')} of each batch" if data.shared else ranks
 
 
 COMPARED = ("progress", "user", "streams")
