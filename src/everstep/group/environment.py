@@ -21,6 +21,7 @@ from everstep.arguments import number
 from everstep.contracts.group import LIMIT, Group
 from everstep.errors import ConfigError, StoreLostError
 from everstep.group.store_group import StoreGroup
+from everstep.redaction import redacted
 from everstep.unattended import STARTED
 
 _STORE = "everstep.backends.torch.parallel"
@@ -91,11 +92,14 @@ def exit_status(status: int) -> int:
 
 
 def write_error_file(what: str, lines: Sequence[str]) -> None:
-    """Write an error and its traceback where torchrun reads it; do nothing without torchrun.
+    """Write an error and its traceback, without credentials, for torchrun; do nothing without torchrun.
 
     The form is that of torch.distributed.elastic's `record`, whose file is written later and wins.
     """
     path = os.environ.get(ERROR_FILE)
     if path:
-        extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
-        Path(path).write_text(json.dumps({"message": {"message": what, "extraInfo": extra}}))
+        extra = {"py_callstack": "\n".join(redacted(lines)), "timestamp": str(int(time.time()))}
+        try:
+            Path(path).write_text(json.dumps({"message": {"message": redacted(what), "extraInfo": extra}}))
+        except OSError as error:
+            print(f"torchrun's error file could not be written ({error})", file=sys.stderr)

@@ -12,6 +12,7 @@ from everstep.checkpoint import CheckpointName, Phase, forecast
 from everstep.contracts.data import Cursor
 from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError, some
+from everstep.group import write_error_file
 from everstep.metrics.collector import Collector
 from everstep.metrics.statistics import AcrossRanks
 from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
@@ -26,7 +27,7 @@ from everstep.supervisor.checks.sanity_checks import ProgramChecks, Rounds, Watc
 from everstep.supervisor.checks.verification import Recording, Verifier
 from everstep.supervisor.data_ranks import begin_random, divide
 from everstep.supervisor.leaving.exit import BestRecord, Ending
-from everstep.supervisor.leaving.failures import FailureReporter, HangThread, tell_torchrun
+from everstep.supervisor.leaving.failures import FailureReporter, HangThread
 from everstep.supervisor.leaving.undoing import Retries, Rollbacks
 from everstep.supervisor.opening.configuration import limits_set
 from everstep.supervisor.opening.open_run import OpenRun, ResumePoint, recover
@@ -116,7 +117,7 @@ class Engine:
                         self.board.fire(Moment.AFTER_CHECKPOINT, self.recovered.checkpoint)
                 self.resources = stack.pop_all()
         except Exception as error:  # before there is a run with pages
-            tell_torchrun(f"{type(error).__name__}: {error}", traceback_lines(error))
+            write_error_file(f"{type(error).__name__}: {error}", traceback_lines(error))
             raise
         finally:
             self.voice.release()
@@ -337,9 +338,8 @@ class Engine:
             self.voice.warn(lost)
         if self._verifies_nothing:  # no step, and of the data what was drawn again just now
             self.verifier.say()
-        if self.recovered.random is not None:  # last: opening a stream may draw random numbers
-            restore(self.recovered.random)
-            self.recovered.random = None
+        restore(self.recovered.random)  # last: opening a stream may draw random numbers
+        self.recovered.random = None
         if unrun := self.recovered.meta.get("open"):
             # first of all: an interruption left this boundary before these services had run
             self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, unrun=unrun)

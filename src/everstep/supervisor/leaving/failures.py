@@ -66,7 +66,7 @@ class FailureReporter:
         self.report(error)
         what, lines = f"{type(error).__name__}: {error}", traceback_lines(error)
         self.page("error", what, lines, self._cause)
-        tell_torchrun(_with_cause(what, self._cause), lines)
+        write_error_file(_with_cause(what, self._cause), lines)
         return _with_cause(what, self._cause)
 
     def page(self, kind: Kind, what: str, lines: list[str], cause: str | None = None) -> str:
@@ -85,7 +85,7 @@ class FailureReporter:
         def write_report() -> None:  # what may hang comes last
             self.page(kind, what, lines, cause)
             reason = _with_cause(what, cause)
-            tell_torchrun(reason, lines)
+            write_error_file(reason, lines)
             at = {"step": self._progress.step, "epoch": self._progress.epoch}
             self.journal.event("closed", {"status": "failed", "reason": reason, **at}, wall=True)
             self.journal.flush()
@@ -119,14 +119,6 @@ def stacks() -> list[str]:
         lines.append(f"Thread {names.get(ident, ident)!r} (most recent call last):")
         lines += ["".join(traceback.format_stack(frame)).rstrip(), ""]
     return "\n".join(lines).splitlines()
-
-
-def tell_torchrun(what: str, lines: list[str]) -> None:
-    """Write torchrun's error file, without credentials."""
-    try:
-        write_error_file(redacted(what), redacted(lines))
-    except OSError as error:
-        print(f"torchrun's error file could not be written ({error})", file=sys.stderr)
 
 
 def _call_within(seconds: float, action: Callable[[], object]) -> None:
