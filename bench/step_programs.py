@@ -132,12 +132,7 @@ def ignite(model: Model, turns: Turns, folder: Path) -> None:
 
 def ignite_all(model: Model, turns: Turns, folder: Path) -> None:
     from ignite.engine import Engine, Events
-    from ignite.handlers import (  # type: ignore[import-not-found]
-        Checkpoint,
-        DiskSaver,
-        ProgressBar,
-        TensorboardLogger,
-    )
+    from ignite.handlers import Checkpoint, DiskSaver, ProgressBar, TensorboardLogger  # type: ignore[import-not-found]
 
     trainer = Engine(lambda engine, batch: model.step(batch).item())
     ProgressBar().attach(trainer)
@@ -227,11 +222,7 @@ def _lightning(everything: bool) -> Run:
             def configure_optimizers(self) -> Any:
                 return model.optimizer
 
-        given: dict[str, Any] = {
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_checkpointing": False,
-        }
+        given: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         if everything:
             saves = ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_top_k=-1)
             logger = TensorBoardLogger(folder / "logs")

@@ -9,10 +9,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
-    "lines of src": 52_874,
-    "lines of tests": 54_056,
+    "lines of src": 52_772,
+    "lines of tests": 54_054,
     "modules of at most 60 lines": 38,
-    "names in everstep": 25,
+    "names in everstep": 24,
 }
 """Reached so far.  The goal is 32,000 lines of src, 25,000 of tests, 25 names; who adds pays by deleting."""
 

@@ -57,13 +57,9 @@ FAULTS = {
         ),
         ORDER,
     ),
-    "no fsync of the data": Fault(
-        (Edit(r"os\.fsync\(file\.fileno\(\)\)", "", beside=r"yield file"),),
-        ORDER,
-    ),
+    "no fsync of the data": Fault((Edit(r"os\.fsync\(file\.fileno\(\)\)", "", beside=r"yield file"),), ORDER),
     "no fsync of the folder that is renamed": Fault(
-        (Edit(r"files\.fsync_folder\(folder\)", "", beside=r"manifest = packed"),),
-        ORDER,
+        (Edit(r"files\.fsync_folder\(folder\)", "", beside=r"manifest = packed"),), ORDER
     ),
     "retention before the commit": Fault(
         (
@@ -77,8 +73,7 @@ FAULTS = {
     ),
     "a checkpoint before its rows": Fault((Edit(r"self\._journal\.fsync_only\(snapshot", ""),), SAVE),
     "best weights named before they are there": Fault(
-        (Edit(r"if self\.\w+\.writer and \(?not spread", "=", behind=COMMIT),),
-        SAVE,
+        (Edit(r"if self\.\w+\.writer and \(?not spread", "=", behind=COMMIT),), SAVE
     ),
     "random state before the iterator": Fault(
         (
@@ -91,20 +86,16 @@ FAULTS = {
         "laws/test_law1_any_step.py::test_crashed_anywhere",
     ),
     "a dropped generator": Fault(
-        (Edit(r"backends\.get\(name\)\.set_random_state\(state\)", "pass"),),
-        "state/test_entries.py",
+        (Edit(r"backends\.get\(name\)\.set_random_state\(state\)", "pass"),), "state/test_entries.py"
     ),
     "no check of checksums": Fault(
-        (Edit(r"if checksum\.hexdigest\(\) != record", ""),),
-        "checkpoint/test_checkpoint_crash.py",
+        (Edit(r"if checksum\.hexdigest\(\) != record", ""),), "checkpoint/test_checkpoint_crash.py"
     ),
     "a position that is off by one": Fault(
-        (Edit(r"self\.done = self\._count$", "self.done = self._count + 1"),),
-        "data/test_arrays.py",
+        (Edit(r"self\.done = self\._count$", "self.done = self._count + 1"),), "data/test_arrays.py"
     ),
     "no state of the optimizer": Fault(
-        (Edit(r"self\.obj\.load_state_dict\(\{key: part", ""),),
-        "backends/test_torch_entries.py",
+        (Edit(r"self\.obj\.load_state_dict\(\{key: part", ""),), "backends/test_torch_entries.py"
     ),
     "a row twice": Fault(
         (

@@ -115,8 +115,7 @@ DATA = [
         lambda: DataLoader(samples(), batch_sampler=BatchSampler(RandomSampler(samples()), 4, True)),
     ),
     Row(
-        "`DistributedSampler`",
-        lambda: DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 1, 0)),
+        "`DistributedSampler`", lambda: DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 1, 0))
     ),
     Row(
         "a sampler that shuffles its own list in place",
@@ -153,15 +152,8 @@ DATA = [
         lambda: zip(samples(), samples(), strict=True),
         remedy="`StackDataset`, or two streams of a Supervisor",
     ),
-    Row(
-        "a generator",
-        lambda: (each for each in samples()),
-        remedy="a list, or an object with `__iter__`",
-    ),
-    Row(
-        "an iterable without state",
-        Numbers,
-    ),
+    Row("a generator", lambda: (each for each in samples()), remedy="a list, or an object with `__iter__`"),
+    Row("an iterable without state", Numbers),
 ]
 
 # --------------------------------------------------------------------------------------- state

@@ -85,14 +85,7 @@ def judge(key: str, kills: int, seed: int, kinds: Sequence[str]) -> None:
     file = SCORES / f"{key}.json"
     before = json.loads(file.read_text()) if kinds else {}
     setup = SETUPS[key]
-    command = [
-        sys.executable,
-        str(ADAPTERS / "judge.py"),
-        "--name",
-        setup.name,
-        "--preload",
-        setup.preload,
-    ]
+    command = [sys.executable, str(ADAPTERS / "judge.py"), "--name", setup.name, "--preload", setup.preload]
     command += ["--save-every", str(setup.save_every), "--epoch", str(EPOCH), "--kills", str(kills)]
     command += [
         "--seed",

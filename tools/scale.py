@@ -27,14 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep.backends.torch.sharded import region
-from everstep.checkpoint import (
-    CheckpointName,
-    Commit,
-    Exchange,
-    Store,
-    read_checkpoint,
-    verify_checkpoint,
-)
+from everstep.checkpoint import CheckpointName, Commit, Exchange, Store, read_checkpoint, verify_checkpoint
 from everstep.contracts.group import Group
 from everstep.contracts.state import HostArray, Region
 from everstep.group.store_group import StoreGroup

@@ -256,10 +256,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             around("h = []\n").replace("net =", "class Net:\n    def f(self):\n        h.append(1)\nnet ="),
             "        kept.h.append(1)",
         ),
-        (
-            around("n = None\ntry:\n    pass\nfinally:\n    print(n)\n"),
-            "print(n)",
-        ),
+        (around("n = None\ntry:\n    pass\nfinally:\n    print(n)\n"), "print(n)"),
         (
             "try:\n"
             + "".join(f"    {e}\n" for e in around("n = 0\n", tail=TAIL + "n = 1\n").splitlines())
@@ -439,10 +436,7 @@ def around(before: str = "", head: str = "", step: str = "", tail: str = "", aft
             " s.add_scalar(loss)",
         ),
         (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
-        (
-            around("h, n = [], 0\n", step=STEP + "h.append(n)\n" + STEP + "n += 1\n"),
-            "kept.h, kept.n = [], 0",
-        ),
+        (around("h, n = [], 0\n", step=STEP + "h.append(n)\n" + STEP + "n += 1\n"), "kept.h, kept.n = [], 0"),
         (around("a, (n, h) = 0, (0, [])\n", step=STEP + "h.append(n)\n"), "a, (n, kept.h) = 0, (0, [])"),
         (around("h = []\n", step=STEP + "a, n = h, 0\n" + STEP + "a.append(n)\n"), "a, n = kept.h, 0"),
         (
@@ -544,11 +538,7 @@ def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> N
         around(
             head=HEAD + "t = []\n" + HEAD + "for row in x: t.append(net(row))\n", step=STEP + "print(t)\n"
         ),
-        around(
-            "n = 0\n",
-            head=HEAD + "if n < 9: k = 1\n" + HEAD + "else: k = 2\n",
-            step=STEP + "n += k\n",
-        ),
+        around("n = 0\n", head=HEAD + "if n < 9: k = 1\n" + HEAD + "else: k = 2\n", step=STEP + "n += k\n"),
         around("best = None\n", tail=TAIL + "best = net.state_dict()\n", after="print(best)\n"),
         around("best = None\n", tail=TAIL + "best = copy.deepcopy(net)\n", after="print(best)\n"),
         around("best = None\n", tail=TAIL + "best = Path('a')\n", after="print(best)\n"),

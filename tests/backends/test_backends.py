@@ -357,18 +357,9 @@ def test_source_counts_without_comments_and_layout() -> None:
         (math.cos, math.sin),
         (functools.partial(math.pow, 2), functools.partial(math.pow, 3)),
         # a function is told by its lines: two of one line would be the same
-        (
-            functools.partial(max, key=lambda step: step),
-            functools.partial(max, key=lambda step: -step),
-        ),
-        (
-            lambda step, w=1: w,
-            lambda step, w=2: w,
-        ),
-        (
-            lambda step: [n * 2 for n in range(step)],
-            lambda step: [n * 3 for n in range(step)],
-        ),
+        (functools.partial(max, key=lambda step: step), functools.partial(max, key=lambda step: -step)),
+        (lambda step, w=1: w, lambda step, w=2: w),
+        (lambda step: [n * 2 for n in range(step)], lambda step: [n * 3 for n in range(step)]),
     ],
 )
 def test_what_does_otherwise_has_other_texts(one: Any, other: Any) -> None:

@@ -9,10 +9,7 @@ from checkpoint_samples import at, commit, seed_of, store_in
 from everstep.checkpoint import Retention
 from everstep.checkpoint.format import read
 
-BEFORE = {
-    **dict.fromkeys(("save_twice", "replace_damaged", "replace_whole"), 10),
-    "interim": 19,
-}
+BEFORE = {**dict.fromkeys(("save_twice", "replace_damaged", "replace_whole"), 10), "interim": 19}
 """Seed of the newest checkpoint before a scenario that saves."""
 
 

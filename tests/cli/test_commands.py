@@ -287,11 +287,7 @@ OTHER = "the-second-one-which-has-a-long-name"
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     "command",
-    [
-        ("runs", "--columns", f"name,status,{LONG},path"),
-        ("show", "first"),
-        ("compare", "first", OTHER),
-    ],
+    [("runs", "--columns", f"name,status,{LONG},path"), ("show", "first"), ("compare", "first", OTHER)],
     ids=lambda command: command[0],
 )
 def test_long_names_and_values(tmp_path: Path, command: tuple[str, ...]) -> None:

@@ -273,8 +273,7 @@ def content(folder: Path) -> tuple[Any, bytes]:
 
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])],
+    ("name", "options"), [("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])]
 )
 def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[str]) -> None:
     said, _ = everstep("export", "small", *options, "--out", f"out/{name}", cwd=trained)

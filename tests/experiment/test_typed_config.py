@@ -111,9 +111,7 @@ def given(*overrides: str, **options: Any) -> Config:
 # ----------------------------------------------------------------------------------------- layers
 
 
-def test_files_lie_over_defaults_later_ones_over_earlier_ones(
-    write: Callable[..., str],
-) -> None:
+def test_files_lie_over_defaults_later_ones_over_earlier_ones(write: Callable[..., str]) -> None:
     first = write("lr: 1e-3\nlayer: {width: 4, rates: [1, 2]}\nnamed: {a: {width: 1}, b: {width: 2}}\n")
     second = write("layer:\n  width: 5\nnamed:\n  b: {rates: [3]}\n", "b.yaml")
     found = resolve(Config, [first, second], ["steps=7"]).config
@@ -148,8 +146,10 @@ def test_an_override_reaches_into_a_list_and_replaces_what_it_names(write: Calla
     found = resolve(Config, [file], ["layers.1.width=5", "layer={width: 3}"]).config
     assert found.layers == [Layer(1), Layer(5, (9.0,))]
     assert found.layer == Layer(3)
-    with pytest.raises(ConfigError, match="layers has 2 entries, but no entry 2; give a number from 0 to 1"):
-        resolve(Config, [file], ["layers.2.width=3"])
+    for key in ("-1", "2"):
+        words = f"layers has 2 entries, but no entry {key}; give a number from 0 to 1"
+        with pytest.raises(ConfigError, match=words):
+            resolve(Config, [file], [f"layers.{key}.width=3"])
 
 
 def test_aliases_that_stand_for_too_much_are_refused(write: Callable[..., str]) -> None:

@@ -243,11 +243,7 @@ TOLD_BY_TWO = [
     ["ConfigError", "data_ranks=2: give a mesh"],
     ["ConfigError", "data_ranks='dp': give a mesh"],
     ["ConfigError", "data_ranks=(2, 2): give a mesh"],
-    [
-        "DisagreementError",
-        "after step 3 are not the same on ranks 0, 1",
-        "those of rank 1 differ",
-    ],
+    ["DisagreementError", "after step 3 are not the same on ranks 0, 1", "those of rank 1 differ"],
     # of the leaves that differ the first by name: after two steps those before it differ, too
     ["StateError", "'model' is not the same on all ranks", "'user/model/into.bias' of rank 1"],
     [

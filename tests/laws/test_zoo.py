@@ -851,10 +851,7 @@ ZOO: dict[str, Program] = {
         for every in (Every(steps=3), Every(steps=1), everstep.Never())
     },
     "a trainer whose epochs end inside passes": partial(
-        a_trainer,
-        every=Every(steps=3),
-        streams={"train": numbers(5, 1)},
-        steps_per_epoch=3,
+        a_trainer, every=Every(steps=3), streams={"train": numbers(5, 1)}, steps_per_epoch=3
     ),
     **{f"slot: {kind}": partial(a_value_in_a_slot_changed_by_its_own_name, kind=kind) for kind in IN_A_SLOT},
     "a sampler of torch whose weights the steps change": partial(

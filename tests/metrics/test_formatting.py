@@ -22,11 +22,7 @@ def made(mean: float, std: float = 0.0, count: int = 1) -> Stats:
 
 
 def test_the_line_begins_with_the_loss_and_ends_with_the_times() -> None:
-    stats = {
-        "valid_loss": made(0.2),
-        "loss": made(0.123, 0.02, 40),
-        "step_time": made(0.0102, 0.0003, 40),
-    }
+    stats = {"valid_loss": made(0.2), "loss": made(0.123, 0.02, 40), "step_time": made(0.0102, 0.0003, 40)}
     assert log_line("[Step 1]", {}) == "[Step 1]" and log_line("", {"loss": made(1.0)}) == "loss: 1"
     assert log_line(log_tag(2, 10, 400, 4000, None), stats, {"valid_loss"}, eta=63.2) == (
         "[Epoch 2/10, Step 400/4000] "

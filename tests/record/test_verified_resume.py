@@ -485,9 +485,7 @@ def marks(run_dir: Path) -> list[int]:
     return [event.data["step"] for event in RunJournal(run_dir).divergences()]
 
 
-def test_the_lists_tell_a_divergence_and_an_accepted_run_is_what_it_was(
-    diverged: Path,
-) -> None:
+def test_the_lists_tell_a_divergence_and_an_accepted_run_is_what_it_was(diverged: Path) -> None:
     folder = diverged.parent
     assert "finished, diverged at 7" in cli("runs", folder=folder)
     shown = cli("show", str(diverged), folder=folder)

@@ -118,8 +118,7 @@ def test_another_program_is_found_out_at_its_first_other_value(run: Path) -> Non
 
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize(
-    ("door", "more"),
-    [("TrainLoop", ()), ("Supervisor", ()), ("TrainLoop", ("--workers", "2"))],
+    ("door", "more"), [("TrainLoop", ()), ("Supervisor", ()), ("TrainLoop", ("--workers", "2"))]
 )
 def test_each_door_is_replayed(door: str, more: tuple[str, ...]) -> None:
     start(PROGRAM, "runs/one", "--door", door, *more)

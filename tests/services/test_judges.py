@@ -232,10 +232,7 @@ def scheduled(run_dir: Path, *services: Service, crash: int = 0, **arguments: An
 
 @pytest.mark.parametrize(
     ("every", "rates"),
-    [
-        (None, [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]),
-        (Every(steps=4), [8, 8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2]),
-    ],
+    [(None, [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]), (Every(steps=4), [8, 8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2])],
 )
 def test_each_step_has_its_value_after_a_crash(tmp_path: Path, every: Any, rates: list[float]) -> None:
     def start(run_dir: Path, crash: int) -> tuple[Any, list[float]]:

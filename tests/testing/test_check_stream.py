@@ -186,10 +186,7 @@ FAULTS: list[tuple[type[Numbers], str]] = [
     ),
     (changed(Restarting), "after the end"),
     (changed(close=leave_a_thread), "threads .*everstep-leaked"),
-    (
-        Overlapping,
-        "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the",
-    ),
+    (Overlapping, "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the"),
     (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
     (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),
 ]

@@ -133,7 +133,7 @@ def test_an_epoch_of_your_own(tmp_path: Path) -> None:
     assert names == {"loss", "extra/loss"} and task.ended == len(seen) == 2
     assert seen[0].keys() == {"valid/loss", "valid/noise"}
     assert {row[3] for row in rows(tmp_path / "run", "tail")} == {
-        *("valid/loss", "valid/noise", "valid2/loss", "valid2/noise"),
+        *("valid/loss", "valid/noise", "valid2/loss", "valid2/noise")
     }
 
 

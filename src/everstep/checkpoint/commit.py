@@ -16,7 +16,7 @@ from everstep.checkpoint.format import Checkpoint, Phase, read_body
 from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json
 from everstep.durable import require_no_link, temporary
-from everstep.errors import CheckpointError, NonFiniteError
+from everstep.errors import CheckpointError, NonFiniteError, some
 from everstep.redaction import without_credentials
 from everstep.state import Encoded
 
@@ -78,7 +78,6 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
     bad = [key for key in arrays if key in guarded and not is_finite(arrays[key])]
     if not bad:
         return
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
     remedy = (
         "the checkpoint before is intact: resume from that with a lower learning rate, clipped gradients or "
         "other data"
@@ -86,7 +85,7 @@ def require_finite(name: CheckpointName, arrays: Mapping[str, HostArray], guarde
         else "no step has run: give each of these its first values (memory that was only allocated, by "
         "to_empty(), holds anything), or check the weights that were loaded"
     )
-    what = f"after step {name.step}, NaN or infinity in {', '.join(bad[:5])}{more}: not saved"
+    what = f"after step {name.step}, NaN or infinity in {some(bad, 5)}: not saved"
     raise NonFiniteError(f"{what}; {remedy}", step=name.step)
 
 

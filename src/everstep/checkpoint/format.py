@@ -96,11 +96,7 @@ def json_bytes(value: Any, whose: str) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    by_package = {
-        "everstep": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
+    by_package = {"everstep": __version__, "python": platform.python_version(), "numpy": np.__version__}
     if (torch := sys.modules.get("torch")) is not None:
         by_package["torch"] = str(torch.__version__)
     return by_package
@@ -354,10 +350,7 @@ def every(name: str) -> bool:
 
 
 def read(
-    folder: Path,
-    rank: int = 0,
-    select: Callable[[str], bool] = every,
-    regions: Regions | None = None,
+    folder: Path, rank: int = 0, select: Callable[[str], bool] = every, regions: Regions | None = None
 ) -> Checkpoint:
     """Read a checkpoint as a rank resumes from it, and verify the very bytes that are returned.
 

@@ -320,7 +320,11 @@ def report_command(
                 is_ours = file.read(len(BEGIN)) == BEGIN
     if not is_ours:
         raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
-    now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or time.time()
+    try:
+        now = float(epoch)
+    except ValueError:
+        raise ConfigError(f"SOURCE_DATE_EPOCH={epoch!r}: give seconds since 1970, or unset it") from None
     # each run once; a run that is gone may have the path of another one
     once = {(str(run.facts["path"]), str(run.facts["name"])): run for run in cli.find_all(runs, index)}
     data = report_data([path for path, _ in once], [*once.values()], points)

@@ -16,11 +16,7 @@ from everstep.errors import DataError
 
 @checked_keywords
 def arrays(
-    *arrays: Any,
-    batch_size: int,
-    shuffle: bool = False,
-    seed: int | None = None,
-    drop_last: bool = False,
+    *arrays: Any, batch_size: int, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
 ) -> Arrays:
     """Make a stream of batches from arrays in memory; it resumes anywhere, to the bit, at no cost.
 

@@ -94,12 +94,7 @@ class SampledCursor(PassCursor):
     """Cursor over the batches of a plan, from batch `start` on."""
 
     def __init__(
-        self,
-        plan: Plan,
-        batches: Iterator[Any],
-        start: int,
-        *,
-        closer: Callable[[], object] | None = None,
+        self, plan: Plan, batches: Iterator[Any], start: int, *, closer: Callable[[], object] | None = None
     ) -> None:
         super().__init__(f"data {plan.purpose!r}", batches, done=start, total=len(plan), closer=closer)
         self._plan = plan

@@ -62,10 +62,11 @@ class Layers:
             self.origins |= {(*place, *inside): origin for inside in new.origins}
             return new.tree
         key, *rest = keys
-        if isinstance(old, list) and key.isdecimal():
-            if (at := int(key)) >= len(old):
+        if isinstance(old, list) and key.lstrip("-").isdecimal():
+            if not key.isdecimal() or (at := int(key)) >= len(old):
                 entries = f"{dotted(place)} has {len(old)} entries, but no entry {key}"
-                raise ConfigError(f"{origin}: {entries}; give a number from 0 to {len(old) - 1}")
+                numbers = f"a number from 0 to {len(old) - 1}" if old else "the whole list"
+                raise ConfigError(f"{origin}: {entries}; give {numbers}")
             return [*old[:at], self._replace(old[at], (*place, at), rest, new, origin), *old[at + 1 :]]
         old = old if isinstance(old, Mapping) else {}
         if key == CALL and not rest and old.get(CALL) != new.tree:

@@ -141,8 +141,7 @@ def require_no_failure(group: Group) -> None:
     if failure is not None and failure[0] != group.rank:
         rank, reason = failure
         raise PeerFailedError(
-            f"rank {rank} has failed: {reason}; check its output, then start all ranks again",
-            ranks=[rank],
+            f"rank {rank} has failed: {reason}; check its output, then start all ranks again", ranks=[rank]
         )
 
 

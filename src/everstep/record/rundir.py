@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.durable import fsync_folder, make_dirs, remedy, require_no_link, write_whole
-from everstep.errors import ConfigError, RunDirError, RunLockedError
+from everstep.errors import ConfigError, RunDirError, RunLockedError, some
 from everstep.record import journal_format
 from everstep.record.journal_format import segment_number
 from everstep.untrusted_files import LONGEST_ID, Seconds, facts_checksum, fits, read_note
@@ -207,8 +207,7 @@ def _require_empty(folder: Path, entries: list[str]) -> None:
             "the directory away to start anew"
         )
     if names:
-        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        problem = f"{folder} is not a run directory: it holds {some} and no run.json"
+        problem = f"{folder} is not a run directory: it holds {some(names)} and no run.json"
         raise RunDirError(f"{problem}; give an empty or new directory")
 
 

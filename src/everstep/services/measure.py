@@ -103,12 +103,7 @@ class Profile(BuiltIn):
     default_schedule = Every(steps=1000)
 
     def __init__(
-        self,
-        every: Schedule | None = None,
-        *,
-        steps: int = 3,
-        keep: int | None = 5,
-        name: str | None = None,
+        self, every: Schedule | None = None, *, steps: int = 3, keep: int | None = 5, name: str | None = None
     ) -> None:
         super().__init__(name or "profile", every)
         self.steps, self.keep = integer("steps", steps), integer("keep", keep, none="for all")

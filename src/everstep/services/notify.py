@@ -22,12 +22,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.record import DIVERGED, RunDir, RunJournal
 from everstep.redaction import HIDDEN, redacted
 
-EVENTS = {
-    "failed": "has failed",
-    "diverged": "has diverged",
-    "stuck": "is stuck",
-    "finished": "is finished",
-}
+EVENTS = {"failed": "has failed", "diverged": "has diverged", "stuck": "is stuck", "finished": "is finished"}
 _AGAIN = ("diverged", "finished")
 """Events that a resume meets again: the same step is compared again, a finished run is opened again."""
 _NOTE = "notified"

@@ -11,14 +11,4 @@ from everstep.supervisor.leaving.undoing import recovering
 from everstep.supervisor.opening.init_from import InitFrom, Loaded, best, load
 from everstep.supervisor.supervisor import Supervisor
 
-__all__ = [
-    "BestRecord",
-    "Ending",
-    "Handle",
-    "InitFrom",
-    "Loaded",
-    "Supervisor",
-    "best",
-    "load",
-    "recovering",
-]
+__all__ = ["BestRecord", "Ending", "Handle", "InitFrom", "Loaded", "Supervisor", "best", "load", "recovering"]

@@ -191,10 +191,7 @@ class Door(RunView):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         # a child that a step has forked: run, threads and signals are not its own
         if os.getpid() != self._process:

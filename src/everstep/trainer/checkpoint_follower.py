@@ -25,13 +25,7 @@ Committed: TypeAlias = tuple[str, str]
 class CheckpointFollower:
     """Reader of a run that another process trains: takes no lock, waits for none, writes nothing."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        which: Which,
-        throttle: float,
-        timeout: float | None,
-    ) -> None:
+    def __init__(self, run_dir: Path, which: Which, throttle: float, timeout: float | None) -> None:
         if which not in get_args(Which):
             raise ConfigError(f"every={which!r}: give one of two; {nearest(str(which), get_args(Which))}")
         throttle = number("throttle", throttle, of="seconds", zero=True)

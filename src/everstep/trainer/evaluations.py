@@ -18,15 +18,7 @@ from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
 from everstep.group import find_group
-from everstep.record import (
-    Evaluation,
-    RunDir,
-    RunJournal,
-    evaluations,
-    located,
-    record_evaluation,
-    to_read,
-)
+from everstep.record import Evaluation, RunDir, RunJournal, evaluations, located, record_evaluation, to_read
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load

@@ -275,10 +275,7 @@ class Trainer:
                 break  # the epoch is closed, and saved, where the loop is left; the run is not finished
 
     def _epoch(
-        self,
-        loop: TrainerLoop,
-        train_streams: Iterable[Any] | str,
-        eval_streams: Iterable[Any] | str = (),
+        self, loop: TrainerLoop, train_streams: Iterable[Any] | str, eval_streams: Iterable[Any] | str = ()
     ) -> Generator[TrainerLoop, None, None]:
         task, together, prefix = self.task, loop.ranks > 1, ""
         trained = self._streams.chosen(train_streams, "train")

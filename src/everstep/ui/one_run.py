@@ -34,11 +34,7 @@ LARGEST_IMAGE = 32 << 20
 LONGEST_TEXT = 1 << 18
 """Most characters of a text; a browser lays them all out."""
 
-_IMAGES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-}
+_IMAGES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 """First bytes of a picture -> its type.  SVG is left out: it may hold a script."""
 
 Summaries = dict[tuple[str, str], dict[int, dict[str, Any]]]

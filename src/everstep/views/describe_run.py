@@ -18,14 +18,7 @@ from everstep.index.database import Database
 from everstep.index.filters import parse
 from everstep.index.location import is_run
 from everstep.index.query import Documents, ask
-from everstep.index.run_queries import (
-    find_run,
-    last_values_of,
-    newest_facts,
-    rollbacks,
-    starts,
-    summaries,
-)
+from everstep.index.run_queries import find_run, last_values_of, newest_facts, rollbacks, starts, summaries
 from everstep.index.shipping import ship
 from everstep.index.sql_tables import events, stored
 from everstep.labels import NAMES as LABELS

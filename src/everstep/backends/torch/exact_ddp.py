@@ -28,7 +28,7 @@ from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, param_groups, ranks_of
 from everstep.backends.torch.virtual_shards import VirtualShards
 from everstep.contracts.group import DataRanks, named
-from everstep.errors import ConfigError, StateError
+from everstep.errors import ConfigError, StateError, some
 
 
 def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
@@ -66,7 +66,6 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
     ]
     # ranks that all read the whole batch compute equal gradients: each save compares the parameters
     if alone and data.size > 1:
-        some = ", ".join(alone[:3]) + (f" and {len(alone) - 3} more" if len(alone) > 3 else "")
         remedy = (
             "no wrapper averages the gradients; wrap the model before the loop, model = "
             "everstep.torch.parallel(model), and train with what it returns (a Task: parallel=True)"
@@ -77,7 +76,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
                 f"call fully_shard(model{mesh}) for the model as a whole, too, after parallelize_module and "
                 "before the optimizer is made from its parameters"
             )
-        raise ConfigError(f"each of {size} ranks would train {some} on its own: {remedy}")
+        raise ConfigError(f"each of {size} ranks would train {some(alone)} on its own: {remedy}")
     for ddp in wrappers:
         averaging = dist.get_process_group_ranks(ddp.process_group)
         if not data.covered_by(averaging):

@@ -124,10 +124,7 @@ class VirtualShards:
         self._seed, self._passes = state["seed"], state["passes"]
 
     def backward(
-        self,
-        batch: Any,
-        forward: Callable[[Any], Any],
-        scale: Callable[[Tensor], Tensor] | None = None,
+        self, batch: Any, forward: Callable[[Any], Any], scale: Callable[[Tensor], Tensor] | None = None
     ) -> Any:
         """Run `forward` and a backward pass for each shard, and add the mean gradients to `.grad`.
 

@@ -135,7 +135,7 @@ class ProgramVariables:
         At the end of an epoch the data is still to come, and may bring a generator back that it holds.
         """
         lost: dict[str, str] = {}
-        marks = saved if isinstance(saved, dict) else {}  # None: an older checkpoint has no such page
+        marks = saved if isinstance(saved, dict) else {}  # None: no variable had changed
         for name, (mark, _) in self._read_marks().items():
             old = str(marks.get(".".join(name), mark))
             if old != mark and at_epoch_end and mark.startswith("~"):

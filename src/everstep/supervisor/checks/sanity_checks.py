@@ -56,12 +56,7 @@ class ProgramChecks:
     """Looks for what the state lacks, in the first steps and at boundaries."""
 
     def __init__(
-        self,
-        user: UserState,
-        progress: Progress,
-        first: int,
-        voice: Voice,
-        warn_once: Callable[[str], None],
+        self, user: UserState, progress: Progress, first: int, voice: Voice, warn_once: Callable[[str], None]
     ) -> None:
         self._user, self._progress, self._first, self._voice = user, progress, first, voice
         self._warn_once = warn_once
