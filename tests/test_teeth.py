@@ -59,7 +59,7 @@ FAULTS = {
     ),
     "no fsync of the data": Fault((Edit(r"os\.fsync\(file\.fileno\(\)\)", "", beside=r"yield file"),), ORDER),
     "no fsync of the folder that is renamed": Fault(
-        (Edit(r"files\.fsync_folder\(folder\)", "", beside=r"manifest = packed"),), ORDER
+        (Edit(r"files\.fsync_folder\(folder\)", "", beside=r"manifest = pack_manifest"),), ORDER
     ),
     "retention before the commit": Fault(
         (
@@ -77,7 +77,7 @@ FAULTS = {
     ),
     "random state before the iterator": Fault(
         (
-            Edit(r"if self\.\w+\.random is not None:", "=", beside=r"self\.\w+\.open_bound\("),
+            Edit(r"restore\(self\.\w+\.random\)", "=", beside=r"self\.\w+\.open_bound\("),
             Edit(
                 r"with isolated\(\):\n\s+cursor = ",
                 "cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)",

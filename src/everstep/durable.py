@@ -141,12 +141,18 @@ def write_whole(path: Path, data: bytes, room: str, *, replace: bool = True) -> 
 
     With `replace=False` an existing file stays as it is.
     """
+    with placed(path, room, replace=replace) as new, create(new, room) as file:
+        write(file, data, room)
+
+
+@contextlib.contextmanager
+def placed(path: Path, room: str, *, replace: bool = True) -> Iterator[Path]:
+    """Give a path at which a file is written durably; if the block ends well, the file becomes `path`."""
     new = temporary(path)
     # an earlier process with our id may have left a file of this name
     discard(new, room)
     try:
-        with create(new, room) as file:
-            write(file, data, room)
+        yield new
         if replace:
             rename(new, path, room)
         else:

@@ -70,14 +70,11 @@ def without_credentials(value: Any) -> Any:
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Remove the values whose names are those of secrets: `hf_token`, but no `tokenizer` or `max_tokens`."""
-    masked = {name: HIDDEN if _is_secret(name) and value else value for name, value in values.items()}
-    return {
-        name: without_secrets(value) if isinstance(value, dict) else value for name, value in masked.items()
-    }
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.search(_NO_TOKEN.sub("", name)) is not None
+    kept = dict[str, Any]()
+    for name, value in values.items():
+        is_secret = _SECRET_NAME.search(_NO_TOKEN.sub("", name)) and value
+        kept[name] = HIDDEN if is_secret else without_secrets(value) if isinstance(value, dict) else value
+    return kept
 
 
 def redacted_line(arguments: Sequence[str]) -> list[str]:

@@ -356,15 +356,23 @@ def test_source_counts_without_comments_and_layout() -> None:
         (Warmup(3), Warmup(4)),
         (math.cos, math.sin),
         (functools.partial(math.pow, 2), functools.partial(math.pow, 3)),
-        # a function is told by its lines: two of one line would be the same
         (functools.partial(max, key=lambda step: step), functools.partial(max, key=lambda step: -step)),
         (lambda step, w=1: w, lambda step, w=2: w),
         (lambda step: [n * 2 for n in range(step)], lambda step: [n * 3 for n in range(step)]),
+        (lambda é, ö: "é" + ö, lambda ö, é: "é" + ö),
     ],
 )
 def test_what_does_otherwise_has_other_texts(one: Any, other: Any) -> None:
     assert texts(one) == texts(one) != texts(other)
     assert not any(map(is_unknown, texts(one).values()))
+
+
+def test_a_lambda_is_told_apart_from_the_rest_of_its_line() -> None:
+    rates = [lambda step: 2 * step, 1.0]
+    others = [lambda step: 2 * (  # twice
+        step
+    ), lambda step: 2 * step]  # fmt: skip
+    assert texts(rates[0]) == texts(others[1]) != texts(others[0]) == texts(lambda step: 2 * (step))
 
 
 def test_what_comes_with_a_package_goes_by_its_name() -> None:

@@ -144,37 +144,21 @@ choices = {
 }
 
 
+def case(*row: Any) -> Any:
+    """An example of these choices, in the order of the dictionary, after the data."""
+    return example(**dict(zip(["data", *choices], row, strict=True)))
+
+
 @settings(deadline=None, max_examples=5)
 @given(data=st.sampled_from(IN_PROCESS), **choices)
-@example(  # opening the pass anew draws from the program's generators
-    data="plain",
-    shape="a limit of steps",
-    accumulate=1,
-    evaluate="isolated",
-    services="best",
-    cadence="3 steps",
-    crashes=[Crash("start", 5)],
-    limit=0,
-)
-@example(  # a raised limit, between two loops
-    data="arrays",
-    shape="two loops in an epoch",
-    accumulate=1,
-    evaluate="none",
-    services="none",
-    cadence="each epoch",
-    crashes=[],
-    limit=4,
-)
-@example(  # the end of a pass draws from its generator, after a resume inside it too
-    data="plain, own generator",
-    shape="epochs across passes",
-    accumulate=2,
-    evaluate="bare",
-    services="early stop",
-    cadence="3 steps",
-    crashes=[Crash("tail", 9, by_signal=True)],
-    limit=5,
+# opening the pass anew draws from the program's generators
+@case("plain", "a limit of steps", 1, "isolated", "best", "3 steps", [Crash("start", 5)], 0)
+# a raised limit, between two loops
+@case("arrays", "two loops in an epoch", 1, "none", "none", "each epoch", [], 4)
+# the end of a pass draws from its generator, after a resume inside it too
+@case(
+    *("plain, own generator", "epochs across passes", 2, "bare", "early stop", "3 steps"),
+    *([Crash("tail", 9, by_signal=True)], 5),
 )
 def test_crashed_anywhere(**chosen: Any) -> None:
     check(**chosen)

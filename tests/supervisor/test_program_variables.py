@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric, MetricCollection
 
 import everstep
-from everstep.backends.torch.given_values import mark_of, same
+from everstep.backends.torch.given_values import is_same_mark, mark_of
 from everstep.errors import Interrupted, UsageError
 from everstep.services import Console, Interrupt
 
@@ -570,9 +570,9 @@ def test_what_is_collected_while_it_is_compared_has_not_changed() -> None:
     first, second = mark_of(weight), mark_of(weight)
     weight.add_(1)
     third = mark_of(weight)
-    assert same(first, second) and not same(second, third)
+    assert is_same_mark(first, second) and not is_same_mark(second, third)
     del weight
-    assert same(first, second) and not same(second, third)
+    assert is_same_mark(first, second) and not is_same_mark(second, third)
 
 
 class Pole:

@@ -741,7 +741,7 @@ def split_by(seed: int) -> Any:
         (lambda rank: data.loader(split_by(rank), batch_size=8), "dataset.indices"),
         (
             lambda rank: data.as_stream(DataLoader(ConcatDataset([split_by(rank)]))),
-            "given.dataset.datasets[0].indices",
+            "user_loader.dataset.datasets[0].indices",
         ),
         (lambda rank: data.loader(Files(order=1 - 2 * rank), batch_size=8), "dataset.paths"),
         (lambda rank: data.loader(split_by(3), batch_size=8), None),

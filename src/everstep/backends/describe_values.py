@@ -110,6 +110,8 @@ def _function(function: Any, name: str) -> Iterator[tuple[str, str]]:
 def _source(function: Any) -> str:
     try:
         source = inspect.getsource(function)
+        if function.__name__ == "<lambda>":
+            source = _lambda_source(function.__code__, inspect.findsource(function)[0]) or source
     except (OSError, TypeError):
         return f"{_UNKNOWN}the source of {function.__qualname__} is not known"
     try:
@@ -117,6 +119,18 @@ def _source(function: Any) -> str:
     except (tokenize.TokenError, IndentationError):  # a lambda in the middle of a statement
         return _digest("".join(source.split()))
     return _digest("".join(token.string for token in tokens if token.type not in _LAYOUT))
+
+
+def _lambda_source(code: types.CodeType, lines: list[str]) -> str:
+    """Return parameters and body of a lambda, whose lines may have others; "" if Python has no places."""
+    # lines from 1, columns in bytes; the first instruction has a place without a character
+    positions: Any = [each for each in code.co_positions() if None not in each]
+    places = [((a, b), (c, d)) for a, c, b, d in positions if (a, b) < (c, d)]
+    if not places:
+        return ""
+    (first, begin), (last, end) = min(each[0] for each in places), max(each[1] for each in places)
+    head, body = ("".join(lines[first - 1 : stop]).encode() for stop in (last - 1, last))
+    return f"{', '.join(code.co_varnames[: code.co_argcount])}: {body[begin : len(head) + end].decode()}"
 
 
 def _object(value: Any, name: str) -> Iterator[tuple[str, str]]:

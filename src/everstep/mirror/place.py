@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from everstep.durable import create, discard, fsync_folder, make_dirs, rename, temporary, write, write_whole
+from everstep.durable import create, make_dirs, placed, write, write_whole
 from everstep.errors import ConfigError, MirrorError, to_install
 from everstep.hazard import reach
 from everstep.record import located, user_path
@@ -112,20 +112,6 @@ def _require_equal(key: str, stored: str, sent: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """Give a path at which a file is written; if the block ends well, it becomes `target`, durably."""
-    make_dirs(target.parent, ROOM)
-    new = temporary(target)
-    discard(new, ROOM)
-    try:
-        yield new
-        rename(new, target, ROOM)
-    finally:
-        discard(new, ROOM)
-    fsync_folder(target.parent, ROOM)
-
-
 class Folder:
     """Objects by key as files below `root`, which need not exist; "/" stands between the parts of a key."""
 
@@ -153,7 +139,8 @@ class Folder:
     def put(self, key: str, source: Path, start: int, end: int) -> str:
         """Store bytes of a local file under a key, and verify them there; return their xxh3_128."""
         target, digest = self._root / key, xxhash.xxh3_128()
-        with whole(target) as new, create(new, ROOM) as file:
+        make_dirs(target.parent, ROOM)
+        with placed(target, ROOM) as new, create(new, ROOM) as file:
             for block in blocks(source, start, end):
                 digest.update(block)
                 write(file, block, ROOM)

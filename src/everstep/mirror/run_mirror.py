@@ -21,6 +21,8 @@ from everstep.durable import (
     create,
     discard,
     discard_leftovers,
+    make_dirs,
+    placed,
     require_no_link,
     temporary,
     write,
@@ -29,7 +31,7 @@ from everstep.durable import (
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
 from everstep.hazard import reach
 from everstep.mirror.mirror import NOTES, Committed, Contents, Mirror, Part, Source
-from everstep.mirror.place import ROOM, MirrorAt, Place, blocks, digest_of, whole
+from everstep.mirror.place import ROOM, MirrorAt, Place, blocks, digest_of
 from everstep.record import Journal, RunDir, segment_number
 from everstep.record.rundir import ROOT
 from everstep.untrusted_files import LARGEST_NOTE, read_regular
@@ -395,7 +397,8 @@ class Restoring:
         for path in self._journals:
             if self._size(path) < self._contents.size(path):
                 require_no_link(self._top / path, self._top)
-                with whole(self._top / path) as new:
+                make_dirs((self._top / path).parent, ROOM)
+                with placed(self._top / path, ROOM) as new:
                     self._fetch(path, new)
         count = sum(folder.startswith("checkpoints/") for folder in restored)
         say(

@@ -187,19 +187,15 @@ class Evaluations:
             look |= {"say": loop.println, "poll": loop.poll_evaluation, "on_step": loop.look_at}
         ranks = EvalRanks(group, why_whole(self.task, service, self._looks_at_batches))
         metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look, ranks=ranks)
-        self._print_once(ranks.notice(name))
+        if (notice := ranks.notice(name)) is not None and notice not in self._printed:
+            self._printed.add(notice)
+            if self.loop is not None:
+                self.loop.println(notice)
         if loop is not None and loop.updates != updates:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"
             )
         return prefixed(f"{name}/", metrics)
-
-    def _print_once(self, sentence: str | None) -> None:
-        """Say a sentence once, on the writer."""
-        if sentence is not None and sentence not in self._printed:
-            self._printed.add(sentence)
-            if self.loop is not None:
-                self.loop.println(sentence)
 
     def predict(self, name: str, data: Stream, spec: str | Path | None) -> Iterator[Any]:
         """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""
