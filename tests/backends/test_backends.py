@@ -368,11 +368,10 @@ def test_what_does_otherwise_has_other_texts(one: Any, other: Any) -> None:
 
 
 def test_a_lambda_is_told_apart_from_the_rest_of_its_line() -> None:
-    rates = [lambda step: 2 * step, 1.0]
-    others = [lambda step: 2 * (  # twice
+    one, other = lambda step: 2 * (  # twice
         step
-    ), lambda step: 2 * step]  # fmt: skip
-    assert texts(rates[0]) == texts(others[1]) != texts(others[0]) == texts(lambda step: 2 * (step))
+    ), lambda step: 2 * step  # fmt: skip
+    assert texts(lambda step: 2 * step) == texts(other) != texts(one) == texts(lambda step: 2 * (step))
 
 
 def test_what_comes_with_a_package_goes_by_its_name() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,8 @@ def test_a_scheduler_and_a_scaler_take_it_for_the_optimizer_it_is() -> None:
             scaler.update()
             each.zero_grad()
             schedule.step()
+    assert torch.equal(weights(model), weights(hand))
+    pickle.loads(pickle.dumps(optimizer)).step(), copy.deepcopy(optimizer).step()  # which have their own step
     assert torch.equal(weights(model), weights(hand))
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3 * 0.5**3]
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})

@@ -443,7 +443,7 @@ def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_fre
     def start(epochs: int, free: tuple[str, ...] = (), **config: Any) -> None:
         Tiny(tmp_path / "run", max_epoch=epochs, config=config, config_free=free).train()
 
-    train, ode = {"epoch": 1, "io": {"workers": 2}}, {"solver": {"steps": 9}}
+    train, ode = {"epoch": 1, "io": {"workers": 2}}, {"solver": {"steps": 9, "epochs": 2}}
     start(1, total_timesteps=8, frames=8, num_steps=4, train=train, **ode)
     train = {"epoch": 2, "io": {"workers": 0}}
     start(2, total_timesteps=16, frames=8, num_steps=4, train=train, **ode)
@@ -454,7 +454,9 @@ def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_fre
     with pytest.raises(ChangedError, match=r"config\.num_steps: stored 4, given 5"):
         start(4, ("frames",), total_timesteps=32, frames=16, num_steps=5, train=train, **ode)
     with pytest.raises(ChangedError, match=r"config\.solver\.steps: stored 9, given 8"):
-        start(4, ("frames",), frames=16, num_steps=4, train=train, solver={"steps": 8})
+        start(4, ("frames",), frames=16, num_steps=4, train=train, solver={"steps": 8, "epochs": 2})
+    with pytest.raises(ChangedError, match=r"config\.solver\.epochs: stored 2, given 3"):
+        start(4, ("frames",), frames=16, num_steps=4, train=train, solver={"steps": 9, "epochs": 3})
 
 
 @pytest.fixture(autouse=True)

@@ -315,6 +315,7 @@ def test_frozen_integers_of_a_model_are_no_part_of_the_average() -> None:
     model = torch.nn.Linear(2, 2)
     model.scale = torch.nn.Parameter(torch.tensor([3, 4]), requires_grad=False)
     average = Average(model, 0.5)
+    model.scale.data += 1  # as one that is loaded after the average was made
     for _ in range(2):
         average.update_parameters(model)
         model.weight.data += 2

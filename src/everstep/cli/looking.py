@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -320,17 +321,15 @@ def report_command(
                 is_ours = file.read(len(BEGIN)) == BEGIN
     if not is_ours:
         raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
-    epoch = os.environ.get("SOURCE_DATE_EPOCH") or time.time()
-    try:
-        now = float(epoch)
-    except ValueError:
-        raise ConfigError(f"SOURCE_DATE_EPOCH={epoch!r}: give seconds since 1970, or unset it") from None
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(time.time())
+    if not re.fullmatch(r"\d{1,10}(\.\d+)?", epoch):
+        raise ConfigError(f"SOURCE_DATE_EPOCH={epoch!r}: give seconds since 1970, or unset it")
     # each run once; a run that is gone may have the path of another one
     once = {(str(run.facts["path"]), str(run.facts["name"])): run for run in cli.find_all(runs, index)}
     data = report_data([path for path, _ in once], [*once.values()], points)
     names = [run["name"] for run in data["runs"]]
     headline = names[0] if len(names) == 1 else f"{len(names)} runs: {some(names)}"
-    page = report_page(data, title or headline, __version__, now)
+    page = report_page(data, title or headline, __version__, float(epoch))
     try:
         write_whole(out.absolute(), page, "report")
     except OSError as error:

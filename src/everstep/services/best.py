@@ -22,11 +22,12 @@ def name_patterns(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...]
     """Check names or patterns of metrics; return all of them, and those that are names."""
     if isinstance(metrics, str):
         raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
+    metrics = tuple(metrics)
     if wrong := [metric for metric in metrics if not isinstance(metric, str)]:
         raise ConfigError(
             f"{service}(metrics={metrics!r}): {wrong[0]!r} is not the name of a metric; give names"
         )
-    return tuple(metrics), tuple(metric for metric in metrics if not set("*?[") & set(metric))
+    return metrics, tuple(metric for metric in metrics if not set("*?[") & set(metric))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

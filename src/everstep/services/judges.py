@@ -89,7 +89,7 @@ class Judge(Service):
 
     def config(self) -> Json:
         def is_json(value: Any) -> bool:
-            return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+            return isinstance(value, str | int | float) and value not in (math.inf, -math.inf)
 
         return {name: value if is_json(value) else repr(value) for name, value in self._settings().items()}
 

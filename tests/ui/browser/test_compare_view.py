@@ -21,15 +21,12 @@ N = 200
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The page over 200 runs of three rates and one that differs in nothing else."""
     folder = tmp_path_factory.mktemp("sweep")
+    tail = lambda loop, epoch: loop.collect_metrics(valid_loss=1 / epoch)  # noqa: E731
     for i in range(N):
         config = {"optimizer": {"lr": 0.01 * (1 + i % 3), "name": "momentum"}}
-        Tiny(folder / f"trial-{i:03d}", max_epoch=2, seed=i, config=config).train(tail=_measure)
+        Tiny(folder / f"trial-{i:03d}", max_epoch=2, seed=i, config=config).train(tail=tail)
     with running_page(folder) as page:
         yield page
-
-
-def _measure(loop: Any, epoch: int) -> None:
-    loop.collect_metrics(valid_loss=1 / epoch)
 
 
 def address(page: Page, n: int, query: str = "") -> str:

@@ -197,7 +197,7 @@ def around(models: list[Module]) -> list[Module]:
 
 
 def _look_again(module: Module, name: str, part: Module | None) -> None:
-    """Forget who holds what, when a module is given one of them as a part."""
+    """Forget who holds what, when a module is given one of them as a part; torch tells not of `insert`."""
     global _around
     if any(each() is part for references in _around for each in references):
         _around = [], []

@@ -92,10 +92,9 @@ class Around(Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
-    # torch's own would copy and pickle the groups alone
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self)}
+        # torch's own has the groups alone; a `step` that a scheduler has put here is that of this object
+        return {name: value for name, value in vars(self).items() if name != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -43,13 +43,11 @@ class Average(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: torch.nn.Module) -> None:
-        """Add the weights to the average; the first update copies them, and buffers are always copied.
-
-        Integers, as of a quantised model, are frozen: they stay as they were when the average was made.
-        """
+        """Add the weights to the average; the first update copies them, and buffers and integers always."""
         copied = list(zip(self.module.buffers(), model.buffers(), strict=True))
-        parameters = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        averaged = [pair for pair in parameters if pair[0].is_floating_point() or pair[0].is_complex()]
+        averaged = list[tuple[Any, Any]]()
+        for pair in zip(self.module.parameters(), model.parameters(), strict=True):
+            (averaged if pair[0].is_floating_point() or pair[0].is_complex() else copied).append(pair)
         if self.n_averaged and averaged:  # a tensor on the CPU, so that reading it waits for no device
             averages, weights = map(list, zip(*averaged, strict=True))
             torch._foreach_lerp_(averages, weights, 1 - self.decay)

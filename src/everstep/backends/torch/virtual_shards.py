@@ -158,10 +158,8 @@ class VirtualShards:
             torch.manual_seed(key)  # devices, too
             metrics, single = _metrics(forward(part))
             if names and names != list(metrics):
-                raise ConfigError(
-                    f"forward returned the metrics {list(metrics)} for a shard, and {names} for one before: "
-                    "return the same of each"
-                )
+                both = f"the metrics {list(metrics)} for a shard, and {names} for one before"
+                raise ConfigError(f"forward returned {both}: return the same of each")
             names = list(metrics)
             loss = metrics["loss"] if scale is None else scale(metrics["loss"])
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

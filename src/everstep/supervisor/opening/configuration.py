@@ -40,22 +40,26 @@ NONE = "none"
 """Stands for a value that one of the two sides lacks."""
 _MISSING = object()
 
-_FREE_INSIDE = frozenset(
+_EPOCHS = frozenset(
+    {"epoch", "epochs", "max_epoch", "max_epochs", "num_epochs", "total_epochs", "num_train_epochs"}
+)
+_LOADING = frozenset(
     {
-        *("epoch", "epochs", "max_epoch", "max_epochs", "num_epoch", "num_epochs", "n_epochs", "nepochs"),
-        *("total_epochs", "num_train_epochs", "num_train_steps", "train_num_steps", "max_train_steps"),
-        *("max_time", "time_limit", "workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
+        *("workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
         *("log_every", "log_freq", "log_interval", "print_every", "print_freq"),
         *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
     }
 )
-FREE = _FREE_INSIDE | {
-    *("steps", "max_step", "max_steps", "total_steps", "total_timesteps", "total_iterations", "total_frames"),
+FREE = _LOADING | {
+    *_EPOCHS,
+    *("steps", "max_step", "max_steps", "total_steps", "total_timesteps", "total_iterations"),
+    *("num_train_steps", "train_num_steps", "max_train_steps", "total_frames", "max_time", "time_limit"),
     *("resume", "verbose"),
 }
 """Settings of a program that change no bit of the steps that are made, by their usual names: limits, how data
 is loaded, where results go.  What follows from them (the length of a schedule) is compared on its own.
-`num_steps` is not one of them: it may be the length of a rollout; in a section `steps` may be a sampler's."""
+`num_steps` is not one of them: it may be the length of a rollout.  In sections only the first two sets count,
+and epochs only of the training: those of `warmup` or `ppo` change what is trained."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,10 @@ class Configuration:
 
 
 def _free_inside(section: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted paths of limits and the like inside sections, as in `train.epochs`."""
+    """Yield the dotted paths of such settings inside sections, as in `train.epochs`."""
+    is_training = path.split(".")[-2:-1] in (["train"], ["training"], ["trainer"])
     for name, value in section.items() if isinstance(section, dict) else ():
-        if path and name in _FREE_INSIDE:
+        if path and name in (_EPOCHS | _LOADING if is_training else _LOADING):
             yield f"{path}{name}"
         yield from _free_inside(value, f"{path}{name}.")
 

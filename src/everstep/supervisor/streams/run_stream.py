@@ -293,10 +293,10 @@ class RunStream:
         if inside or now == self._first_contents:
             words = f"of data with digest {saved:016x}", f"of data with digest {now:016x}"
             self._streams.compared(self.name, words, False)
-        elif saved == self._first_contents:
+        elif saved == self._first_contents and self.pass_index > 1 and not self._varies:
             self._streams.say(
-                f"warning: stream {self.name!r} holds other data now than in all passes before. If no line "
-                "at the head of an epoch changes it, lines before the loop choose it anew each time: give "
+                f"warning: stream {self.name!r} has other data than at the checkpoint and in its first pass. "
+                "If no line at the head of an epoch changes it, lines before the loop do, by chance: give "
                 "random_split and shuffles a generator of a fixed seed, and sort what has no order"
             )
 
