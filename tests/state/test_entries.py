@@ -24,9 +24,9 @@ from everstep.state import (
     Slot,
     capture,
     decode,
-    dropped,
     encode,
     isolated,
+    keys_to_drop,
     make_entry,
     rekey,
     restore,
@@ -69,10 +69,10 @@ def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:
     live = {"n": 0, "k": 5, "inner": {"a": 1, "b": 2}, "list": [1, 2]}
     tree = {"n": 1, "inner": {"a": 3}, "list": [1], "new": 4}
     entry = make_entry("d", live)
-    assert dropped(entry, tree) == ["k", "inner/b"]
+    assert keys_to_drop(entry, tree) == ["k", "inner/b"]
     entry.load(tree)
-    assert live == tree and dropped(entry, tree) == []
-    assert dropped(make_entry("a", np.zeros(1)), tree) == []
+    assert live == tree and keys_to_drop(entry, tree) == []
+    assert keys_to_drop(make_entry("a", np.zeros(1)), tree) == []
 
 
 @pytest.mark.parametrize("other", [None, 3, "x", [1], {}, {"a": 1}, np.zeros(2), torch.zeros(2)])

@@ -195,7 +195,7 @@ class Epochs(LoopDriver):
         self.within_epoch = False
         # before the boundary saves: a resume from there runs no line of this epoch again
         engine.rng_marks.forget()
-        engine.boundaries.walk(Moment.AFTER_EPOCH)
+        engine.boundaries.run(Moment.AFTER_EPOCH)
         engine.watched.check(engine.recording.last_values.keys())
 
     def iter_steps(self, data: Any, name: str) -> Steps:

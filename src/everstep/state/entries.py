@@ -295,15 +295,15 @@ class ContainerEntry(_AsSavedEntry):
             entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
-def dropped(entry: Entry, tree: Any) -> list[str]:
+def keys_to_drop(entry: Entry, tree: Any) -> list[str]:
     """List the keys that the program's dict has and a fitting saved dict lacks: loading drops them."""
-    return _dropped(entry.container, tree) if isinstance(entry, ContainerEntry) else []
+    return _lacking(entry.container, tree) if isinstance(entry, ContainerEntry) else []
 
 
-def _dropped(live: Any, saved: Any) -> list[str]:
+def _lacking(live: Any, saved: Any) -> list[str]:
     if not isinstance(live, dict) or not isinstance(saved, dict):
         return []
-    inside = [f"{key}/{name}" for key in live if key in saved for name in _dropped(live[key], saved[key])]
+    inside = [f"{key}/{name}" for key in live if key in saved for name in _lacking(live[key], saved[key])]
     return [str(key) for key in live if key not in saved] + inside
 
 

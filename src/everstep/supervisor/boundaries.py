@@ -133,7 +133,7 @@ class Boundaries:
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
 
-    def walk(
+    def run(
         self,
         moment: Moment,
         batch: Any = None,
@@ -227,7 +227,7 @@ class Boundaries:
             saving=engine.saver.job is not None,
             reason=None if stop is None else stop.reason,
             requests=requests,
-            handed=engine.verifier.handed,
+            batches=engine.verifier.batches_digest,
             times=times,
         )
         if engine.ranks.times:

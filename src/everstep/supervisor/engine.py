@@ -256,8 +256,8 @@ class Engine:
             last=last,
         )
         if self.ranks.group.data.shared:
-            self.verifier.handed = 0
-        self.streams.changed = self.verifier.waive
+            self.verifier.batches_digest = 0
+        self.streams.changed = self.verifier.stop_comparing
         if not recovered.finished:
             self.streams.compared = self.verifier.note_redrawn
         self._verifies_nothing = comparison.done and not recovered.finished
@@ -337,12 +337,12 @@ class Engine:
         if lost := self.lost_variables(at_epoch_end):
             self.voice.warn(lost)
         if self._verifies_nothing:  # no step, and of the data what was drawn again just now
-            self.verifier.say()
+            self.verifier.report()
         restore(self.recovered.random)  # last: opening a stream may draw random numbers
         self.recovered.random = None
         if unrun := self.recovered.meta.get("open"):
             # first of all: an interruption left this boundary before these services had run
-            self.boundaries.walk(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, unrun=unrun)
+            self.boundaries.run(Moment.AFTER_EPOCH if at_epoch_end else Moment.AFTER_STEP, unrun=unrun)
 
     def lost_variables(self, at_epoch_end: bool = False) -> str:
         """Name the program's variables that are not as at the checkpoint, with a remedy; "" without any."""
@@ -376,7 +376,7 @@ class Engine:
             self.spent.end_boundary()
         # the comparison comes first: a step with nothing due makes no further call
         if step >= wakeups.next_due and wakeups.is_due(step):
-            self.boundaries.walk(Moment.AFTER_STEP, batch, can_save=can_save)
+            self.boundaries.run(Moment.AFTER_STEP, batch, can_save=can_save)
 
     def count_round(self, never_done: str, remedy: str) -> None:
         """Notice a loop that asks and never completes a step; a signal ends it at the last checkpoint."""

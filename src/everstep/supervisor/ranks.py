@@ -104,7 +104,7 @@ class Ranks:
         saving: bool,
         reason: str | None,
         requests: Mapping[str, Any],
-        handed: int | None,
+        batches: int | None,
         times: Mapping[str, float] | None,
     ) -> None:
         """Tell all ranks what this rank knows alone; what the programs have asked for must be the same."""
@@ -117,7 +117,7 @@ class Ranks:
             "now": self._clock(),
             "reason": reason,
             "asked": dict(requests),
-            "handed": handed,
+            "batches": batches,
             "times": times and dict(times),
         }
         everyone = self.group.gather(own_facts, where)
@@ -126,7 +126,7 @@ class Ranks:
             f"at {where}, what the programs have asked for (stop, save, set limits and add services on all "
             "ranks alike; loop.call_soon(everstep.Stop(...)) may be called on one)",
         )
-        require_alike(self.group.data, [each["handed"] for each in everyone], f"the batches up to {where}")
+        require_alike(self.group.data, [each["batches"] for each in everyone], f"the batches up to {where}")
         self._now, self.writers_reason = everyone[0]["now"], everyone[0]["reason"]
         self.times = [each["times"] for each in everyone if each["times"]]
         self.saves_are_done = not any(each["saving"] for each in everyone)

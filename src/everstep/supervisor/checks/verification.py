@@ -72,7 +72,7 @@ class Verifier:
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
-        self.handed: int | None = None
+        self.batches_digest: int | None = None
         """Digest of all batches so far, where other ranks are handed the same; None: nobody asks."""
         self.places: dict[str, int] = {}
         """Number of batches that the open step has drawn, by stream."""
@@ -89,8 +89,8 @@ class Verifier:
         places[stream] = place + 1
         digest = batch_digest(batch, pass_index)
         self._streams[stream].ledger.drawn.append(digest)
-        if self.handed is not None:
-            self.handed = batch_digest([digest or 0, step, place], self.handed)
+        if self.batches_digest is not None:
+            self.batches_digest = batch_digest([digest or 0, step, place], self.batches_digest)
         self._trail.note(step, "batch", stream, digest, pass_index, place)
         if self._trail.compare is not None:
             self._notice()
@@ -110,7 +110,7 @@ class Verifier:
                 self._only_warned += 1
                 self._warn_once(_LAST_DIFFERS.format(stream))
             if self._is_reported:
-                self.say()
+                self.report()
 
     def pass_ended(self, step: int, stream: str, pass_index: int) -> None:
         """Note the end of a pass; `step` is the last complete one, the open one may have drawn from it."""
@@ -169,7 +169,7 @@ class Verifier:
         if not self._comparison.done:
             self._comparison.reached(step)
             if self._comparison.done:
-                self.say()
+                self.report()
         self.require_agreement()
 
     def next_due(self, step: int) -> int:
@@ -177,7 +177,7 @@ class Verifier:
         # rows of an epoch's tail belong to its last step, so the comparison may end a step later
         return next((due for due in (self._last, self._last + 1) if step < due), NEVER)
 
-    def waive(self) -> None:
+    def stop_comparing(self) -> None:
         """End the comparison with earlier executions: a person has chosen to continue with other data."""
         self._journal.event("decision", {"what": CHOSEN, "why": OTHER_DATA, "step": self._comparison.first})
         self._journal.flush()
@@ -187,9 +187,9 @@ class Verifier:
         """End the comparison with the loop, and say what was compared, if that is not said yet."""
         if not self._comparison.done:
             self._comparison.end()
-            self.say()
+            self.report()
 
-    def say(self) -> None:
+    def report(self) -> None:
         """Tell the user and the journal the result of the comparison."""
         self._notice()
         self._trail.compare, self._is_reported = None, True

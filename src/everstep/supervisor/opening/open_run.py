@@ -37,7 +37,7 @@ from everstep.record import (
 )
 from everstep.redaction import redacted, without_credentials
 from everstep.services.console import Voice
-from everstep.state import dropped, isolated, restore, seed_all
+from everstep.state import isolated, keys_to_drop, restore, seed_all
 from everstep.supervisor.board import ServiceBoard
 from everstep.supervisor.checks.verification import incomparable
 from everstep.supervisor.opening import configuration
@@ -439,7 +439,7 @@ class _Resume:
         run, checkpoint, progress = self.run, self.checkpoint, self.progress
         options = self._compare_settings()
         for name, entry in self.user.entries.items():
-            if names := dropped(entry, self.tree["user"][name]):
+            if names := keys_to_drop(entry, self.tree["user"][name]):
                 run.voice.say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
         with reading(checkpoint.path, "user"):
             self.user.load(self.tree, progress.updates)
