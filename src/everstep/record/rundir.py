@@ -220,8 +220,7 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
         "versions": {"run": VERSION, "journal": journal_format.VERSION},
         **about,
     }
-    text = json.dumps({**facts, "checksum": facts_checksum(facts)}, indent=2)
-    write_whole(folder / "run.json", text.encode() + b"\n", "run.json", replace=False)
+    write_whole(folder / "run.json", _encode(facts), "run.json", replace=False)
     # The folder may be as new as the file, so its name is made durable too, if its parent may be opened.
     with suppress(PermissionError):
         fsync_folder(folder.parent, "run.json")
@@ -229,6 +228,10 @@ def _create(folder: Path, seed: int | None, about: Mapping[str, Any]) -> dict[st
     if stored is None:
         raise RunDirError(damage or f"{folder / 'run.json'} disappeared while it was made; start again")
     return stored
+
+
+def _encode(facts: dict[str, Any]) -> bytes:
+    return json.dumps({**facts, "checksum": facts_checksum(facts)}, indent=2).encode() + b"\n"
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, str]:

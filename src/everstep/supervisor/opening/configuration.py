@@ -40,16 +40,12 @@ NONE = "none"
 """Stands for a value that one of the two sides lacks."""
 _MISSING = object()
 
-_EPOCHS = frozenset(
-    {"epoch", "epochs", "max_epoch", "max_epochs", "num_epochs", "total_epochs", "num_train_epochs"}
-)
-_LOADING = frozenset(
-    {
-        *("workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
-        *("log_every", "log_freq", "log_interval", "print_every", "print_freq"),
-        *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
-    }
-)
+_EPOCHS = {"epoch", "epochs", "max_epoch", "max_epochs", "num_epochs", "total_epochs", "num_train_epochs"}
+_LOADING = {
+    *("workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
+    *("log_every", "log_freq", "log_interval", "print_every", "print_freq"),
+    *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
+}
 FREE = _LOADING | {
     *_EPOCHS,
     *("steps", "max_step", "max_steps", "total_steps", "total_timesteps", "total_iterations"),
