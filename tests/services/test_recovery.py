@@ -157,6 +157,22 @@ def test_a_nan_that_shows_a_step_later_widens_the_quarantine(tmp_path: Path) -> 
     as_if_never_had(run_dir, program, {(0, 11), (0, 12), (0, 13)})
 
 
+@pytest.mark.parametrize("save", [1, 4])
+def test_weights_that_only_a_save_finds_bad_are_a_warning_unless_their_step_is_known(
+    tmp_path: Path, save: int
+) -> None:
+    services = [Recovery(), everstep.services.NaNGuard(metrics=["none"])]
+    program = Spoilt(tmp_path, {(0, 9)}, late=True, save=save, services=services)
+    with pytest.raises(RolledBack, match=r"after step (10|12), NaN or infinity in user/"):
+        program.train()
+    warned = [
+        line
+        for line in program.lines
+        if "went bad in one of the steps 9 to 12, no metric tells which" in line
+    ]
+    assert len(warned) == (save == 4)
+
+
 def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None:
     """The batch before was consumed by a checkpoint that looked good: that one is left behind."""
     run_dir = tmp_path / "run"

@@ -127,6 +127,28 @@ def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
     assert not any("is not as it was" in line for line in named), named
 
 
+def test_an_object_of_the_state_whose_name_gets_another_one_is_named(tmp_path: Path) -> None:
+    def start(_lines: list[str], stop_at: int | None) -> None:
+        baseline, recent, tail, kept, mine = np.zeros(()), [0.0], [0], np.zeros(2), Stopper()
+        state = {"b": baseline, "r": recent, "t": tail, "k": kept, "m": vars(mine)}
+        with opened(tmp_path, state, _lines) as loop:
+            for epoch in loop.iter_epochs():
+                for step, batch in loop.iter_steps(BATCHES):
+                    baseline = 0.9 * baseline + batch
+                    recent = [*recent[-2:], float(baseline)]
+                    kept += 1
+                    mine.see(batch)
+                    pause(loop, step == stop_at)
+                tail = [epoch, *tail]
+
+    first, again = cut(start, 6)
+    hints = [line.partition(": this")[0] for line in first if "gave the name to another one" in line]
+    assert hints == ["warning: baseline, recent", "warning: tail"], first
+    names = "baseline (another value), recent (another value), tail (another value)"
+    assert lost_of(again).startswith(f"warning: {names}: ")
+    assert not any(name in line for line in (*first, *again) for name in ("kept", "mine", "calls"))
+
+
 def test_a_loop_in_another_function_and_a_supervisor_are_looked_at_too(tmp_path: Path) -> None:
     def steps(sv: everstep.Supervisor, stop_at: int | None) -> float:
         best = math.inf
@@ -208,7 +230,7 @@ def test_a_look_leaves_what_the_program_got_from_locals(tmp_path: Path) -> None:
     """Before Python 3.13 a look at a function would change the dictionary that its `locals()` gave it."""
 
     def train(run_dir: Path, rate: float) -> dict[str, Any]:
-        config = locals()
+        config = vars()  # as locals() is
         with opened(run_dir, {}, []) as loop:
             for _ in loop.iter_epochs():
                 for _ in loop.iter_steps(BATCHES):

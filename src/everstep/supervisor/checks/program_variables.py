@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal
@@ -50,10 +50,10 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
+_ENTRY = object()
+"""In place of an object of the state, which is saved: whether a name has got another one is looked at."""
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
 Use = Literal["set", "read"] | None
-_OWN_LOOK = frozenset(("locals", "vars", "dir", "exec", "eval", "f_locals"))
-"""Names by which a function gets at its variables as a dictionary."""
 Variable = tuple[str, str]
 """Name of a function, or of a module in brackets, and of a variable in it."""
 
@@ -103,11 +103,13 @@ class ProgramVariables:
 
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
-        marks, unsaved = self._read_marks(), []
+        marks, unsaved, rebound = self._read_marks(), [], []
         for name in self._epoch_marks.keys() & marks.keys() & set(self._first_names or ()):
             if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
-                if isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
+                if self._epoch_marks[name] == self._mark(_ENTRY) and not self._is_set_first(name):
+                    rebound.append(name[1])
+                elif isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
                     unsaved.append(name[1])
         if unsaved:
             self._warn(
@@ -115,6 +117,12 @@ class ProgramVariables:
                 "state: unless your program sets it again, a resume begins with its first value; put it into "
                 "the state, as in state={..., 'best': everstep.Slot(0.0)}, or into a state_dict() of your "
                 "data (docs/guide/exactness.md)"
+            )
+        if rebound:
+            self._warn(
+                f"{some(sorted(set(rebound)), 8)}: this was an object of the state, and your loop gave the "
+                "name to another one, which is not saved: change the object in place, as in x.copy_(...) "
+                "or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
         return {
@@ -150,7 +158,10 @@ class ProgramVariables:
             return marks
         self._clocks_now = [clock() for clock in _CLOCKS]
         lines: dict[str, tuple[str, int]] = {}
-        in_state = set(map(id, self._objects.values()))
+        in_state = dict.fromkeys(map(id, self._objects.values()), True)
+        lists = [each for each in self._objects.values() if type(each) in (list, dict)]
+        items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
+        in_state |= {id(part): False for part in items_of if type(part) is dict}  # as of vars(object)
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
@@ -166,12 +177,12 @@ class ProgramVariables:
                 # before Python 3.13 a function's `f_locals` is one dictionary: to read it would change what
                 # `locals()` has given to the program, and to leave it filled would keep tensors alive
                 is_copy = sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED)
-                values = {} if is_copy and _OWN_LOOK.intersection(code.co_names) else frame.f_locals
+                values = {} if is_copy and _has_its_locals(code) else frame.f_locals
                 read = {name: _data_of(value) for name, value in values.items()}
                 items: list[tuple[str, str, Any]] = []
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
-                    skip = in_state | _restored_ids(read)
+                    skip = dict.fromkeys(_restored_ids(read), False) | in_state
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
@@ -188,6 +199,8 @@ class ProgramVariables:
 
     def _mark(self, value: Any) -> str | None:
         """Mark a value: a number as it is, a generator by "~", others by "#"; None: of no known kind."""
+        if value is _ENTRY:
+            return "#state"
         if isinstance(value, numpy.generic):
             value = value.item()
         if isinstance(value, float):
@@ -220,13 +233,16 @@ def _data_of(value: Any) -> Any:
     return source.data if isinstance(source, OwnStream) else value
 
 
-def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any, skip: dict[int, bool], depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs.
 
     Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state;
     generators that it holds, also in loaders, are there as their states: nobody brings them back.
+    `skip` has identities of objects that are brought back, with whether they are entries of the state.
     """
-    if id(value) in skip or isinstance(value, type | ModuleType | FunctionType):
+    if skip.get(id(value)):
+        yield path, _ENTRY
+    if id(value) in skip or id(_vars(value)) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
@@ -235,7 +251,7 @@ def _parts(path: str, value: Any, skip: set[int], depth: int = 2) -> Iterator[tu
         kind: Any = type(value)
         is_data = hasattr(kind, "__iter__")
         anew = attributes if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
-        skip = skip | _restored_ids(attributes)
+        skip = dict.fromkeys(_restored_ids(attributes), False) | skip
         for name, each in [*attributes.items()]:
             values = [each, *_data_attributes(each if isinstance(each, list | tuple) else [each])]
             if is_data and (generators := [part for part in values if _is_generator(part)]):
@@ -294,6 +310,17 @@ def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
 @lru_cache(maxsize=1024)
 def _stores_global(code: CodeType) -> Collection[str]:
     return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+
+
+@lru_cache(maxsize=1024)
+def _has_its_locals(code: CodeType) -> bool:
+    """Whether a function gets its variables as a dictionary; `vars(x)` and `model.eval()` do not."""
+    for one, two in pairwise(dis.get_instructions(code)):
+        is_empty_call = two.opname in ("PRECALL", "CALL") and not two.arg
+        of_function = ("locals", "exec", "eval", *(("vars", "dir") if is_empty_call else ()))
+        if one.argval == "f_locals" or (one.opname == "LOAD_GLOBAL" and one.argval in of_function):
+            return True
+    return False
 
 
 @lru_cache(maxsize=1024)

@@ -302,6 +302,13 @@ class Saver:
             self._writer.poll()
         except NonFiniteError as error:
             # found in the bytes to be committed: the guard decides, as for a value of a step
+            good = engine.recovered.step if self.last_commit is None else self.last_commit.name.step
+            if engine.settings.recovery is not None and (error.step or 0) > good + 1:
+                engine.voice.warn(
+                    f"the weights went bad in one of the steps {good + 1} to {error.step}, no metric tells "
+                    "which: the rollback may quarantine the wrong batches, and other ones after a stop in "
+                    "between; collect the loss at each step (docs/guide/services.md)"
+                )
             guard = next(service for service in engine.board if service.guards_state)
             actions = guard.bad_state(str(error), error.step).actions
             engine.decisions.apply([(guard, action) for action in actions])
