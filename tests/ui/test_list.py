@@ -76,15 +76,16 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
 
 
 def test_best_values_and_settings_that_differ_are_among_the_columns(tmp_path: Path) -> None:
-    for name, rate in (("a", 0.1), ("b", 0.2)):
-        config = {"lr": rate, "same": 1}
+    for name, rate, same in (("sweep-a", 0.1, 1), ("sweep-b", 0.2, 1), ("other", 0.2, 2)):
+        config = {"lr": rate, "same": same}
         Tiny(tmp_path / "runs" / name, max_epoch=2, watch=("f1", "max"), config=config).train(
             tail=lambda loop, epoch: loop.collect_metrics(alpha=1.0, f1=1 / epoch)
         )
     with running_page(tmp_path / "runs") as page:
         answer = page.get("/api/runs").json
-        assert [row["values"]["best/f1"] for row in answer["rows"]] == [1.0, 1.0]
-        shown = {column["name"] for column in answer["columns"]}
+        assert [row["values"]["best/f1"] for row in answer["rows"]] == [1.0, 1.0, 1.0]
+        assert {"config.lr", "config.same"} <= {column["name"] for column in answer["columns"]}
+        shown = {column["name"] for column in page.get("/api/runs?where=sweep").json["columns"]}
         assert "config.lr" in shown and not {"config.same", "alpha"} & shown
 
 

@@ -280,6 +280,7 @@ def test_runs_side_by_side_have_their_metrics_and_the_settings_that_differ(tmp_p
     with running_page(tmp_path) as page:
         found = page.get("/api/compare", runs=f"{id_of(page, 'b')},{id_of(page, 'a')}").json
         assert found["settings"] == [{"name": "config.lr", "values": [0.2, 0.1]}]
+        assert found["results"] == [{"name": "Loss/train", "values": [1.0, 1.0]}], found["results"]
         assert [run["name"][0] for run in found["runs"]] == ["b", "a"]
         assert found["streams"] == [{"stream": "step", "metrics": ["Loss/train", "a", "a,b", "b"]}]
         for query in ("columns=a%2Cb&columns=a&columns=name", "columns=a%2Cb&columns=a%2Cname"):

@@ -17,6 +17,9 @@ from everstep.record.trust import MARK
 _MOST_SETTINGS = 3
 """Most settings among the columns of a list for which nobody chose any."""
 
+_MOST_LOOKED_AT = 1000
+"""Most runs of a list whose own settings decide on its columns; else those of all runs do."""
+
 _MOST_COMPARED = 200
 """Most settings in a comparison."""
 
@@ -50,8 +53,8 @@ class RunsTable(RunColumns):
         is_json = options.filter.lstrip().startswith("{")
         condition = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
         names = [*([] if is_json else (leaf.path for leaf in leaves(condition))), options.sort]
-        headers = list(dict.fromkeys(options.columns or [*self._defaults(), *names]))
         rows = self.find(condition, [options.sort, *options.columns])
+        headers = list(dict.fromkeys(options.columns or [*self._defaults(rows), *names]))
         columns = {name: self.first(name) for name in {options.sort, *headers}}
         by_name = sorted(rows, key=lambda run: str(run["name"]))  # ties stay in this order
         values = [{"run": run, "value": columns[options.sort].get(run["id"])} for run in by_name]
@@ -66,26 +69,38 @@ class RunsTable(RunColumns):
             ],
         }
 
-    def _defaults(self) -> Iterator[str]:
+    def _defaults(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Yield the columns that tell most: facts, the best value of a metric, settings that differ."""
         yield from ("name", "status")
         if any(row["verified"] for row in self.rows.values()):
             yield "verified"
-        if (metric := self.telling_metric()) is not None:
-            yield BEST + metric if self.has_direction(metric) else metric
-        yield from self._differing[:_MOST_SETTINGS]
+        yield from self._results()
+        settings = self._differing(rows) if len(rows) <= _MOST_LOOKED_AT else self._differing_in_all
+        yield from settings[:_MOST_SETTINGS]
         yield from ("step", "epoch", "started")
         if any(value != "[]" for value in self.first("tags").values()):
             yield "tags"
 
+    def _results(self) -> list[str]:
+        """Name the column that tells best how a run went, if there is one."""
+        metric = self.telling_metric()
+        return [] if metric is None else [BEST + metric if self.has_direction(metric) else metric]
+
     @cached_property
-    def _differing(self) -> list[str]:
-        """Settings that differ: those that most runs have first, seeds and texts such as paths last."""
+    def _settings(self) -> dict[int, dict[str, Any]]:
         with self.database.read() as connection:
             trees = newest_facts(connection, names=["config"])
+        return {run: plain(tree) for run, tree in trees.items()}
+
+    @cached_property
+    def _differing_in_all(self) -> list[str]:
+        return self._differing(self.rows.values())
+
+    def _differing(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Settings that differ: those that most runs have first, seeds and texts such as paths last."""
         columns: dict[str, list[Any]] = {}
-        for tree in trees.values():
-            for path, value in plain(tree).items():
+        for row in rows:
+            for path, value in self._settings.get(row["id"], {}).items():
                 columns.setdefault(path, []).append(value)
         ranks = {}
         for name, values in columns.items():
@@ -101,8 +116,13 @@ class RunsTable(RunColumns):
             trees = newest_facts(connection, [run["id"] for run in runs], names=["config"])
             streams = {pair for run in runs for pair in metric_names(connection, run["id"])}
         settings = [plain(trees.get(run["id"], {})) for run in runs]
+        results = [(name, self.first(name)) for name in self._results()]
         return {
-            "runs": [heading(run) for run in runs],
+            "runs": [heading(run) | {"path": str(run["path"])} for run in runs],
+            "results": [
+                {"name": name, "values": [json_safe(column.get(run["id"])) for run in runs]}
+                for name, column in results
+            ],
             "settings": differing(settings)[:_MOST_COMPARED],
             "streams": streams_of(streams),
         }

@@ -225,3 +225,13 @@ def test_a_point_is_seen_soon_after_it_was_measured(tmp_path: Path, opened: Open
     finally:
         training.kill()
         training.communicate()
+
+
+def test_a_run_tells_how_to_share_it(told: Page, opened: Opened) -> None:
+    view = opened(told, at(told, "long"))
+    view.get_by_text("Share", exact=True).click()
+    expect(view.locator(".share pre")).to_have_text(
+        re.compile(r"^everstep report \S*long\S* -o report\.html$")
+    )
+    view.get_by_role("button", name="Copy link").click()
+    expect(view.locator(".share [role=status]")).to_contain_text("The link is")

@@ -3,9 +3,9 @@
 import { html, useMemo } from "./preact.js";
 import { useAnswer, useChanges } from "./api.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Problem, Swatch } from "./parts.js";
+import { Empty, Problem, Share, Swatch } from "./parts.js";
 import { ChartBar, ChartGrid, looks } from "./chart_view.js";
-import { words } from "./words.js";
+import { format, words } from "./words.js";
 
 const MOST = 200;
 
@@ -34,26 +34,27 @@ export function Compare({ query }) {
             </li>`,
           )}
         </ul>
+        ${answer ? html`<${Share} runs=${answer.runs} />` : null}
       </aside>
       <div class="compare-main">
         ${answer
           ? html`<${ChartBar} look=${look} part=${query.find ?? ""} />
               <${ChartGrid} streams=${answer.streams} find=${query.find} runs=${runs.filter((run) => !hidden.has(run.id))} look=${look}
                 changed=${changes.sizes} pick=${(id) => (location.hash = link("run", id))} />
-              <${Settings} rows=${answer.settings} runs=${runs} />`
+              <${Settings} results=${answer.results ?? []} rows=${answer.settings} runs=${runs} />`
           : html`<${Empty}>${error ? "" : "Reading the runs …"}<//>`}
       </div>
     </main>
   `;
 }
 
-const Settings = ({ rows, runs }) =>
-  rows.length
-    ? html`<section><h2>Settings that differ</h2>
+const Settings = ({ results, rows, runs }) =>
+  results.length + rows.length
+    ? html`<section><h2>${results.length ? "Result, and settings that differ" : "Settings that differ"}</h2>
         <div class="wide-table"><table class="list side">
           <thead><tr><th></th>${runs.map((run) => html`<th key=${run.id}><${Swatch} slot=${run.slot} /> <a href=${link("run", run.id)} title=${run.label}>${run.label}</a></th>`)}</tr></thead>
           <tbody>
-            ${rows.map((row) => html`<tr key=${row.name}><th scope="row">${row.name}</th>${row.values.map((value, i) => html`<td key=${i}>${words(value ?? undefined)}</td>`)}</tr>`)}
+            ${[...results, ...rows].map((row) => html`<tr key=${row.name}><th scope="row">${row.name}</th>${row.values.map((value, i) => html`<td key=${i}>${typeof value === "number" && results.includes(row) ? format(value) : words(value ?? undefined)}</td>`)}</tr>`)}
           </tbody>
         </table></div>
       </section>`

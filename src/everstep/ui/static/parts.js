@@ -1,10 +1,13 @@
 // Small parts that several views use.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
+import { report } from "./api.js";
 import { save } from "./dom.js";
 import { FILLED, ICONS } from "./icons.js";
 import { colour, dash } from "./looks.js";
 import { clock, duration, format, words } from "./words.js";
+
+const MOST_SHARED = 20; // runs in a report
 
 export const Icon = ({ name }) => html`
   <svg class=${`icon ${FILLED.has(name) ? "icon-filled" : ""}`} viewBox="0 0 16 16" aria-hidden="true">
@@ -77,6 +80,25 @@ export const Tabs = ({ names, chosen, choose }) => html`
     )}
   </nav>
 `;
+
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
+/** How to give these runs to somebody who cannot open this page. */
+export function Share({ runs }) {
+  const [copied, setCopied] = useState("");
+  if (report || runs.length > MOST_SHARED) return null;
+  const command = `everstep report ${runs.map((run) => quoted(run.path)).join(" ")} -o report.html`;
+  const copy = (what, text) => navigator.clipboard.writeText(text).then(() => setCopied(what), () => setCopied(""));
+  return html`
+    <details class="share">
+      <summary>Share</summary>
+      <p>This command writes one HTML file with charts, timeline, settings and log, which opens without a server:</p>
+      <pre>${command}</pre>
+      <p><button onClick=${() => copy("command", command)}>Copy command</button> <button onClick=${() => copy("link", location.href)}>Copy link</button>
+      <span class="soft" role="status">${copied ? ` The ${copied} is copied.` : " The link is for whoever can open this page."}</span></p>
+    </details>
+  `;
+}
 
 /** Names and values in two columns. */
 export const Pairs = ({ pairs }) => html`

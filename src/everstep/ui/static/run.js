@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./api.js";
 import { drawTimeline, marks, zeroOf } from "./timeline.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Icon, Pairs, Problem, Status, Tabs, leaves } from "./parts.js";
+import { Empty, Icon, Pairs, Problem, Share, Status, Tabs, leaves } from "./parts.js";
 import { bests, bytes, clock, count, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
@@ -75,6 +75,7 @@ function Facts({ run }) {
       ${run.tags.map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}
       <${Pairs} pairs=${facts} />
       <p class="path" title="directory">${run.path}</p>
+      <${Share} runs=${[run]} />
       ${RESUMABLE.has(run.status) && next ? html`<p class="soft">Started again, this run resumes from step ${format(next.step)}.</p>` : null}
       ${run.note ? html`<p class="note">${run.note}</p>` : null}
       ${run.reason && run.status !== "finished" && !run.failures.some((one) => one.what === run.reason) ? html`<p class="note">${run.status}: ${run.reason}</p>` : null}
