@@ -130,7 +130,10 @@ def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
 def test_an_object_of_the_state_whose_name_gets_another_one_is_named(tmp_path: Path) -> None:
     def start(_lines: list[str], stop_at: int | None) -> None:
         baseline, recent, tail, kept, mine = np.zeros(()), [0.0], [0], np.zeros(2), Stopper()
+        warm, after = {"lr": 1}, {"lr": 2}
+        schedule = warm
         state = {"b": baseline, "r": recent, "t": tail, "k": kept, "m": vars(mine)}
+        state |= {"warm": warm, "after": after}
         with opened(tmp_path, state, _lines) as loop:
             for epoch in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
@@ -139,12 +142,14 @@ def test_an_object_of_the_state_whose_name_gets_another_one_is_named(tmp_path: P
                     kept += 1
                     mine.see(batch)
                     pause(loop, step == stop_at)
-                tail = [epoch, *tail]
+                tail, schedule = [epoch, *tail], after if schedule is warm else schedule
 
     first, again = cut(start, 6)
-    hints = [line.partition(": this")[0] for line in first if "gave the name to another one" in line]
-    assert hints == ["warning: baseline, recent", "warning: tail"], first
-    names = "baseline (another value), recent (another value), tail (another value)"
+    hints = [
+        line.partition(": this")[0] for line in first if "your loop gave the name to another one" in line
+    ]
+    assert hints == ["warning: baseline, recent", "warning: schedule, tail"], first
+    names = ", ".join(f"{name} (another value)" for name in ("baseline", "recent", "tail", "schedule"))
     assert lost_of(again).startswith(f"warning: {names}: ")
     assert not any(name in line for line in (*first, *again) for name in ("kept", "mine", "calls"))
 

@@ -50,12 +50,16 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
-_ENTRY = object()
-"""In place of an object of the state, which is saved: whether a name has got another one is looked at."""
+_STATE = "#state "
+"""Beginning of the mark of a variable that holds an entry of the state."""
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
 Use = Literal["set", "read"] | None
 Variable = tuple[str, str]
 """Name of a function, or of a module in brackets, and of a variable in it."""
+
+
+class _Entry(str):
+    """Name of an entry of the state, in place of its object, which is saved."""
 
 
 class ProgramVariables:
@@ -107,7 +111,7 @@ class ProgramVariables:
         for name in self._epoch_marks.keys() & marks.keys() & set(self._first_names or ()):
             if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
-                if self._epoch_marks[name] == self._mark(_ENTRY) and not self._is_set_first(name):
+                if self._epoch_marks[name].startswith(_STATE) and not self._is_set_first(name):
                     rebound.append(name[1])
                 elif isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
                     unsaved.append(name[1])
@@ -121,8 +125,8 @@ class ProgramVariables:
         if rebound:
             self._warn(
                 f"{some(sorted(set(rebound)), 8)}: this was an object of the state, and your loop gave the "
-                "name to another one, which is not saved: change the object in place, as in x.copy_(...) "
-                "or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
+                "name to another one, while a resume finds the first: change the object in place, as in "
+                "x.copy_(...) or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
         return {
@@ -158,10 +162,10 @@ class ProgramVariables:
             return marks
         self._clocks_now = [clock() for clock in _CLOCKS]
         lines: dict[str, tuple[str, int]] = {}
-        in_state = dict.fromkeys(map(id, self._objects.values()), True)
+        in_state: dict[int, str] = {id(each): name for name, each in self._objects.items()}
         lists = [each for each in self._objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
-        in_state |= {id(part): False for part in items_of if type(part) is dict}  # as of vars(object)
+        in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
@@ -182,7 +186,7 @@ class ProgramVariables:
                 items: list[tuple[str, str, Any]] = []
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
-                    skip = dict.fromkeys(_restored_ids(read), False) | in_state
+                    skip = dict.fromkeys(_restored_ids(read), "") | in_state
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
@@ -199,8 +203,8 @@ class ProgramVariables:
 
     def _mark(self, value: Any) -> str | None:
         """Mark a value: a number as it is, a generator by "~", others by "#"; None: of no known kind."""
-        if value is _ENTRY:
-            return "#state"
+        if isinstance(value, _Entry):
+            return f"{_STATE}{value}"
         if isinstance(value, numpy.generic):
             value = value.item()
         if isinstance(value, float):
@@ -233,15 +237,15 @@ def _data_of(value: Any) -> Any:
     return source.data if isinstance(source, OwnStream) else value
 
 
-def _parts(path: str, value: Any, skip: dict[int, bool], depth: int = 2) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs.
 
     Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state;
     generators that it holds, also in loaders, are there as their states: nobody brings them back.
-    `skip` has identities of objects that are brought back, with whether they are entries of the state.
+    `skip` has identities of objects that are brought back, with the names of those that are entries.
     """
-    if skip.get(id(value)):
-        yield path, _ENTRY
+    if entry := skip.get(id(value)):
+        yield path, _Entry(entry)
     if id(value) in skip or id(_vars(value)) in skip or isinstance(value, type | ModuleType | FunctionType):
         return
     if (attributes := _vars(value)) is None:
@@ -251,7 +255,7 @@ def _parts(path: str, value: Any, skip: dict[int, bool], depth: int = 2) -> Iter
         kind: Any = type(value)
         is_data = hasattr(kind, "__iter__")
         anew = attributes if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
-        skip = dict.fromkeys(_restored_ids(attributes), False) | skip
+        skip = dict.fromkeys(_restored_ids(attributes), "") | skip
         for name, each in [*attributes.items()]:
             values = [each, *_data_attributes(each if isinstance(each, list | tuple) else [each])]
             if is_data and (generators := [part for part in values if _is_generator(part)]):
