@@ -129,6 +129,13 @@ def test_a_bare_word_is_a_part_of_a_name() -> None:
     assert parse_words("name!=5").parts == (Not(Leaf("name", "$in", ["5"])),)
 
 
+def test_a_status_alone_finds_the_runs_that_have_it() -> None:
+    holds = matcher(parse_words("failed"))
+    assert holds({"name": ["a"], "status": ["failed"]}.__getitem__)
+    assert holds({"name": ["with-failed-disk"], "status": ["finished"]}.__getitem__)
+    assert not holds({"name": ["a"], "status": ["finished"]}.__getitem__)
+
+
 @pytest.mark.parametrize("text", ["loss<", "<3", "loss<3 <", "status=finished &", "a && b"])
 def test_what_is_no_comparison_is_an_error_that_shows_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a comparison; give NAME<VALUE"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from index_runs import indexed, start, train, written
 from page_server import Page, running_page
 
+from everstep.index import shipping
 from everstep.record import RunDir
 from everstep.record.journal_format import segment_path
 from everstep.testing import ManualClock
@@ -159,6 +162,35 @@ def test_an_index_of_many_runs_is_shown_before_their_journals_are_read(
     shown = len(index.table.rows), index.version
     index.refresh()
     assert (shown, len(index.table.rows), index.version) == ((1, 1), 2, 2)
+
+
+def test_a_look_at_all_journals_waits_for_curves_that_are_being_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at 10,000 runs takes seconds, and doubled the time of an overlay."""
+    indexed(tmp_path)
+    index, waits, looked = FollowedIndex(str(tmp_path)), threading.Event(), list[str]()
+
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+            if not predicate():
+                waits.set()
+            return super().wait_for(predicate, timeout)
+
+    def look() -> None:
+        index.refresh()
+        waits.set()  # or the test would hang where a look does not wait
+
+    index._no_curve, index._next_look = Noted(), 0.0
+    id_at = shipping.id_at
+    monkeypatch.setattr(shipping, "id_at", lambda path: looked.append("looked") or id_at(path))
+    other = threading.Thread(target=look)
+    with index.first():
+        other.start()
+        waits.wait()
+        looked.append("curves")
+    other.join()
+    assert looked[:2] == ["curves", "looked"]
 
 
 @pytest.mark.parametrize(("seconds", "young", "old"), [(0.5, 2, 19), (0.125, 11, 11)])

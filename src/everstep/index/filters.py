@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from everstep.errors import ConfigError, nearest
+from everstep.index import STATUSES
 
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "$gt": operator.gt,
@@ -160,7 +161,7 @@ _SIGNS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 def parse_words(text: str) -> Group:
     """Read comparisons that must all hold, separated by blanks, commas or "and".
 
-    A bare word means the runs whose name contains it.
+    A bare word means the runs whose name contains it; a status alone also those that have it.
     """
     parts, at = list[Node](), 0
     while text[at:].strip(" ,"):
@@ -171,7 +172,8 @@ def parse_words(text: str) -> Group:
                 "< <= = != >= >, as in 'valid_loss<0.3 status=finished', or a part of a run's name"
             )
         word = match["word"]
-        parts.append(Leaf("name", CONTAINS, word) if word else _comparison(*match.group(1, 2, 3)))
+        part = Leaf("name", CONTAINS, word) if word else _comparison(*match.group(1, 2, 3))
+        parts.append(Group(False, (part, Leaf("status", "$in", [word]))) if word in STATUSES else part)
         at = match.end()
     return Group(True, tuple(parts))
 

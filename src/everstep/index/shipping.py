@@ -11,7 +11,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -70,6 +70,7 @@ def sync(
     *,
     explicit: bool = True,
     only: Collection[Path] | None = None,
+    pause: Callable[[], object] = lambda: None,
 ) -> Shipped:
     """Ship every run in some folders, and note which runs of this machine are gone.
 
@@ -80,6 +81,7 @@ def sync(
         folders: run directories, or folders that hold run directories.
         explicit: whether a person named them; otherwise only an index that nobody else can read gets runs.
         only: the run directories to look at; None for all.
+        pause: called before each look at a run; it may wait while the caller has more urgent work.
     """
     folders, known = [folder.absolute() for folder in folders], _known_runs(database)
     paths = only
@@ -88,9 +90,10 @@ def sync(
         elsewhere = (Path(row["path"]) for row in running if is_here(database, row["host"]))
         paths = dict.fromkeys([*(run for folder in folders for run in run_dirs(folder)), *elsewhere])
     total = Shipped(runs=len(paths))
-    changed = [path for path in paths if is_run(path) and not _unchanged(path, known)]
-    changed.sort(key=lambda path: os.stat(path).st_uid != os.geteuid())  # own runs count first
+    changed = [path for path in paths if is_run(path) and not _unchanged(path, known, pause)]
+    changed.sort(key=_is_foreign)  # own runs count first
     for path in changed:
+        pause()
         inside = any(folder in (path, *path.parents) for folder in folders)
         try:
             link = os.lstat(path)
@@ -178,7 +181,8 @@ def _known_runs(database: Database) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows.values()}
 
 
-def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
+def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]], pause: Callable[[], object]) -> bool:
+    pause()
     row = known.get(str(id_at(run_dir)))
     if row is None or row["path"] != str(run_dir) or row["status"] == GONE:
         return False
@@ -188,6 +192,13 @@ def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]]) -> bool:
         same = bool(row["sizes"] == journal_sizes(run_dir))
         return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).as_json())
     return False
+
+
+def _is_foreign(run_dir: Path) -> bool:
+    try:
+        return os.stat(run_dir).st_uid != os.geteuid()
+    except OSError:  # removed since it was listed
+        return True
 
 
 def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:

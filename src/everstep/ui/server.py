@@ -10,8 +10,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -48,6 +48,9 @@ from everstep.ui.runs_table import ListOptions, RunsTable, run_id
 _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
 
+_LONGEST_WAIT = 10.0
+"""Seconds after the beginning of a look from which on it waits for no answer."""
+
 _MANY = 1000
 """Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
 
@@ -72,6 +75,8 @@ class FollowedIndex:
         """Why the newest look has failed."""
         self._lock = threading.Lock()
         self._next_look = 0.0
+        self._curves, self._no_curve, self._waits_until = 0, threading.Condition(), 0.0
+        """Answers with curves that are being computed; until when a look waits for them."""
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
@@ -84,6 +89,18 @@ class FollowedIndex:
         if self._is_own or len(self.table.rows) < _MANY:
             self._look()
 
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Let a look at all journals wait for what is done inside: both compute, and would take turns."""
+        with self._no_curve:
+            self._curves += 1
+        try:
+            yield
+        finally:
+            with self._no_curve:
+                self._curves -= 1
+                self._no_curve.notify_all()
+
     @property
     def problems(self) -> list[str]:
         """Descriptions of faults in journals and index, the newest last; then why the page shows old data."""
@@ -94,6 +111,7 @@ class FollowedIndex:
         if time.monotonic() < self._next_look or not self._lock.acquire(blocking=False):
             return
         start = time.monotonic()
+        self._waits_until = start + _LONGEST_WAIT
         try:
             self._look()
         except Exception as error:  # a server that is away for a while: the page shows what it has
@@ -123,7 +141,12 @@ class FollowedIndex:
             return {run_id(runs[run]): int(size) for run, size in rows}
 
     def _ship(self, only: Collection[Path] | None = None) -> None:
-        self._note(sync(self.database, [self._folder], explicit=self._is_own, only=only).problems)
+        folders, explicit = [self._folder], self._is_own
+        self._note(sync(self.database, folders, explicit=explicit, only=only, pause=self._pause).problems)
+
+    def _pause(self) -> None:
+        with self._no_curve:
+            self._no_curve.wait_for(lambda: not self._curves, max(0.0, self._waits_until - time.monotonic()))
 
     def _note(self, problems: list[str]) -> None:
         self._problems.extend(one for one in dict.fromkeys(problems) if one not in self._problems)
@@ -195,7 +218,8 @@ def application(index: FollowedIndex) -> Starlette:
         if not stream or not metric:
             raise ConfigError("a curve needs a stream and a metric; give both, as in stream=step&metric=loss")
         options = CurveOptions(stream, metric, axis or "step", begin, end, points, superseded == "1")
-        return Json(curves(index.database, _chosen_runs(index, runs), options))
+        with index.first():
+            return Json(curves(index.database, _chosen_runs(index, runs), options))
 
     def compare(request: Request) -> Response:
         return Json(index.table.compared(_chosen_runs(index, _parameters(request, "runs")["runs"])))

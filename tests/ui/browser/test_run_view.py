@@ -83,7 +83,9 @@ def test_the_timeline_tells_of_a_kill_and_of_its_resume(told: Page, opened: Open
     )
     lost: Any = rows.nth(0).locator(".timeline-lost").bounding_box()
     cross: Any = rows.nth(0).locator(".timeline-mark .icon").bounding_box()
-    assert lost["width"] >= 9 and lost["x"] + lost["width"] <= cross["x"] + 1, "the cross hides no dash"
+    centre = cross["x"] + cross["width"] / 2
+    assert lost["width"] >= 9 and lost["x"] - 1 <= centre <= lost["x"] + lost["width"] + 1
+    assert cross["y"] + cross["height"] <= lost["y"] + 1, "the cross hides no dash"
 
 
 def test_a_divergence_is_told_with_its_step(told: Page, opened: Opened) -> None:

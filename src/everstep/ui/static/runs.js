@@ -20,6 +20,7 @@ export function Runs({ query }) {
   const { answer, error } = useAnswer("/api/runs", params, changes?.version);
   useEffect(() => void (ticked = picked), [picked]);
   const pick = (id) => setPicked((before) => new Set(before.has(id) ? [...before].filter((one) => one !== id) : [...before, id]));
+  const isOfColumns = columns?.some((one) => error?.message.includes(`'${one.trim()}'`));
   const compare = (ids) => (location.hash = link("compare", "", { runs: ids.join(",") }));
   const rows = answer?.rows ?? [];
   const ids = picked.size ? [...picked] : rows.slice(0, MOST).map((row) => row.id);
@@ -28,13 +29,13 @@ export function Runs({ query }) {
       ${report
         ? null
         : html`<div class="bar">
-            <${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="valid_loss<0.3 status=finished" error=${error} />
-            <${Field} name="columns" words="Columns" value=${query.columns ?? ""} hint="columns: name,status,config.lr" />
+            <${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="valid_loss<0.3 status=finished" error=${isOfColumns ? null : error} />
+            <${Field} name="columns" words="Columns" value=${query.columns ?? ""} hint="columns: name,status,config.lr" error=${isOfColumns ? error : null} />
             <span class="count" role="status">${error || !answer ? "" : (answer.matched === answer.total ? "" : `${answer.matched.toLocaleString("en")} of `) + count(answer.total, "run")}</span>
             <button class="main" disabled=${ids.length < 2 || ids.length > MOST} onClick=${() => compare(ids)}>Compare ${ids.length}</button>
             ${picked.size ? html`<button onClick=${() => setPicked(new Set())}>Clear</button>` : null}
           </div>`}
-      ${error && answer ? html`<p class="soft">Below is the list before this filter.</p>` : null}
+      ${error && answer ? html`<p class="soft">Below is the list before this ${isOfColumns ? "choice of columns" : "filter"}.</p>` : null}
       ${!answer
         ? html`<${Empty}>${error ? "" : "Reading runs …"}<//>`
         : !answer.total
