@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -437,6 +438,23 @@ def test_limits_folders_and_settings_of_the_loader_are_free_and_others_by_name(t
         start(("note",), epochs=4, workers=2, lr=0.2, note=second, output_dir="there")
     with pytest.raises(ConfigError, match=r"config has no 'not'; did you mean 'note'"):
         start(("not",), epochs=4, workers=2, lr=0.1, note=second, output_dir="there")
+
+
+@pytest.mark.parametrize("form", ["lr1-%Y-%m-%d_%H-%M-%S", "run%Y%m%d-%H%M", "Walker__1__%s"])
+def test_the_time_of_a_start_in_a_string_is_free(tmp_path: Path, form: str) -> None:
+    """Scripts name a run by it, and a killed run is started again at another time."""
+    now, before = datetime.now(), datetime.now() - timedelta(hours=30)
+
+    def start(steps: int, **config: Any) -> None:
+        Tiny(tmp_path / "run", max_epoch=steps, config=config).train()
+
+    start(1, title=before.strftime(form), lr=0.1, seeds=int(before.timestamp()))
+    start(2, title=now.strftime(form), lr=0.1, seeds=int(before.timestamp()))
+    for title in (before.strftime(form), f"other {now.strftime(form)}", "lr1-20263399_2599"):
+        with pytest.raises(ChangedError, match=r"config\.title: stored"):
+            start(3, title=title, lr=0.1, seeds=int(before.timestamp()))
+    with pytest.raises(ChangedError, match=r"config\.seeds: stored"):  # a number may be a seed
+        start(3, title=now.strftime(form), lr=0.1, seeds=int(now.timestamp()))
 
 
 def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_free_it(tmp_path: Path) -> None:

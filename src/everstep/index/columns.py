@@ -108,6 +108,12 @@ class RunColumns:
         paths = {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
         ends = [path for path in paths if path.endswith(f".{name}")]  # a setting, named by its last word
         match = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
+        metric = name.removeprefix(BEST)
+        if metric != name and metric in self._metrics:
+            raise ConfigError(
+                f"no run has {name!r}: {metric!r} was measured inside steps alone; give {metric!r} for the "
+                f'last value, and watch=({metric!r}, "min" or "max") to later runs'
+            )
         best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
         names = {*FACTS, *self._metrics, *paths, *best}
         hint = f"did you mean {match!r}?" if match else nearest(name, names, most=10)

@@ -8,7 +8,9 @@ import platform
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -45,6 +47,7 @@ _LOADING = {
     *("workers", "num_workers", "prefetch", "prefetch_factor", "pin_memory"),
     *("log_every", "log_freq", "log_interval", "print_every", "print_freq"),
     *("out_dir", "output_dir", "run_dir", "save_dir", "log_dir", "checkpoint_dir"),
+    *("run_name", "exp_name", "experiment_name", "wandb_name", "wandb_run_name", "timestamp"),
 }
 FREE = _LOADING | {
     *_EPOCHS,
@@ -53,9 +56,14 @@ FREE = _LOADING | {
     *("resume", "verbose"),
 }
 """Settings of a program that change no bit of the steps that are made, by their usual names: limits, how data
-is loaded, where results go.  What follows from them (the length of a schedule) is compared on its own.
-`num_steps` is not one of them: it may be the length of a rollout.  In sections only the first two sets count,
-and epochs only of the training: those of `warmup` or `ppo` change what is trained."""
+is loaded, where results go and under which name.  What follows from them (the length of a schedule) is
+compared on its own.  `num_steps` is not one of them: it may be the length of a rollout.  In sections only the
+first two sets count, and epochs only of the training: those of `warmup` or `ppo` change what is trained."""
+
+
+_TIME = re.compile(r"(?<!\d)(?:(20\d\d)\D?(\d\d)\D?(\d\d)\D{0,2}(\d\d)\D?(\d\d)(?:\D?\d\d)?|(1\d{9}))(?!\d)")
+"""Date with hour and minute, and perhaps seconds, or seconds since 1970."""
+_NEAR = timedelta(hours=26)  # local times of any zone
 
 
 @dataclass(frozen=True)
@@ -219,13 +227,35 @@ def _json(value: Any, where: str) -> Json:
 
 
 def changed_config(stored: Mapping[str, Json] | None, current: Configuration | None) -> list[ChangedSetting]:
-    """Compare configurations, where both are known; changes at `Configuration.free` places are free."""
+    """Compare configurations, where both are known.
+
+    Changes at `Configuration.free` places are free, and those of the time at which a start began.
+    """
     if stored is None or current is None:
         return []
     return [
-        each._replace(path=f"config.{each.path}", free=current.is_free(each.path))
+        each._replace(path=f"config.{each.path}", free=current.is_free(each.path) or _differs_in_time(each))
         for each in current.changes(stored)
     ]
+
+
+def _differs_in_time(setting: ChangedSetting) -> bool:
+    """Whether two strings differ in a time alone, and the given one is now: names of runs have it.
+
+    A number may be a seed that was made of the time.
+    """
+    stored, given = str(setting.stored), str(setting.given)
+    if not given.startswith('"') or _TIME.sub("", stored) != _TIME.sub("", given):
+        return False
+    with suppress(ValueError):  # 20261340 is no date
+        times = [
+            datetime.fromtimestamp(int(match[6]))
+            if match[6]
+            else datetime.strptime("".join(match.groups()[:5]), "%Y%m%d%H%M")
+            for match in _TIME.finditer(given)
+        ]
+        return bool(times) and all(abs(time - datetime.now()) < _NEAR for time in times)
+    return False
 
 
 def changed_controllers(
