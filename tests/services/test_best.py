@@ -238,6 +238,22 @@ def test_what_is_not_loaded_at_the_end_is_said(tmp_path: Path) -> None:
         assert again.loop.ending.finished and manifest.exists()
 
 
+@pytest.mark.parametrize("every", [None, everstep.Every(epochs=1), everstep.Every(steps=50)])
+def test_the_best_of_an_evaluation_every_few_steps_keeps_its_weights(tmp_path: Path, every: Any) -> None:
+    """The value was kept and its weights were not: `Best` looked at an epoch's end alone."""
+    scores = {3: 0.5, 6: 0.9, 9: 0.7}  # in epochs of four steps
+    run: list[everstep.TrainLoop] = []
+    evaluate = everstep.Evaluate(
+        "valid", everstep.Every(steps=3), evaluator=lambda _: {"valid/acc": scores[run[0].step]}
+    )
+    services = [everstep.Best("valid/acc", every=every), evaluate]
+    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services)
+    tiny.train(lambda loop, step: run.append(loop))
+    best = everstep.runs.best(tmp_path / "run")["valid/acc"]
+    assert (best.value, best.step) == (0.9, 6) and best.path is not None
+    assert everstep.checkpoint.read_manifest(Path(best.path))["step"] == 6
+
+
 def test_the_best_that_runs_tell_is_the_services_own_value(tmp_path: Path) -> None:
     """It may be in no row (a mean of some steps), or in none of an epoch (an evaluation inside it)."""
     scores = [2.0, 9.0, 7.0, 7.0, 1.0, 1.0, 5.0, 5.0]
@@ -274,7 +290,9 @@ def test_the_best_that_runs_tell_is_the_services_own_value(tmp_path: Path) -> No
     compared = everstep.runs.compare("loop", "sv", index=tmp_path)
     assert [*compared.metrics["step/score/x best"].values()] == [None, 7.0]
     supervise(8)  # without the service: what an earlier start kept is not the run's best any more
-    with pytest.raises(ConfigError, match=r"no run has 'best/score/x'") as unknown:
+    with pytest.raises(ConfigError, match=r"best/score/x': 'score/x' was measured inside steps alone"):
         found("score/x", "sv")
+    with pytest.raises(ConfigError, match=r"no run has 'best/scor'") as unknown:
+        found("scor", "sv")
     listed = str(unknown.value).partition("known: ")[2]
-    assert listed.startswith("best/score/x, best/score, ") and listed.count(",") == 9 and " more" in listed
+    assert listed.startswith("best/score, ") and listed.count(",") == 9 and " more" in listed

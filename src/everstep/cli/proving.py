@@ -22,6 +22,7 @@ from everstep.errors import ConfigError, DrillError, ReplayError, nearest
 
 _CANNOT = 4
 """Exit status where a script cannot be drilled, or steps cannot be executed again or compared."""
+_OWN_FILES = "files that the program writes by itself are written again, as they were at these steps"
 
 
 def _write_json(file: Path | None, value: Any) -> None:
@@ -154,7 +155,8 @@ def replay_command(
 
     The program that the run has recorded is started from the nearest checkpoint before the steps, and every
     value that was recorded of them is compared.  A: goes on to the last step, : is all that can be executed.
-    --step N also prints the batch and the metrics of step N.  Nothing is saved, and no service reports.
+    --step N also prints the batch and the metrics of step N.  Nothing is saved, and no service reports; but
+    files that the program writes by itself, in its loop too, are written again, where they always are.
 
     Exit status: 0 every recorded value was found again, 1 one was not, or none is recorded, 2 wrong usage,
     4 the steps cannot be executed again.
@@ -166,6 +168,7 @@ def replay_command(
         raise click.UsageError("give one of --step N and --verify A:B")
     run_dir = cli.find(run, index).path.absolute()
     span = parse_steps(steps or f"{step}:{step}", run_dir)
+    cli.note([_OWN_FILES])
     with _replaying(), folder_for(keep) as folder:
         recorded_program = program_of(run_dir, span[-1], program, trust=trust)
         result = verify(run_dir, span, recorded_program, folder, opened_as, shown=step or 0)
@@ -195,7 +198,7 @@ def diverge_command(
     First the rows of both records are compared (everstep compare has facts and checkpoints).  Then both
     programs execute the steps between the last equal checkpoint and the first difference again, in copies,
     and the parts of each step are compared: samples, random state, loss, weights, optimizer, state.  Nothing
-    is written into a run.
+    is written into a run; files that a program writes by itself are written again.
 
     Exit status: 0 equal in all that both have recorded, 1 the runs differ, 2 wrong usage, 4 nothing was
     recorded that can be compared.
@@ -214,6 +217,7 @@ def diverge_command(
         if only_recorded:
             report = room.compare_recorded(*paths)
         else:
+            cli.note([_OWN_FILES])
             report = room.diverge(first, second, folder, trust=trust)
     cli.say(str(report))
     _write_json(json_file, report.as_json())

@@ -81,8 +81,9 @@ class Best(Service):
     """Track the best values of a metric, and keep the user state that reached them in `best/METRIC/`.
 
     A value collected outside steps (an evaluation) is compared at once, and counts for the weights
-    of the boundary that follows.  A metric collected only inside steps is judged by its mean at the
-    service's boundary.  NaN and infinities are never best; of equal values the earlier one is.
+    of the boundary that follows; after each `Evaluate` is one.  A metric collected only inside steps is
+    judged by its mean at the service's boundary.  NaN and infinities are never best; of equal values the
+    earlier one is.
 
     Args:
         metric: name of the metric.
@@ -129,7 +130,7 @@ class Best(Service):
         self.places: list[Place] = []
         self._is_new = False
         """Whether a new best value came outside steps since the last printed line."""
-        self._waiting: int | None = None
+        self.measured: int | None = None
         """Step of a value that has a place and no weights yet."""
 
     @property
@@ -179,14 +180,14 @@ class Best(Service):
             of_steps.setdefault(place.step, place)
         self.places = list(of_steps.values())[: self.keep]
         if any(place is new for place in self.places):
-            self._waiting = new.step
+            self.measured = new.step
 
     def place_at(self, boundary: Boundary) -> Place | None:
         """Find the place of the values since the last look; None if none of them is among the best."""
         if not boundary.readings.values(self.metric):
             for value in latest(boundary.readings, self.metric):
                 self._rank_value(value)
-        step, self._waiting = self._waiting, None
+        step, self.measured = self.measured, None
         return next((place for place in self.places if place.step == step), None)
 
     def has_weights(self, place: Place, boundary: Boundary, action: str) -> bool:
@@ -219,8 +220,8 @@ class Best(Service):
                 place.name = None
 
     def state_dict(self) -> dict[str, Json]:
-        return {"top": [list(vars(place).values()) for place in self.places], "waiting": self._waiting}
+        return {"top": [list(vars(place).values()) for place in self.places], "waiting": self.measured}
 
     def load_state_dict(self, state: Any) -> None:
         self.places = [Place(*place) for place in state["top"][: self.keep]]
-        self._waiting = state["waiting"]
+        self.measured = state["waiting"]

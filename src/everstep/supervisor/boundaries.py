@@ -198,6 +198,10 @@ class Boundaries:
                     engine.program_checks.check_updates()
                 engine.loop.check_epoch()
             saving = [s for s in due if s.stage is Stage.SAVE]
+            # an evaluation at this boundary may have measured a best value: these are its weights
+            saving += [
+                s for s in engine.board.bests if s not in saving and s.measured == engine.progress.step
+            ]
             saves = engine.board.merged(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
         engine.board.fired(due, when)
