@@ -166,6 +166,10 @@ def test_a_chart_is_saved_as_a_picture_and_as_a_table(told: Page, opened: Opened
     with view.expect_download() as picture:
         view.locator(".card").get_by_role("button", name="PNG").click()
     assert picture.value.suggested_filename.endswith("-step-loss.png")
+    with view.expect_download() as timeline:
+        view.get_by_title("Save the timeline as PNG").click()
+    assert timeline.value.suggested_filename.endswith("-timeline.png")
+    assert Path(timeline.value.path()).read_bytes().startswith(b"\x89PNG")
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
 
 

@@ -2,9 +2,9 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./api.js";
-import { drawTimeline, marks, zeroOf } from "./timeline.js";
+import { drawTimeline, marks, timelinePng, zeroOf } from "./timeline.js";
 import { link, setQuery } from "./route.js";
-import { Empty, Icon, Pairs, Problem, Share, Status, Tabs, leaves } from "./parts.js";
+import { Empty, Icon, Pairs, Problem, Saves, Share, Status, Tabs, leaves } from "./parts.js";
 import { bests, bytes, clock, count, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
@@ -88,7 +88,10 @@ function Timeline({ run }) {
   const box = useRef(null);
   useEffect(() => drawTimeline(box.current, run), [run]);
   return html`
-    <section aria-label="Timeline"><div ref=${box}></div></section>
+    <section aria-label="Timeline" class="timeline-box">
+      <div ref=${box}></div>
+      <span class="timeline-save"><${Saves} name="the timeline" file=${`${run.name} timeline`} as=${{ PNG: () => timelinePng(run) }} /></span>
+    </section>
   `;
 }
 

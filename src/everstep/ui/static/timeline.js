@@ -12,11 +12,14 @@
 //     rollbacks: [{step, to, reason, segment: number of the start}]
 //   }
 //
+// timelinePng(run): the same as a picture, a promise of a blob.
+//
 // marks(run, x): the marks for a chart, in steps (x = "step") or seconds since the first start (x = "time").
 
 import { made } from "./dom.js";
-import { icon } from "./icons.js";
-import { clock, format } from "./words.js";
+import { FILLED, ICONS, icon } from "./icons.js";
+import { FONT, colour, ink } from "./looks.js";
+import { clock, format, plain } from "./words.js";
 
 const BAD = new Set(["killed", "failed"]);
 
@@ -217,3 +220,94 @@ const badgeElement = (kind, words) => made("span", `badge badge-${kind.replaceAl
 
 const badgeBox = (row) =>
   made("div", "timeline-badge", row.badge ? badgeElement(row.badge.kind, row.badge.words) : null, row.how ? made("span", "timeline-how", row.how) : null);
+
+// ------------------------------------------------------------------------------------ as a picture
+
+const COLUMNS = { label: 230, track: 560, badge: 180 };
+const ROW = 34;
+
+/** The timeline as a PNG, with the name of the run above. */
+export function timelinePng(run) {
+  const { last, ticks, rows } = drawing(run);
+  const look = ink();
+  const ratio = 2; // sharp on any screen
+  const canvas = document.createElement("canvas");
+  canvas.width = ratio * (COLUMNS.label + COLUMNS.track + COLUMNS.badge);
+  canvas.height = ratio * (64 + ROW * (rows.length + 1));
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  context.fillStyle = look.back;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const write = (words, x, y, bold = false, kind = look.text) => {
+    context.fillStyle = kind;
+    context.font = `${bold ? 600 : 400} 12px ${FONT}`;
+    context.fillText(plain(words), x, y);
+  };
+  const at = (step) => COLUMNS.label + ((COLUMNS.track - 24) * step) / last;
+  write(run.name, 14, 24, true, look.strong);
+  for (const step of ticks) write(number(step), at(step) - context.measureText(number(step)).width / 2, 50);
+  rows.forEach((row, i) => {
+    const y = 64 + ROW * i + 14;
+    write(row.title, 14, y + 4, true, look.strong);
+    write(row.words.join(""), 90, y + 4, false, row.bad ? look.bad : look.text);
+    context.fillStyle = look.line;
+    context.fillRect(at(0), y - 0.5, at(last) - at(0), 1);
+    for (const part of row.parts) drawPart(context, part, at(part.from), at(part.to), y, look);
+    for (const sign of row.signs) {
+      context.fillStyle = context.strokeStyle = sign.bad ? look.bad : look.strong;
+      if (sign.icon) drawIcon(context, sign.icon, at(sign.step), y - (sign.isAfter ? 10 : 0), look.back);
+      else context.fillRect(at(sign.step) - 1, y - 8, 2, 16);
+    }
+    if (row.badge) write(row.badge.words, COLUMNS.label + COLUMNS.track + 8, y + 4, true, badgeColour(row.badge.kind, look));
+  });
+  let left = 14;
+  for (const [kind, words] of LEGEND) {
+    const part = rows.flatMap((row) => row.parts).find((one) => one.kind === kind);
+    if (!part) continue;
+    const y = 64 + ROW * rows.length + 14;
+    drawPart(context, part, left, left + 24, y, look);
+    write(words, left + 30, y + 4);
+    left += 50 + context.measureText(words).width;
+  }
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+const badgeColour = (kind, look) => ({ verified: colour(2), diverged: look.bad })[kind] ?? look.text;
+
+/** A part of a row: steps that count full, those executed again in stripes, superseded ones between dashes. */
+function drawPart(context, part, from, to, y, look) {
+  context.save();
+  context.strokeStyle = context.fillStyle = part.kind === "bar" ? colour(0) : part.kind === "again" ? badgeColour(part.state, look) : look.text;
+  context.lineWidth = 1;
+  if (part.kind === "bar") context.fillRect(from, y - 4, to - from, 8);
+  context.beginPath();
+  if (part.kind === "again") {
+    context.rect(from, y - 4, Math.max(4, to - from), 8);
+    context.clip();
+    context.fillStyle = look.back;
+    context.fillRect(from, y - 4, to - from, 8);
+    for (let x = from - 8; x < to; x += 5) context.moveTo(x, y + 4), context.lineTo(x + 8, y - 4);
+    context.rect(from, y - 4, Math.max(4, to - from), 8);
+  } else if (part.kind !== "bar") {
+    context.setLineDash([3, 2]);
+    for (const line of part.kind === "lost" ? [-2.5, 2.5] : [0]) context.moveTo(from, y + line), context.lineTo(to, y + line);
+  }
+  context.stroke();
+  context.restore();
+}
+
+function drawIcon(context, name, x, y, back) {
+  const shape = new Path2D(ICONS[name] ?? ICONS.gone);
+  context.save();
+  context.translate(x - 7, y - 7);
+  context.scale(14 / 16, 14 / 16);
+  context.save();
+  context.fillStyle = back;
+  context.beginPath();
+  context.arc(8, 8, 8, 0, 2 * Math.PI);
+  context.fill();
+  context.restore();
+  context.lineWidth = 2.4;
+  FILLED.has(name) ? context.fill(shape) : context.stroke(shape);
+  context.restore();
+}
