@@ -196,13 +196,16 @@ class _GivenValues:
     def enter(self, owner: Any, live: Mapping[str, Any], make_copy: Callable[[Any], Any]) -> None:
         """Note the given values; called when a loop is entered."""
         before, left_marks = self._values.get(owner, {}), self._left_marks.get(owner, {})
-        marks = {name: mark_of(value, self._read) for name, value in live.items()}
-        self._values[owner] = {
-            name: before[name]
-            if name in before and name in left_marks and is_same_mark(left_marks[name], mark)
-            else _GivenValue.of(live[name], mark, make_copy)
-            for name, mark in marks.items()
-        }
+        # what training has deleted was given, too
+        gone = before.keys() - live.keys() - left_marks.keys() if owner in self._left_marks else ()
+        values = {name: before[name] for name in gone}
+        for name, value in live.items():
+            mark = mark_of(value, self._read)
+            if not (name in left_marks and is_same_mark(left_marks[name], mark)):
+                values[name] = _GivenValue.of(value, mark, make_copy)
+            elif name in before:  # or training made what has this name
+                values[name] = before[name]
+        self._values[owner] = values
 
     def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
@@ -210,6 +213,10 @@ class _GivenValues:
 
     def of(self, owner: Any) -> dict[str, _GivenValue]:
         return self._values.get(owner, {})
+
+    def made_before(self, owner: Any) -> set[str]:
+        """Return the names that the last loop left and no program gave: training made these values."""
+        return self._left_marks.get(owner, {}).keys() - self.of(owner).keys()
 
 
 _OWN = {
@@ -280,10 +287,15 @@ def save_attributes(root: Any, places: Places, skip: Skip = _skip_nothing) -> di
 def load_attributes(
     root: Any, saved: dict[str, dict[str, Any]], places: Places, skip: Skip = _skip_nothing
 ) -> None:
-    """Undo `save_attributes`: restore the saved attributes, and set all others to their given values."""
+    """Undo `save_attributes`: restore the saved attributes, set all others to their given values.
+
+    What an earlier loop of the process has added is deleted.
+    """
     places = cache(places)
     for path, owner in owners(root):
         values, given_values = saved.get(path, {}), _attributes.of(owner)
+        for name in _attributes.made_before(owner) - values.keys():
+            vars(owner).pop(name, None)
         for name in _changed(owner, places, skip).keys() - values.keys() & given_values.keys():
             value = given_values[name].copy
             if value is _NOT_COPIED:
@@ -447,6 +459,19 @@ def _copy_of(value: Any) -> Any:
         return _NOT_SAVED
     large = any(each.nbytes > _LARGE for each in arrays(value))
     return _NOT_COPIED if large else copy.deepcopy(_as_saved(value))
+
+
+_flags = _GivenValues()
+
+
+def enter_flags(module: Module, flags: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the given flags of a module, of which the present ones may be training's."""
+    _flags.enter(module, flags, bool)
+    return {name: given_value.copy for name, given_value in _flags.of(module).items()}
+
+
+def leave_flags(module: Module, flags: Mapping[str, bool]) -> None:
+    _flags.leave(module, flags)
 
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}

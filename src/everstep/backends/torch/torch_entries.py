@@ -84,7 +84,7 @@ class ModuleEntry(Entry):
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
         self._refresh_names()
-        self._first_flags, self._first_empty = self._flags(), [*map(self._names.bare, self._empty_buffers())]
+        self._given_flags = self._flags()
         self._places: given_values.Places = lambda: addresses([self.module])
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
@@ -141,20 +141,28 @@ class ModuleEntry(Entry):
             tree[_BUFFERS] = buffers
         if changed := given_values.save_attributes(self.module, self._places):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
-        return {**tree, _FLAGS: {"made": self._first_flags, "now": self._flags(), "empty": self._first_empty}}
+        return {**tree, _FLAGS: {**self._made(), "now": _listed(self._flags(), "evaluating", "frozen")}}
+
+    def _made(self) -> dict[str, Any]:
+        """Return the flags with which the program made the module, and its empty buffers."""
+        made, empty = (_listed(self._given_flags, *kinds) for kinds in (("evaluating", "frozen"), ("empty",)))
+        return {"made": made, **empty}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
         parts = ((f"{path}." if path else "", part._buffers) for path, part in self.module.named_modules())
         return {path + key: None for path, own in parts for key, buffer in own.items() if buffer is None}
 
-    def _flags(self) -> dict[str, list[str]]:
-        names = self._names
+    def _flags(self) -> dict[str, bool]:
+        """Return "KIND NAME" -> whether a module is evaluating, a parameter frozen, a buffer empty."""
+        bare_name, parameters = self._names.bare, self.module.named_parameters()
         modules = [(n, each) for n, each in self.module.named_modules() if bare(each) is each]
-        parameters = self.module.named_parameters()
+        empty = self._empty_buffers()
+        buffers = [*empty, *(name for name, _ in self.module.named_buffers())]
         return {
-            "evaluating": [names.bare(name) for name, inner in modules if not inner.training],
-            "frozen": [names.bare(name) for name, each in parameters if not each.requires_grad],
+            **{f"evaluating {bare_name(name)}": not inner.training for name, inner in modules},
+            **{f"frozen {bare_name(name)}": not each.requires_grad for name, each in parameters},
+            **{f"empty {bare_name(name)}": name in empty for name in buffers},
         }
 
     def check(self, tree: Any) -> Mismatch:
@@ -174,7 +182,7 @@ class ModuleEntry(Entry):
             owners = map(names.live, tree.get(_ATTRIBUTES, {}))
             differing = [n for n in live if n in saved and saved[n] != live[n]]
             # training fills and empties buffers; those that the program makes otherwise now do not fit
-            changed = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._first_empty}
+            changed = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._made()["empty"]}
             emptied = {
                 names.live(name)
                 for name, buffer in tree.get(_BUFFERS, {}).items()
@@ -214,7 +222,7 @@ class ModuleEntry(Entry):
             raise
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
         given_values.load_attributes(self.module, attributes, self._places)
-        if (flags := tree.get(_FLAGS)) and flags["made"] == self._first_flags:
+        if (flags := tree.get(_FLAGS)) and flags["made"] == self._made()["made"]:
             for name, module in self.module.named_modules():
                 module.training = names.bare(name) not in flags["now"]["evaluating"]
             for name, parameter in self.module.named_parameters():
@@ -238,9 +246,11 @@ class ModuleEntry(Entry):
 
     def enter(self) -> None:
         given_values.enter_attributes(self.module)
+        self._given_flags = given_values.enter_flags(self.module, self._flags())
 
     def leave(self) -> None:
         given_values.leave_attributes(self.module)
+        given_values.leave_flags(self.module, self._flags())
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         owner, _, name = self._names.live(str(path[0])).rpartition(".")
@@ -248,6 +258,14 @@ class ModuleEntry(Entry):
             return name in self.module.get_submodule(owner)._parameters
         except AttributeError:
             return False
+
+
+def _listed(flags: Mapping[str, bool], *kinds: str) -> dict[str, list[str]]:
+    """Return the names of each kind whose flag is set."""
+    return {
+        k: [name[len(k) + 1 :] for name, on in flags.items() if on and name.startswith(f"{k} ")]
+        for k in kinds
+    }
 
 
 class _OptionsEntry(StateDictEntry):

@@ -320,7 +320,7 @@ class _Watch:
                     self.reused = True
             is_looked_at = self._updates & (self._updates - 1) == 0
             self._all_marks = self._marks_of(stepped_by(self.optimizer)) if is_looked_at else []
-        if not any(marks) and self._choose_sentinels():
+        if not (marks and marks[0]) and self._choose_sentinels():  # the first update, or one of others
             marks = self._marks_of(self.sentinels)
         self.marks, self.gradients_gone = marks, False
 

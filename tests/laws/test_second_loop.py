@@ -1,0 +1,103 @@
+"""What training makes of its objects, where a second loop of the process goes on with them.
+
+A notebook's cell is run again, or `Retry` opens the run again.  What training has set is not what the program
+gave: a later process, whose program gives the same as ever, must find all of it in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import everstep
+
+CHANGED_AT, STEPS = 9, 24
+SAMPLES = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.register_buffer("shift", None)
+        self.register_buffer("full", torch.ones(2))
+        self.gain = 2.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.last(self.norm(self.first(x))) * vars(self).get("scale", 1.0) * vars(self).get("gain", 1.0)
+        x = x if self.shift is None else x + self.shift
+        return self.frozen(x if self.full is None else x * self.full)
+
+
+def fill(net: Net) -> None:
+    net.shift = torch.full((2,), 0.3)
+
+
+def empty(net: Net) -> None:
+    net.full = None
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    "evaluating": lambda net: net.norm.eval(),
+    "frozen": lambda net: net.first.requires_grad_(False),
+    "thawed": lambda net: net.frozen.requires_grad_(True),
+    "a new attribute": lambda net: setattr(net, "scale", 0.5),
+    "another value": lambda net: setattr(net, "gain", 0.5),
+    "a deleted attribute": lambda net: delattr(net, "gain"),
+    "a filled buffer": fill,
+    "an emptied buffer": empty,
+}
+
+
+class Fails(Exception):
+    pass
+
+
+def made() -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = Net()
+    return net, torch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def train(folder: Path, objects: tuple[Net, torch.optim.Optimizer], change: str, fails_at: int = 0) -> Any:
+    net, optimizer = objects
+    data = everstep.data.arrays(SAMPLES, batch_size=8, shuffle=True)
+    saves = everstep.Checkpoints(everstep.Every(steps=4))
+    state = {"net": net, "optimizer": optimizer}
+    with everstep.TrainLoop(folder, state, max_epoch=STEPS // 8, seed=1, services=[saves]) as loop:
+        for _ in loop.iter_epochs():
+            for step, (x,) in loop.iter_steps(data):
+                if step == CHANGED_AT:
+                    CHANGES[change](net)
+                if step == fails_at:
+                    raise Fails
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                loop.collect_metrics(loss=loss)
+    return loop.ending.digest, [p.tolist() for p in net.parameters()], loop.ending.diverged
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "failures", [(11,), (11, 18), (15, 18), (15, 18, 20)], ids=lambda steps: "-".join(map(str, steps))
+)
+def test_a_later_process_finds_what_training_made(
+    tmp_path: Path, change: str, failures: tuple[int, ...]
+) -> None:
+    """The first failure is before or after a save of the change; the last start has objects of its own."""
+    expected = train(tmp_path / "whole", made(), change)
+    objects = made()
+    for fails_at in failures:
+        with pytest.raises(Fails):
+            train(tmp_path / "run", objects, change, fails_at)
+    if len(failures) > 1:
+        objects = made()
+    assert train(tmp_path / "run", objects, change) == expected
