@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 52_954,
-    "lines of tests": 54_350,
+    "lines of tests": 54_351,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
