@@ -20,7 +20,7 @@ import warm
 from drill_counts import count_strikes
 from everstep.checkpoint import Store
 from everstep.drill import HAZARDS, DrillReport, KillResult, drill
-from everstep.drill.program import cause
+from everstep.drill.program import cause, in_entry
 from everstep.drill.report import append_summary, write_junit
 from everstep.errors import ConfigError, Interrupted
 from everstep.record import Difference
@@ -35,7 +35,7 @@ FAULTS = {
     "data_generator": ("samples", "train"),
     "ema_outside": ("loss", "valid_loss"),
     "forgetful_service": ("service", "total"),
-    "notes_by_hand": ("state", "notes"),
+    "notes_by_hand": ("state", "notes.seen"),
     "rate_by_hand": ("weights", "w"),
     "rows_by_chance": ("journal", "row norm"),
     "schedule_outside": ("weights", "w"),
@@ -50,7 +50,47 @@ def test_values_kept_between_steps_are_named_where_only_the_state_differs(compon
     assert "kept between steps outside state=: a counter" in cause(Difference(component, "w", "1", "2"))
 
 
+@pytest.mark.parametrize(
+    ("entry", "leaves", "more", "name", "words"),
+    [
+        ("kept", {"times/0": "0.25", "times/1": "1e-05"}, True, "kept.times[0]", ""),
+        (
+            "kept",
+            {"times/0": "0.25", "times/1": "2.5e-05"},
+            True,
+            "kept.times[0]",
+            "the name says: kept.times[0] and 1",
+        ),
+        (
+            "kept",
+            {"fit": "0.25"},
+            False,
+            "kept.fit",
+            "the clock, as all else agrees: kept.fit (0.25 and 1.0 at",
+        ),
+        ("kept", {"fit": "0.25"}, True, "kept.fit", ""),
+        ("kept", {"times#": '["list",2]', "times/0": "0.25"}, False, "kept.times", ""),
+        ("kept", {"n": "2"}, False, "kept.n", ""),
+        ("other", {"seconds": "0.25"}, True, "other.seconds", "as the name says"),
+        ("kept", {}, True, "kept", ""),
+    ],
+)
+def test_it_names_what_differs_in_an_entry_and_a_clock(
+    entry: str, leaves: dict[str, str], more: bool, name: str, words: str
+) -> None:
+    first = Difference("state", entry, "ab", "cd", 10)
+    ends = [
+        Difference("state", f"{entry}/{leaf}".removesuffix("#"), old, "1.0") for leaf, old in leaves.items()
+    ]
+    found = in_entry(first, ends, more)
+    assert found.name == name and words in found.note and bool(words) == bool(found.note), found
+    assert str(found) == f"state ({name}) step 10"
+    weights = in_entry(first._replace(component="weights"), ends, more)
+    assert weights.name == (name if words else entry), "which of many leaves was first is not known"
+
+
 NONDETERMINISM = {
+    "clock_in_state": ("state", "kept.times[0]"),
     "unseeded_start": ("weights", "w"),
     "clock_augmentation": ("samples", "train"),
     "set_order": ("samples", "train"),

@@ -371,6 +371,72 @@ def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compa
     assert "stopper.patience (0, was 6)" in lost and "best" not in lost
 
 
+def test_what_is_set_in_some_cases_is_named_only_where_something_may_read_it_before(tmp_path: Path) -> None:
+    """As in nanoGPT: `kept["best"] = best = loss` under an `if`, and a checkpoint made and written there."""
+
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        kept = {"best": math.inf}
+        best = shown = part = fallback = 0.0  # set before each read
+        lowest = later = tail = told = tried = broken = other = hook = 0.0
+        checkpoint: dict[str, float] = {}
+
+        def tell() -> float:
+            return told
+
+        def show() -> float:
+            return shown
+
+        hooks = [lambda: hook]
+        with opened(tmp_path, {"kept": kept}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for step, batch in loop.iter_steps(BATCHES):
+                    loss = 9.0 - step
+                    pause(loop, step == stop_at)
+                    loop.collect_metrics(most=max(best for best in (loss, 0.0)))
+                    if loss < kept["best"]:
+                        kept["best"] = best = loss
+                        checkpoint = {"best": best}
+                        loop.collect_metrics(best=checkpoint["best"])
+                        shown = loss
+                        loop.collect_metrics(shown=show())
+                        for number in range(2):
+                            if number:
+                                part = loss
+                                loop.collect_metrics(part=part)
+                            else:
+                                continue
+                        hook = told = loss
+                    if loss < lowest or not lowest:
+                        lowest = loss
+                    loop.collect_metrics(told=tell())
+                    try:
+                        tried = step + math.sqrt(3.0 - batch)
+                        fallback = loss
+                    except ValueError:
+                        fallback = loss
+                    loop.collect_metrics(tried=tried, fallback=fallback)
+                    for number in range(2):
+                        if batch > 3:
+                            break
+                        broken = loss + number
+                    loop.collect_metrics(broken=broken)
+                    if batch > 2:
+                        later = tail = loss
+                        continue
+                    elif batch > 1:
+                        loop.collect_metrics(other=other)
+                    other = loss
+                loop.collect_metrics(tail=tail)
+        _lines.append(f"{later} {hooks}")
+
+    first, again = cut(train, 7)
+    named = "lowest, later, tail, told, tried, broken, other, hook"
+    said = [line.partition(": your loop")[0] for line in first if "your loop changes" in line]
+    assert said == [f"warning: {', '.join(sorted(named.split(', ')))}"], first
+    assert all(f"{name} (" in lost_of(again) for name in named.split(", "))
+    assert not any(f"{name} (" in lost_of(again) for name in ("best", "checkpoint", "shown", "part"))
+
+
 def test_numbers_of_numpy_generators_of_torch_and_small_times_are_compared(tmp_path: Path) -> None:
     """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -268,6 +269,11 @@ CAUSES = {
 
 _FROM_OUTSIDE = ("random state", "loss", "weights", "optimizer", "state")
 """Components that differ by what the state lacks, or by a kernel that was chosen otherwise."""
+_SECONDS = re.compile(r"time|second|duration|elapsed|(?<![a-z])secs?(?![a-z])")
+_CLOCK = (
+    "differ, which no two runs measure alike: keep measured seconds out of state= (where the drill runs, at "
+    "least), or collect them as a metric whose name ends in time, which is not compared"
+)
 Digests: TypeAlias = dict[tuple[str, int, str, int, int], StepDigests]
 """Digests by their places."""
 
@@ -305,9 +311,33 @@ class Undisturbed:
         first = first_difference(differences, runs)
         if first is None or first.component not in _FROM_OUTSIDE or first.run not in runs:
             return first
+        ends = compare_runs(self.program.root / first.run, other.root / first.run)
+        first = in_entry(first, ends, any(one.name != first.name for one in differences))
         # what the run itself has warned of is a likelier cause than those that every program may have
         warned = self.program.journal(first.run).events(WARNED, valid=False)
-        return first._replace(note="; ".join(str(event.data["message"]) for event in warned))
+        return first._replace(note=first.note or "; ".join(str(event.data["message"]) for event in warned))
+
+
+def in_entry(first: Difference, ends: Sequence[Difference], more: bool) -> Difference:
+    """Name what differs inside an entry at the ends of two runs: a path, and the clock if it seems to be it.
+
+    Args:
+        more: whether anything but the entry differed before.
+    """
+    within = [one for one in ends if one.component == "state" and one.name.startswith(f"{first.name}/")]
+    is_float = all(
+        re.fullmatch(r"-?\d+\.\d+(e-\d+)?", each) for one in within for each in (one.expected, one.actual)
+    )
+    is_named = all(_SECONDS.search(one.name.lower()) for one in within)
+    is_clock = is_float and (is_named or not (more or len(within) < len(ends)))
+    if not within or not (is_clock or first.component == "state"):
+        return first
+    name = re.sub(r"/(\d+)(?![^/])", r"[\1]", within[0].name).replace("/", ".")
+    what = f"{name} and {len(within) - 1} more" if len(within) > 1 else name
+    values = f"{within[0].expected} and {within[0].actual} at the ends"
+    why = "as the name says" if is_named else "as all else agrees"
+    note = f"the clock, {why}: {what} ({values}) {_CLOCK}" if is_clock else ""
+    return first._replace(name=name, note=note)
 
 
 def by_place(records: Iterable[StepDigests]) -> Digests:

@@ -120,7 +120,8 @@ def _format(values: list[bytes], other: list[bytes]) -> str:
         return ABSENT
     value, with_what = values[0], other[0] if other else b""
     at = next((i for i, (x, y) in enumerate(zip(value, with_what, strict=False)) if x != y), 0)
-    text = value[at : at + 16]
+    at *= len(value) > 24  # a number is shown in full
+    text = value[at : at + 24]
     shown = text.decode() if text.isascii() and text.decode().isprintable() else text.hex()
-    place = f" at byte {at} of {len(value)}" if len(value) > 16 else ""
+    place = f" at byte {at} of {len(value)}" if len(value) > 24 else ""
     return shown + place + (f" ({len(values)} times)" if len(values) > 1 else "")

@@ -53,7 +53,12 @@ _RESETS = ("clear", "reset", "zero")
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
-Use = Literal["set", "read"] | None
+_LOOPS = (ast.For, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_READERS = {"locals", "globals", "eval", "exec"}
+"""Functions that may read any variable."""
+_JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+Use = Literal["set", "read", "leave"] | None
 Variable = tuple[str, str]
 """Name of a function, or of a module in brackets, and of a variable in it."""
 
@@ -138,8 +143,9 @@ class ProgramVariables:
     def _is_set_first(self, name: Variable) -> bool:
         """Whether the loops around a line set a variable before they read it: its old value is of no use."""
         function, variable = name
-        lines = [self._lines[function]] if function in self._lines else [*self._lines.values()]
-        return _first_in(_first_use(loop, variable) for line in lines for loop in _loops(*line)) == "set"
+        is_own = function in self._lines
+        lines = [self._lines[function]] if is_own else [*self._lines.values()]
+        return _is_set_in(tuple(lines), variable, is_own)
 
     def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
@@ -297,9 +303,7 @@ def _set_by_iter(kind: type) -> set[str]:
     except (OSError, TypeError, ValueError, KeyError, SyntaxError):  # without a source, or inherited
         return set()
     names = {each.attr for each in ast.walk(method) if isinstance(each, ast.Attribute)}
-    return {
-        name for name in names if _first_in(_first_use(each, f"self.{name}") for each in method.body) == "set"
-    }
+    return {name for name in names if _FirstUse(f"self.{name}").in_turn(method.body) == {"set"}}
 
 
 def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
@@ -343,49 +347,150 @@ def _is_library(path: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _loops(path: str, line: int) -> list[ast.For | ast.While]:
-    """Return the loops of a source file that a line is in, the innermost first; none without a source."""
+def _parents(path: str) -> dict[ast.AST, ast.AST]:
+    """Return each node of a source file with the one around it; none without a source."""
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError, RecursionError):  # a cell of a notebook with commands of its own
-        return []
-    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For | ast.While)]
-    enclosing = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
-    return sorted(enclosing, key=lambda each: -each.lineno)
+        return {}
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
 
-def _first_in(uses: Iterable[Use]) -> Use:
-    return next((use for use in uses if use is not None), None)
+@lru_cache(maxsize=1024)
+def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> bool:
+    """Whether the loops around lines of functions, inner ones first, set a variable before they read it.
+
+    What a round sets only in some cases is left out if nothing reads it before it is set again; of variables
+    of other functions than that of the one line (`is_own`) this is not known.
+    """
+    for path, line in lines:
+        parents = _parents(path)
+        loops: list[Any] = [each for each in parents if isinstance(each, _LOOPS)]
+        enclosing = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
+        for loop in sorted(enclosing, key=lambda each: -each.lineno):
+            first = _FirstUse(name, parents, loop if is_own else None)
+            uses = first.of_round(loop) - {"leave"} or {None}
+            if "read" in uses or None not in uses:
+                return "read" not in uses
+            if "set" in uses:
+                return first.is_local and not first.is_read_after(loop)
+    return False
 
 
-def _first_use(node: ast.AST, name: str) -> Use:
-    """Return how a statement first uses a variable; what it does only in some cases counts as read."""
-    if not any(isinstance(each, ast.Name) and each.id == name.partition(".")[0] for each in ast.walk(node)):
-        return None
-    parts: list[Any]
-    match node:
-        case ast.Name(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()) if ast.unparse(node) == name:
-            return "set"
-        case ast.Attribute() if ast.unparse(node) not in (name, name.partition(".")[0]):
-            return None  # another attribute of the same object
-        case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
-            return "set" if owner == name.partition(".")[0] else "read"
-        case ast.Call(ast.Name(id=function)) if function != name:
-            parts = [*node.args, *(each.value for each in node.keywords)]
-        case ast.Assign() | ast.AnnAssign(value=ast.expr()):
-            parts = [node.value, *(node.targets if isinstance(node, ast.Assign) else [node.target])]
-        case ast.If(test, body, orelse):
-            branches = [_first_in(_first_use(each, name) for each in part) for part in ([test], body, orelse)]
-            return "set" if branches == [None, "set", "set"] else "read"
-        case ast.For() | ast.With():
-            opening = [node.iter, node.target] if isinstance(node, ast.For) else node.items
-            parts = [*opening, *node.body]
-        case ast.While() | ast.Try():
-            parts = [*([node.test] if isinstance(node, ast.While) else []), *node.body]
-        case ast.Tuple() | ast.List():
-            parts = node.elts
-        case ast.withitem():
-            parts = [node.context_expr, *([node.optional_vars] if node.optional_vars else [])]
-        case _:
-            return "read"
-    return _first_in(_first_use(part, name) for part in parts)
+class _FirstUse:
+    """How statements may first use a variable: the ways, of which None ends without a use.
+
+    A way "leave" ends at a `break` or `continue`.  An inner loop counts as one that has a round, and what a
+    statement does in other ways than those known here as read.
+
+    Args:
+        name: of the variable, or "variable.attribute".
+        parents: each node of the source with the one around it.
+        loop: a loop of the function that has the variable; None: it is of another one.
+
+    Attributes:
+        is_local: whether no function reads the variable that is not seen to be called.
+    """
+
+    def __init__(self, name: str, parents: Mapping[ast.AST, ast.AST] | None = None, loop: Any = None) -> None:
+        self._name, self._root, self._parents = name, name.partition(".")[0], parents or {}
+        self._names = {self._root, *_READERS}
+        """With those of functions that read the variable: a call of one is a read."""
+        self.is_local = loop is not None and name == self._root
+        scope = loop
+        while scope in self._parents and not isinstance(scope, _SCOPES):
+            scope = self._parents[scope]
+        inside = [*ast.walk(scope)] if scope is not None else []
+        inner: list[Any] = [each for each in inside if isinstance(each, _SCOPES) and each is not scope]
+        while readers := [each for each in inner if self._names & _free_names(each)]:
+            self._names |= {getattr(each, "name", "") for each in readers}
+            inner = [each for each in inner if each not in readers]
+            for each in readers:
+                in_class = isinstance(self._parents[each], ast.ClassDef)
+                self.is_local &= not (in_class or getattr(each, "decorator_list", [each]))
+        for each in inside:  # a function that is not called there may be called anywhere
+            if isinstance(each, ast.Name) and each.id in self._names - {self._root}:
+                self.is_local &= getattr(self._parents[each], "func", None) is each
+            self.is_local &= not (isinstance(each, ast.Nonlocal) and self._root in each.names)
+
+    def in_turn(self, parts: Iterable[ast.AST]) -> set[Use]:
+        uses: set[Use] = {None}
+        for part in parts:
+            if None in uses:
+                uses = uses - {None} | self.of(part)
+        return uses
+
+    def of_round(self, loop: ast.For | ast.While) -> set[Use]:
+        opening = [loop.iter, loop.target] if isinstance(loop, ast.For) else [loop.test]
+        return self.in_turn([*opening, *loop.body])
+
+    def is_read_after(self, node: Any) -> bool:
+        """Whether lines after a loop, or further rounds of those around it, read the variable."""
+        while (above := self._parents.get(node)) is not None and not isinstance(node, _SCOPES):
+            blocks = [part for _, part in ast.iter_fields(above) if isinstance(part, list) and node in part]
+            rest = [each for block in blocks for each in block[block.index(node) + 1 :]]
+            uses = self.in_turn([*(node.orelse if isinstance(node, _LOOPS) else []), *rest])
+            if isinstance(above, _LOOPS):
+                uses |= self.of_round(above) & {"read"}
+            elif isinstance(above, ast.Try):  # its other blocks may follow each of its lines
+                uses = {None}.union(*map(self.of, ast.iter_child_nodes(above)))
+            if "read" in uses or not uses & {None, "leave"}:
+                return "read" in uses
+            node = above
+        return False
+
+    def of(self, node: Any) -> set[Use]:
+        inside = [*ast.walk(node)]
+        is_used = any(isinstance(each, ast.Name) and each.id in self._names for each in inside)
+        if not is_used and not any(isinstance(each, _JUMPS) for each in inside):
+            return {None}
+        is_attribute = self._name != self._root
+        uses: set[Use]
+        match node:
+            case ast.Break() | ast.Continue():
+                return {"leave"}
+            case ast.Return() | ast.Raise():
+                return self.in_turn(ast.iter_child_nodes(node)) - {None}
+            case ast.Name() | ast.Attribute() if ast.unparse(node) == self._name:
+                return {"set" if isinstance(node.ctx, ast.Store) else "read"}
+            case ast.Attribute(ast.Name()) if is_attribute:
+                return {None}  # another attribute of the same object
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
+                return {"set" if owner == self._root else "read"}
+            case ast.Name() | ast.NamedExpr() | ast.AsyncFor() | ast.Match() | ast.ClassDef():
+                return {"read" if is_used else None}
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                defaults = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
+                return {"read"} if self._names & _free_names(node) else self.in_turn(defaults)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                is_free = self._names & _free_names(node)
+                return {"read"} if is_free else self.of(node.generators[0].iter)
+            case ast.Call(ast.Attribute()) if is_attribute:
+                return {"read"}
+            case ast.AugAssign(target) if ast.unparse(target) == self._name:
+                return {"read"}
+            case ast.Assign(targets, value):
+                return self.in_turn([value, *targets])
+            case ast.AnnAssign(target, value=value):
+                return {None} if value is None else self.in_turn([value, target])
+            case ast.For() | ast.While():
+                uses = self.of_round(node) or {None}
+                uses = uses - {"leave"} | {None} if "leave" in uses else uses
+                return uses - {None} | self.in_turn(node.orelse) if None in uses else uses
+            case ast.If(test, body, orelse):
+                uses = self.of(test)
+                return uses - {None} | self.in_turn(body) | self.in_turn(orelse) if None in uses else uses
+            case ast.Try():  # a handler may begin before a line of the body has set the variable
+                uses = self.in_turn([*node.body, *node.orelse]).union(*map(self.of, node.handlers))
+                return uses - {None} | self.in_turn(node.finalbody) if None in uses else uses
+        return self.in_turn(ast.iter_child_nodes(node))
+
+
+def _free_names(function: ast.AST) -> set[str]:
+    """Return the names that a function uses and does not bind itself."""
+    inside = [*ast.walk(function)]
+    names = [each for each in inside if isinstance(each, ast.Name)]
+    bound = {each.arg for each in inside if isinstance(each, ast.arg)}
+    bound |= {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    declared = {name for each in inside if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
+    return {each.id for each in names} - (bound - declared)
