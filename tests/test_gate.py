@@ -28,6 +28,7 @@ LUCK = {
 
 CAMPAIGN_MODULES = {
     "drill/scripts/clock_augmentation.py",
+    "drill/scripts/clock_in_state.py",
     "drill/scripts/slow.py",
     "drill/scripts/thread.py",
     "laws/law_support/campaign.py",

@@ -90,11 +90,11 @@ def test_it_names_what_differs_in_an_entry_and_a_clock(
 
 
 NONDETERMINISM = {
-    "clock_in_state": ("state", "kept.times[0]"),
     "unseeded_start": ("weights", "w"),
     "clock_augmentation": ("samples", "train"),
     "set_order": ("samples", "train"),
     "thread": ("weights", "w"),
+    "clock_in_state": ("state", "kept.times[0]"),
 }
 
 
