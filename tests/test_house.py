@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 53_161,
-    "lines of tests": 54_563,
+    "lines of tests": 54_564,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
