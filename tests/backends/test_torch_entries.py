@@ -308,3 +308,23 @@ def test_a_scheduler_may_step_first_after_a_restore() -> None:
     restore(snapshot(**stepped), **restored)
     restored["schedule"].step()  # torch's warning of a wrong order would be an error here
     assert restored["schedule"].get_last_lr() == [0.05]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_an_observer_of_quantization_loads_buffers_of_another_shape() -> None:
+    """It gets the shape of the channels at its first batch; such a model could never be resumed."""
+    from torch.ao import quantization
+
+    def made() -> nn.Module:
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        return quantization.prepare_qat(net.train())
+
+    trained, fresh = made(), made()
+    trained(torch.randn(5, 3))
+    restore(snapshot(net=trained), net=fresh)
+    assert digest(snapshot(net=fresh)) == digest(snapshot(net=trained))
+    assert fresh[0].weight_fake_quant.scale.shape == (4,)
+    wide = decode(snapshot(norm=nn.BatchNorm1d(3, affine=False)))  # torch's: no buffer is resized
+    entry = make_entry("norm", nn.BatchNorm1d(2, affine=False))
+    assert "running_mean (3,) -> (2,)" in str(entry.check(wide["norm"]))

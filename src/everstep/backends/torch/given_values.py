@@ -252,11 +252,11 @@ def owners(root: Any) -> Iterator[tuple[str, Any]]:
     """Yield the objects with attributes: those of the program's classes, and the layers of torch.nn."""
     for path, owner in root.named_modules() if isinstance(root, Module) else [("", root)]:
         ours = any(cls.__module__.split(".")[0] not in ("torch", "builtins") for cls in type(owner).__mro__)
-        if ours or _is_layer(owner):
+        if ours or is_layer(owner):
             yield path, owner
 
 
-def _is_layer(owner: Any) -> bool:
+def is_layer(owner: Any) -> bool:
     return type(owner).__module__.startswith("torch.nn.modules.")
 
 
@@ -264,7 +264,7 @@ def attributes(owner: Any, skip: Skip = _skip_nothing) -> dict[str, Any]:
     """Return the attributes that its own class may have added to an object; of torch's layers the numbers."""
     reserved = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
     values = {name: value for name, value in vars(owner).items() if name not in reserved and not skip(value)}
-    return {k: v for k, v in values.items() if type(v) in (bool, int, float)} if _is_layer(owner) else values
+    return {k: v for k, v in values.items() if type(v) in (bool, int, float)} if is_layer(owner) else values
 
 
 def enter_attributes(root: Any, skip: Skip = _skip_nothing) -> None:

@@ -180,7 +180,7 @@ class ModuleEntry(Entry):
                 return Mismatch([], [], [f"a {type(tree).__name__} -> a {kind}"])
             saved = {names.live(name): _shape(value) for name, value in tree.items() if name not in BESIDE}
             owners = map(names.live, tree.get(_ATTRIBUTES, {}))
-            differing = [n for n in live if n in saved and saved[n] != live[n]]
+            differing = [n for n in live if n in saved and saved[n] != live[n] and not self._resizes(n)]
             # training fills and empties buffers; those that the program makes otherwise now do not fit
             changed = {*tree.get(_FLAGS, {}).get("empty", ())} ^ {*self._made()["empty"]}
             emptied = {
@@ -200,6 +200,13 @@ class ModuleEntry(Entry):
             )
 
         return check
+
+    def _resizes(self, name: str) -> bool:
+        """Whether a buffer's owner loads it in any shape: observers of quantization do so."""
+        owner, _, key = name.rpartition(".")
+        module = self.module.get_submodule(owner)
+        has_own = type(module)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+        return has_own and not given_values.is_layer(module) and key in module._buffers
 
     def load(self, tree: Any) -> None:
         self._require_as_made()
