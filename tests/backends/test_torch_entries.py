@@ -327,4 +327,4 @@ def test_an_observer_of_quantization_loads_buffers_of_another_shape() -> None:
     assert fresh[0].weight_fake_quant.scale.shape == (4,)
     wide = decode(snapshot(norm=nn.BatchNorm1d(3, affine=False)))  # torch's: no buffer is resized
     entry = make_entry("norm", nn.BatchNorm1d(2, affine=False))
-    assert "running_mean (3,) -> (2,)" in str(entry.check(wide["norm"]))
+    assert entry.check(wide["norm"]).reshaped[0].startswith("running_mean (3,)")
