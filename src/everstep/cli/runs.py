@@ -113,7 +113,8 @@ def sync_command(
         cli.print_json({**counts, "forgotten": list(forgotten), "problems": shipped.problems})
         return
     cli.note(shipped.problems)
-    cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows")
+    nowhere = "" if shipped.runs else "; runs are looked for in these folders and directly below them"
+    cli.say(f"{database.name}: {shipped.runs} runs, {shipped.rows} new rows{nowhere}")
     for name, folder in forgotten.items():
         cli.say(f"forgotten: {in_line(name)}, whose directory {in_line(folder)} is gone")
 
