@@ -65,12 +65,19 @@ def made() -> tuple[Net, torch.optim.Optimizer]:
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def train(folder: Path, objects: tuple[Net, torch.optim.Optimizer], change: str, fails_at: int = 0) -> Any:
+def train(
+    folder: Path,
+    objects: tuple[Net, torch.optim.Optimizer],
+    change: str,
+    fails_at: int = 0,
+    inside: bool = False,
+) -> Any:
     net, optimizer = objects
     data = everstep.data.arrays(SAMPLES, batch_size=8, shuffle=True)
     saves = everstep.Checkpoints(everstep.Every(steps=4))
-    state = {"net": net, "optimizer": optimizer}
+    state = {"net": {"a": net} if inside else net, "optimizer": optimizer}
     with everstep.TrainLoop(folder, state, max_epoch=STEPS // 8, seed=1, services=[saves]) as loop:
+        net.criterion = torch.square  # type: ignore[assignment]  # set by each start, before it resumes
         for _ in loop.iter_epochs():
             for step, (x,) in loop.iter_steps(data):
                 if step == CHANGED_AT:
@@ -78,7 +85,7 @@ def train(folder: Path, objects: tuple[Net, torch.optim.Optimizer], change: str,
                 if step == fails_at:
                     raise Fails
                 optimizer.zero_grad()
-                loss = net(x).square().mean()
+                loss = net.criterion(net(x)).mean()
                 loss.backward()
                 optimizer.step()
                 loop.collect_metrics(loss=loss)
@@ -101,3 +108,42 @@ def test_a_later_process_finds_what_training_made(
     if len(failures) > 1:
         objects = made()
     assert train(tmp_path / "run", objects, change) == expected
+
+
+@pytest.mark.parametrize("change", ["evaluating", "frozen", "a filled buffer"])
+def test_a_model_inside_a_dictionary_is_found_as_training_left_it(tmp_path: Path, change: str) -> None:
+    expected = train(tmp_path / "whole", made(), change, inside=True)
+    objects = made()
+    for fails_at in (15, 18):
+        with pytest.raises(Fails):
+            train(tmp_path / "run", objects, change, fails_at, inside=True)
+    assert train(tmp_path / "run", made(), change, inside=True) == expected
+
+
+def test_what_another_run_left_and_the_program_gives_again_is_given(tmp_path: Path) -> None:
+    """The model is evaluating when it is made; each run trains it, and the second one freezes its norm."""
+
+    def given() -> tuple[Net, torch.optim.Optimizer]:
+        net, optimizer = made()
+        return net.eval(), optimizer
+
+    def second(objects: tuple[Net, torch.optim.Optimizer], fails_at: int = 0, name: str = "second") -> Any:
+        objects[0].train()
+        return train(tmp_path / name, objects, "evaluating", fails_at)
+
+    first, alone = given(), made()
+    first[0].train()
+    train(tmp_path / "first", first, "another value")
+    alone[0].load_state_dict(first[0].state_dict())
+    with pytest.raises(Fails):
+        second(first, 14)
+    assert second(alone)[2] is None and not alone[0].norm.training
+
+
+def test_a_setting_of_a_layer_that_is_no_number_any_more_stays(tmp_path: Path) -> None:
+    objects = made()
+    with pytest.raises(Fails):
+        train(tmp_path / "run", objects, "frozen", 7)
+    objects[0].norm.momentum = None
+    train(tmp_path / "run", objects, "frozen")
+    assert objects[0].norm.momentum is None

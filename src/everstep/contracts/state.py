@@ -216,8 +216,11 @@ class Entry(ABC):
         """Yield (path, live array): saved arrays at and below the path are held as that array is held."""
         return iter(())
 
-    def enter(self) -> None:  # noqa: B027
-        """Note that a loop is entered: the object's values now are the program's."""
+    def enter(self, run: str | None = None) -> None:  # noqa: B027
+        """Note that a loop is entered: the object's values now are the program's.
+
+        `run`: id of the run; None where nothing is trained.
+        """
 
     def leave(self) -> None:  # noqa: B027
         """Note that the loop is left: the object's values now are training's."""

@@ -270,9 +270,9 @@ class ContainerEntry(_AsSavedEntry):
 
         return prove if proofs else None
 
-    def enter(self) -> None:
+    def enter(self, run: str | None = None) -> None:
         for _, entry in self.inner():
-            entry.enter()
+            entry.enter(run)
 
     def leave(self) -> None:
         for _, entry in self.inner():

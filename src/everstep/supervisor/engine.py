@@ -140,7 +140,7 @@ class Engine:
         self.signals.install()
         stack.callback(self.signals.restore)
         stack.callback(self.wakeups.close)
-        self.user.open(stack)
+        self.user.open(stack, opening.run_dir.id)
         self.user.require_whole()
         self.ranks.require_synchronised(self.user.replicated)
         self.recovered = recovered = recover(opening, self.user, self.board, self.limits.tree())

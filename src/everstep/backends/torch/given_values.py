@@ -218,6 +218,10 @@ class _GivenValues:
         """Return the names that the last loop left and no program gave: training made these values."""
         return self._left_marks.get(owner, {}).keys() - self.of(owner).keys()
 
+    def forget(self, owner: Any) -> None:
+        """Take all present values for given at the next `enter`."""
+        self._left_marks.pop(owner, None)
+
 
 _OWN = {
     Module: frozenset(vars(Module())),
@@ -294,8 +298,10 @@ def load_attributes(
     places = cache(places)
     for path, owner in owners(root):
         values, given_values = saved.get(path, {}), _attributes.of(owner)
-        for name in _attributes.made_before(owner) - values.keys():
-            vars(owner).pop(name, None)
+        made = _attributes.made_before(owner) - values.keys()
+        for name, value in attributes(owner, skip).items():
+            if name in made and is_saveable(value):
+                del vars(owner)[name]
         for name in _changed(owner, places, skip).keys() - values.keys() & given_values.keys():
             value = given_values[name].copy
             if value is _NOT_COPIED:
@@ -462,16 +468,25 @@ def _copy_of(value: Any) -> Any:
 
 
 _flags = _GivenValues()
+_flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
+"""Run that was last entered with a module."""
 
 
-def enter_flags(module: Module, flags: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the given flags of a module, of which the present ones may be training's."""
+def enter_flags(module: Module, flags: Mapping[Any, bool], run: str) -> None:
+    """Note the given flags; what another run's training has left is given to this one."""
+    if _flag_runs.get(module) != run:
+        _flags.forget(module)
+    _flag_runs[module] = run
     _flags.enter(module, flags, bool)
-    return {name: given_value.copy for name, given_value in _flags.of(module).items()}
 
 
-def leave_flags(module: Module, flags: Mapping[str, bool]) -> None:
+def leave_flags(module: Module, flags: Mapping[Any, bool]) -> None:
     _flags.leave(module, flags)
+
+
+def given_flags(module: Module) -> dict[Any, bool]:
+    """Return the flags that the program gave a module, of which the present ones may be training's."""
+    return {name: given_value.copy for name, given_value in _flags.of(module).items()}
 
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}

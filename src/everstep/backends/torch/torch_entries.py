@@ -84,7 +84,6 @@ class ModuleEntry(Entry):
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
         self._refresh_names()
-        self._given_flags = self._flags()
         self._places: given_values.Places = lambda: addresses([self.module])
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
@@ -145,24 +144,24 @@ class ModuleEntry(Entry):
 
     def _made(self) -> dict[str, Any]:
         """Return the flags with which the program made the module, and its empty buffers."""
-        made, empty = (_listed(self._given_flags, *kinds) for kinds in (("evaluating", "frozen"), ("empty",)))
-        return {"made": made, **empty}
+        flags = given_values.given_flags(self.module) or self._flags()
+        return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
         parts = ((f"{path}." if path else "", part._buffers) for path, part in self.module.named_modules())
         return {path + key: None for path, own in parts for key, buffer in own.items() if buffer is None}
 
-    def _flags(self) -> dict[str, bool]:
-        """Return "KIND NAME" -> whether a module is evaluating, a parameter frozen, a buffer empty."""
+    def _flags(self) -> dict[tuple[str, str], bool]:
+        """Return (kind, name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
         bare_name, parameters = self._names.bare, self.module.named_parameters()
         modules = [(n, each) for n, each in self.module.named_modules() if bare(each) is each]
         empty = self._empty_buffers()
         buffers = [*empty, *(name for name, _ in self.module.named_buffers())]
         return {
-            **{f"evaluating {bare_name(name)}": not inner.training for name, inner in modules},
-            **{f"frozen {bare_name(name)}": not each.requires_grad for name, each in parameters},
-            **{f"empty {bare_name(name)}": name in empty for name in buffers},
+            **{("evaluating", bare_name(name)): not inner.training for name, inner in modules},
+            **{("frozen", bare_name(name)): not each.requires_grad for name, each in parameters},
+            **{("empty", bare_name(name)): name in empty for name in buffers},
         }
 
     def check(self, tree: Any) -> Mismatch:
@@ -251,9 +250,10 @@ class ModuleEntry(Entry):
             beside = live if live is not None else next(tensors_of([owner, self.module]), saved)
             owner._buffers[key] = saved.to(beside.device, copy=True)
 
-    def enter(self) -> None:
+    def enter(self, run: str | None = None) -> None:
         given_values.enter_attributes(self.module)
-        self._given_flags = given_values.enter_flags(self.module, self._flags())
+        if run is not None:
+            given_values.enter_flags(self.module, self._flags(), run)
 
     def leave(self) -> None:
         given_values.leave_attributes(self.module)
@@ -267,18 +267,15 @@ class ModuleEntry(Entry):
             return False
 
 
-def _listed(flags: Mapping[str, bool], *kinds: str) -> dict[str, list[str]]:
+def _listed(flags: Mapping[tuple[str, str], bool], *kinds: str) -> dict[str, list[str]]:
     """Return the names of each kind whose flag is set."""
-    return {
-        k: [name[len(k) + 1 :] for name, on in flags.items() if on and name.startswith(f"{k} ")]
-        for k in kinds
-    }
+    return {kind: [name for (each, name), on in flags.items() if on and each == kind] for kind in kinds}
 
 
 class _OptionsEntry(StateDictEntry):
     """Entry of an object whose options a program gives and training changes."""
 
-    def enter(self) -> None:
+    def enter(self, run: str | None = None) -> None:
         given_values.enter_options(self.obj)
 
     def leave(self) -> None:
@@ -454,8 +451,8 @@ class OptimizerEntry(_OptionsEntry):
             if live is not None:
                 live.update(_uncast(live, saved))
 
-    def enter(self) -> None:
-        super().enter()
+    def enter(self, run: str | None = None) -> None:
+        super().enter(run)
         for _, layer in self._layers():
             given_values.enter_attributes(layer)
 
@@ -556,7 +553,7 @@ class AttributesEntry(Entry):
     def load(self, tree: Any) -> None:
         given_values.load_attributes(self._owner, {"": tree}, lambda: self._places, self.skips)
 
-    def enter(self) -> None:
+    def enter(self, run: str | None = None) -> None:
         parts = list(contents(self._objects))
         ids = {id(each) for each in parts if type(each) not in given_values.SCALARS}
         values = given_values.attributes(self._owner).values()

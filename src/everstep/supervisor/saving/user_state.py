@@ -87,11 +87,11 @@ class UserState:
             for name, value in self.objects.items()
         }
 
-    def open(self, stack: ExitStack) -> None:
-        """Start counting updates; the hooks are removed when `stack` closes."""
+    def open(self, stack: ExitStack, run: str | None = None) -> None:
+        """Start counting updates; the hooks are removed when `stack` closes.  `run`: id, if it is trained."""
         self._expected = {name: each.expects() for name, each in self.entries.items()}
         for entry in (*self.entries.values(), *([] if self._attributes is None else [self._attributes])):
-            entry.enter()
+            entry.enter(run)
             stack.callback(entry.leave)
         for backend in backends.active():
             counter = backend.update_counter(self.objects)
