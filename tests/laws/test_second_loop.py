@@ -121,20 +121,14 @@ def test_a_model_inside_a_dictionary_is_found_as_training_left_it(tmp_path: Path
 
 
 def test_what_another_run_left_and_the_program_gives_again_is_given(tmp_path: Path) -> None:
-    """The model is evaluating when it is made; each run trains it, and the second one freezes its norm."""
+    """The first run's training freezes a layer, and the program gives it frozen to the second run."""
 
-    def given() -> tuple[Net, torch.optim.Optimizer]:
-        net, optimizer = made()
-        return net.eval(), optimizer
+    def second(objects: tuple[Net, torch.optim.Optimizer], fails_at: int = 0) -> Any:
+        objects[0].first.requires_grad_(False)
+        return train(tmp_path / "second", objects, "evaluating", fails_at)
 
-    def second(objects: tuple[Net, torch.optim.Optimizer], fails_at: int = 0, name: str = "second") -> Any:
-        objects[0].train()
-        return train(tmp_path / name, objects, "evaluating", fails_at)
-
-    first, alone = given(), made()
-    first[0].train()
-    train(tmp_path / "first", first, "another value")
-    alone[0].load_state_dict(first[0].state_dict())
+    first, alone = made(), made()
+    train(tmp_path / "first", first, "frozen")
     with pytest.raises(Fails):
         second(first, 14)
     assert second(alone)[2] is None and not alone[0].norm.training

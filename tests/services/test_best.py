@@ -246,12 +246,20 @@ def test_the_best_of_an_evaluation_every_few_steps_keeps_its_weights(tmp_path: P
     evaluate = everstep.Evaluate(
         "valid", everstep.Every(steps=3), evaluator=lambda _: {"valid/acc": scores[run[0].step]}
     )
-    services = [everstep.Best("valid/acc", every=every), evaluate]
+    condition = everstep.services.OnBest("valid/acc")
+    export = everstep.services.Export(condition, entry="w", every=every)
+    saves = everstep.services.When(condition, everstep.Save(), every=every)
+    services = [everstep.Best("valid/acc", every=every), export, saves, evaluate]
     tiny = Tiny(tmp_path / "run", max_epoch=2, services=services)
     tiny.train(lambda loop, step: run.append(loop))
     best = everstep.runs.best(tmp_path / "run")["valid/acc"]
     assert (best.value, best.step) == (0.9, 6) and best.path is not None
     assert everstep.checkpoint.read_manifest(Path(best.path))["step"] == 6
+    exports = sorted(path.name for path in (tmp_path / "run" / "exports" / "export").iterdir())
+    assert exports == ["step-00000003", "step-00000006"]
+    assert {"step-00000003", "step-00000006"} <= {
+        p.name for p in (tmp_path / "run" / "checkpoints").iterdir()
+    }
 
 
 def test_the_best_that_runs_tell_is_the_services_own_value(tmp_path: Path) -> None:

@@ -440,21 +440,25 @@ def test_limits_folders_and_settings_of_the_loader_are_free_and_others_by_name(t
         start(("not",), epochs=4, workers=2, lr=0.1, note=second, output_dir="there")
 
 
-@pytest.mark.parametrize("form", ["lr1-%Y-%m-%d_%H-%M-%S", "run%Y%m%d-%H%M", "Walker__1__%s"])
-def test_the_time_of_a_start_in_a_string_is_free(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    "form",
+    ["lr1-%Y-%m-%d_%H-%M-%S", "run%Y%m%d-%H%M", "Walker__1__%s", "run_%s.25", "a %Y-%m-%d %H:%M:%S.123456"],
+)
+def test_the_time_of_a_start_in_a_name_is_free(tmp_path: Path, form: str) -> None:
     """Scripts name a run by it, and a killed run is started again at another time."""
-    now, before = datetime.now(), datetime.now() - timedelta(hours=30)
+    now, before = datetime.now(), datetime.now() - timedelta(hours=5)
 
-    def start(steps: int, **config: Any) -> None:
-        Tiny(tmp_path / "run", max_epoch=steps, config=config).train()
+    def start(epochs: int, **config: Any) -> None:
+        Tiny(tmp_path / "run", max_epoch=epochs, config=config).train()
 
-    start(1, title=before.strftime(form), lr=0.1, seeds=int(before.timestamp()))
-    start(2, title=now.strftime(form), lr=0.1, seeds=int(before.timestamp()))
-    for title in (before.strftime(form), f"other {now.strftime(form)}", "lr1-20263399_2599"):
+    start(1, title=before.strftime(form), seed=before.strftime("%s"))
+    start(2, title=now.strftime(form), seed=before.strftime("%s"))
+    # a teacher of this morning, another name, none, a time that is none
+    for title in (before.strftime(form), f"other {now.strftime(form)}", "", "lr1-20263399_2599"):
         with pytest.raises(ChangedError, match=r"config\.title: stored"):
-            start(3, title=title, lr=0.1, seeds=int(before.timestamp()))
-    with pytest.raises(ChangedError, match=r"config\.seeds: stored"):  # a number may be a seed
-        start(3, title=now.strftime(form), lr=0.1, seeds=int(now.timestamp()))
+            start(3, title=title, seed=before.strftime("%s"))
+    with pytest.raises(ChangedError, match=r"config\.seed: stored"):
+        start(3, title=now.strftime(form), seed=now.strftime("%s"))
 
 
 def test_a_programs_limit_by_another_name_is_free_and_the_error_tells_how_to_free_it(tmp_path: Path) -> None:

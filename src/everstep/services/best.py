@@ -93,7 +93,8 @@ class Best(Service):
         restore_at_end: after a clean end, load the best weights into the live objects (the checkpoints keep
             the last state); if they are lost, the next best that are kept, with a warning.  A list of
             entries of the state: load only these.
-        every: when the steps' mean is judged; default each epoch.
+        every: when the steps' mean is judged; default each epoch.  The best of an evaluation is kept in any
+            case: evaluate less often to write less.
 
     Attributes:
         places: the best values, the best first, one for each step, with their weights if they are kept.

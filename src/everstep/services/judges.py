@@ -609,6 +609,11 @@ class Conditional(Service):
         label = re.sub(r"\w+=None, |, \w+=None", "", text).replace("/", ".")
         super().__init__(f"when {label}" if name is None else name, every)
 
+    @property
+    def measured(self) -> int | None:
+        """Step of a best value that has not been acted on."""
+        return None if self._best is None else self._best.measured
+
     def open(self, run: RunView) -> None:
         if self._best is not None:
             self._best.open(run)

@@ -31,6 +31,7 @@ from everstep.redaction import redacted
 from everstep.schedule import NEVER, Instant, Schedule, Unscheduled, earliest
 from everstep.services.best import Best
 from everstep.services.console import Voice
+from everstep.services.judges import Conditional
 from everstep.state import isolated
 from everstep.supervisor.saving.state_tree import Progress, reading
 from everstep.supervisor.threads.wakeups import Pending
@@ -95,6 +96,10 @@ class ServiceBoard:
     @property
     def bests(self) -> list[Best]:
         return [service for service in self._services if isinstance(service, Best)]
+
+    def measured(self, step: int) -> list[Service]:
+        """List the services that look for best values, where an evaluation at this step has found one."""
+        return [s for s in self._services if isinstance(s, Best | Conditional) and s.measured == step]
 
     def wanting(self, moment: Moment) -> list[Service]:
         return [service for service in self._services if moment in service.moments]

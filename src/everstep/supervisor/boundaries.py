@@ -189,7 +189,9 @@ class Boundaries:
         engine.decisions.notice_signal()
         # a new view: reports and saves see what was decided
         view = engine.board.view(moment, payload)
-        engine.board.run([s for s in due if s.stage is Stage.REPORT], view)
+        # an evaluation at this boundary may have measured a best value, of which these are the weights
+        acting = [*due, *(s for s in engine.board.measured(engine.progress.step) if s not in due)]
+        engine.board.run([s for s in acting if s.stage is Stage.REPORT], view)
         if can_save:
             # saves come last: the checkpoint has what the reports did (windows cleared, exports listed)
             engine.program_checks.check_strangers()
@@ -197,11 +199,7 @@ class Boundaries:
                 if engine.progress.epoch == 1:
                     engine.program_checks.check_updates()
                 engine.loop.check_epoch()
-            saving = [s for s in due if s.stage is Stage.SAVE]
-            # an evaluation at this boundary may have measured a best value: these are its weights
-            saving += [
-                s for s in engine.board.bests if s not in saving and s.measured == engine.progress.step
-            ]
+            saving = [s for s in acting if s.stage is Stage.SAVE]
             saves = engine.board.merged(engine.board.run(saving, view), saving)
             self._save_due(saves, "epoch" if at_epoch_end else "step")
         engine.board.fired(due, when)

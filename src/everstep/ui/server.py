@@ -49,7 +49,7 @@ _PAUSE, _SHARE = 0.5, 4
 """Least seconds between two looks at all journals; a look that takes long pauses `_SHARE` times as long."""
 
 _LONGEST_WAIT = 10.0
-"""Seconds after the beginning of a look from which on it waits for no answer."""
+"""Most seconds that a look waits for answers."""
 
 _MANY = 1000
 """Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
@@ -75,8 +75,8 @@ class FollowedIndex:
         """Why the newest look has failed."""
         self._lock = threading.Lock()
         self._next_look = 0.0
-        self._curves, self._no_curve, self._waits_until = 0, threading.Condition(), 0.0
-        """Answers with curves that are being computed; until when a look waits for them."""
+        self._curves, self._no_curve, self._waited = 0, threading.Condition(), 0.0
+        """Answers with curves that are being computed; seconds that a look has waited for them."""
         self._state: object = None
         """Rows and labels of all runs, as the table has them."""
         self.version = 0
@@ -110,15 +110,14 @@ class FollowedIndex:
         """Bring index and table up to date, if the last look is a while ago and no other thread does so."""
         if time.monotonic() < self._next_look or not self._lock.acquire(blocking=False):
             return
-        start = time.monotonic()
-        self._waits_until = start + _LONGEST_WAIT
+        start, self._waited = time.monotonic(), 0.0
         try:
             self._look()
         except Exception as error:  # a server that is away for a while: the page shows what it has
             self._trouble = [f"the page shows old data: {error}"]
         finally:
             now = time.monotonic()
-            self._next_look = now + max(_PAUSE, _SHARE * (now - start))
+            self._next_look = now + max(_PAUSE, _SHARE * (now - start - self._waited))
             self._lock.release()
 
     def sizes(self, ids: Collection[str]) -> dict[str, int]:
@@ -132,7 +131,7 @@ class FollowedIndex:
         if paths and self._lock.acquire(timeout=_PAUSE):  # else a look at all journals ships these, too
             try:
                 with suppress(IndexBusyError, UnwritableIndexError):  # the next look tells that
-                    self._ship(paths)
+                    self._ship(paths, pause=lambda: None)
             finally:
                 self._lock.release()
         query = select(segments.c.run, func.sum(segments.c.size)).where(segments.c.run.in_(runs))
@@ -140,13 +139,15 @@ class FollowedIndex:
             rows = connection.execute(query.group_by(segments.c.run))
             return {run_id(runs[run]): int(size) for run, size in rows}
 
-    def _ship(self, only: Collection[Path] | None = None) -> None:
-        folders, explicit = [self._folder], self._is_own
-        self._note(sync(self.database, folders, explicit=explicit, only=only, pause=self._pause).problems)
+    def _ship(self, only: Collection[Path] | None, pause: Callable[[], object]) -> None:
+        shipped = sync(self.database, [self._folder], explicit=self._is_own, only=only, pause=pause)
+        self._note(shipped.problems)
 
     def _pause(self) -> None:
+        start = time.monotonic()
         with self._no_curve:
-            self._no_curve.wait_for(lambda: not self._curves, max(0.0, self._waits_until - time.monotonic()))
+            self._no_curve.wait_for(lambda: not self._curves, max(0.0, _LONGEST_WAIT - self._waited))
+        self._waited += time.monotonic() - start
 
     def _note(self, problems: list[str]) -> None:
         self._problems.extend(one for one in dict.fromkeys(problems) if one not in self._problems)
@@ -154,7 +155,7 @@ class FollowedIndex:
     def _look(self) -> None:
         trouble = []
         try:
-            self._ship()
+            self._ship(None, self._pause)
         except (IndexBusyError, UnwritableIndexError) as error:
             trouble = [f"the page may lack the newest rows: {error}"]
         self._read()

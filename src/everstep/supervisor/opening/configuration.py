@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -61,9 +61,11 @@ compared on its own.  `num_steps` is not one of them: it may be the length of a 
 first two sets count, and epochs only of the training: those of `warmup` or `ppo` change what is trained."""
 
 
-_TIME = re.compile(r"(?<!\d)(?:(20\d\d)\D?(\d\d)\D?(\d\d)\D{0,2}(\d\d)\D?(\d\d)(?:\D?\d\d)?|(1\d{9}))(?!\d)")
+_TIME = re.compile(
+    r"(?<!\d)(?:(20\d\d)\D?(\d\d)\D?(\d\d)\D{0,2}(\d\d)\D?(\d\d)(?:\D?\d\d(?:\.\d+)?)?|(1\d{9})(?:\.\d+)?)(?!\d)"
+)
 """Date with hour and minute, and perhaps seconds, or seconds since 1970."""
-_NEAR = timedelta(hours=26)  # local times of any zone
+_NEAR = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
@@ -240,12 +242,13 @@ def changed_config(stored: Mapping[str, Json] | None, current: Configuration | N
 
 
 def _differs_in_time(setting: ChangedSetting) -> bool:
-    """Whether two strings differ in a time alone, and the given one is now: names of runs have it.
+    """Whether two names differ in a time alone, and the given one is now, here or in UTC.
 
-    A number may be a seed that was made of the time.
+    A number alone may be a seed that was made of the time.
     """
     stored, given = str(setting.stored), str(setting.given)
-    if not given.startswith('"') or _TIME.sub("", stored) != _TIME.sub("", given):
+    name = _TIME.sub("TIME", given)
+    if name.strip('"') == "TIME" or _TIME.sub("TIME", stored) != name:
         return False
     with suppress(ValueError):  # 20261340 is no date
         times = [
@@ -254,7 +257,8 @@ def _differs_in_time(setting: ChangedSetting) -> bool:
             else datetime.strptime("".join(match.groups()[:5]), "%Y%m%d%H%M")
             for match in _TIME.finditer(given)
         ]
-        return bool(times) and all(abs(time - datetime.now()) < _NEAR for time in times)
+        present = datetime.now(), datetime.now(UTC).replace(tzinfo=None)
+        return bool(times) and all(any(abs(time - now) < _NEAR for now in present) for time in times)
     return False
 
 

@@ -230,10 +230,11 @@ const ROW = 34;
 export function timelinePng(run) {
   const { last, ticks, rows } = drawing(run);
   const look = ink();
-  const ratio = 2; // sharp on any screen
+  const height = 64 + ROW * (rows.length + 1);
+  const ratio = Math.min(2, 32_000 / height); // sharp on any screen, and not higher than browsers draw
   const canvas = document.createElement("canvas");
   canvas.width = ratio * (COLUMNS.label + COLUMNS.track + COLUMNS.badge);
-  canvas.height = ratio * (64 + ROW * (rows.length + 1));
+  canvas.height = ratio * height;
   const context = canvas.getContext("2d");
   context.scale(ratio, ratio);
   context.fillStyle = look.back;
