@@ -257,9 +257,7 @@ def test_the_best_of_an_evaluation_every_few_steps_keeps_its_weights(tmp_path: P
     assert everstep.checkpoint.read_manifest(Path(best.path))["step"] == 6
     exports = sorted(path.name for path in (tmp_path / "run" / "exports" / "export").iterdir())
     assert exports == ["step-00000003", "step-00000006"]
-    assert {"step-00000003", "step-00000006"} <= {
-        p.name for p in (tmp_path / "run" / "checkpoints").iterdir()
-    }
+    assert (tmp_path / "run" / "checkpoints" / "step-00000006").exists()
 
 
 def test_the_best_that_runs_tell_is_the_services_own_value(tmp_path: Path) -> None:

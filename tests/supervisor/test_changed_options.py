@@ -442,7 +442,7 @@ def test_limits_folders_and_settings_of_the_loader_are_free_and_others_by_name(t
 
 @pytest.mark.parametrize(
     "form",
-    ["lr1-%Y-%m-%d_%H-%M-%S", "run%Y%m%d-%H%M", "Walker__1__%s", "run_%s.25", "a %Y-%m-%d %H:%M:%S.123456"],
+    ["%Y-%m-%d_%H-%M-%S", "run%Y%m%d-%H%M", "Walker__1__%s", "run_%s.25", "a %Y-%m-%d %H:%M:%S.123456"],
 )
 def test_the_time_of_a_start_in_a_name_is_free(tmp_path: Path, form: str) -> None:
     """Scripts name a run by it, and a killed run is started again at another time."""

@@ -247,8 +247,7 @@ def _differs_in_time(setting: ChangedSetting) -> bool:
     A number alone may be a seed that was made of the time.
     """
     stored, given = str(setting.stored), str(setting.given)
-    name = _TIME.sub("TIME", given)
-    if name.strip('"') == "TIME" or _TIME.sub("TIME", stored) != name:
+    if re.fullmatch(r'"?[\d.]+"?', given) or _TIME.sub("TIME", stored) != _TIME.sub("TIME", given):
         return False
     with suppress(ValueError):  # 20261340 is no date
         times = [
