@@ -516,6 +516,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("loss_params__loss_func_kwargs", {"x": float("nan")}, r"\['x'\] is nan, which JSON lacks"),
     ("loss_params__loss_func_kwargs", {1: 2}, "loss_func_kwargs: the key 1 is an integer; give a string"),
     ("learning_rate_params__func", accuracy, "is called with global_step="),
+    ("learning_rate_params__func", lambda global_step, **_: None, "returned None at step 0; return a number"),
     ("optimizer_params__momentun", 1, r"sgd\(\) has no argument 'momentun'; did you mean 'momentum'"),
     (f"{VALID}__targets", accuracy, "valid0.targets: <function .* is a function; give a mapping"),
     (f"{VALID}__data_params", {"func": dict}, "batch_size is missing; give the number of samples"),

@@ -101,6 +101,7 @@ def test_wrong_questions_are_told_what_to_do(page: Page) -> None:
         ({"sort": "../../etc/passwd"}, "no run has"),
         ({"columns": "name,<script>"}, "no run has '<script>'"),
         ({"limit": "-1"}, "limit is an integer from 1 to 10000"),
+        ({"where": "a" * 10_001}, "where is a filter of at most 10,000 characters"),
         ({"offset": "9" * 30}, "offset is an integer"),
         ({"desc": "yes"}, "desc is 0 or 1"),
         ({"filter": "step>1"}, "no parameter 'filter'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shutil
 import sys
@@ -468,8 +469,16 @@ class ParamsTask(Task):
         return metrics if self._rate is None else {**metrics, "learning_rate": self._rate}
 
     def _rate_of(self, step: int) -> float | None:
-        rate = self._tree.learning_rate_params
-        return None if rate is None else float(rate(global_step=step))
+        if (params := self._tree.learning_rate_params) is None:
+            return None
+        rate = params(global_step=step)
+        try:
+            value = float(rate)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ConfigError(f"learning_rate_params.func returned {rate!r} at step {step}; return a number")
+        return value
 
     def step(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make an update, as without a `train_loop`; a `train_loop` may call this method."""

@@ -175,6 +175,8 @@ _LONGEST_PROBLEM = 1000
 MOST_LISTED = 10_000
 """Most runs in a list."""
 
+_LONGEST_FILTER = 10_000
+
 _MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
 
 Answer = Callable[[Request], Response]
@@ -366,6 +368,12 @@ def _number(text: str) -> float:
     raise ValueError("a number")
 
 
+def _filter(text: str) -> str:
+    if len(text) > _LONGEST_FILTER:
+        raise ValueError(f"a filter of at most {_LONGEST_FILTER:,} characters")
+    return text
+
+
 def _integer(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
@@ -387,6 +395,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 _READERS: dict[str, Callable[[str], Any]] = {
     "runs": lambda text: list(dict.fromkeys(part for part in text.split(",") if part)),
     **dict.fromkeys(("desc", "superseded"), _one_of("0", "1")),
+    "where": _filter,
     "x": _one_of("step", "time"),
     **dict.fromkeys(("from", "to"), _number),
     **dict.fromkeys(("offset", "step"), _integer(0, 1 << 62)),
