@@ -84,6 +84,7 @@ class ModuleEntry(Entry):
                     f"{name!r} of a lazy module has no shape yet: run one batch through the model first"
                 )
         self._refresh_names()
+        self._first_flags = self._flags()
         self._places: given_values.Places = lambda: addresses([self.module])
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
@@ -144,7 +145,7 @@ class ModuleEntry(Entry):
 
     def _made(self) -> dict[str, Any]:
         """Return the flags with which the program made the module, and its empty buffers."""
-        flags = given_values.given_flags(self.module) or self._flags()
+        flags = given_values.given_flags(self.module) or self._first_flags
         return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
 
     def _empty_buffers(self) -> dict[str, None]:
