@@ -243,7 +243,7 @@ class Script:
             return self._assigned.get(name)
         return getattr(node, "value", getattr(node, "context_expr", None))
 
-    def methods_called_of(self, variable: Variable) -> set[str]:
+    def _methods(self, variable: Variable) -> set[str]:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
@@ -252,7 +252,7 @@ class Script:
         for parameter, value in self.passed_arguments if len(self.open) < 5 else ():
             if isinstance(value, ast.Name) and self.variable(value) == variable:
                 self.open.append(parameter)
-                methods |= self.methods_called_of(parameter)
+                methods |= self._methods(parameter)
                 self.open.pop()
         return methods
 
@@ -266,7 +266,7 @@ class Script:
             return "plain"
         self.open.append(variable)
         kinds = {self.kind_of(value) for value in self.values(variable)}
-        is_state = "state" in kinds or self.methods_called_of(variable) & _STATE_METHODS
+        is_state = "state" in kinds or self._methods(variable) & _STATE_METHODS
         self.open.pop()
         if "object" in kinds or ("constant" in kinds and self.is_stored_in(variable)):
             return ""
@@ -306,8 +306,7 @@ class Script:
         copied = {part for each in copies for part in ast.walk(each)}
         is_part = isinstance(value, ast.Attribute) and value.attr in ("data", "weight", "bias")
         root = _root(value) if is_part or called(value) in ("detach", "numpy") else None
-        calls = [each for each in parts if isinstance(each, ast.Call) and each.func is root and each.args]
-        is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state" and not calls
+        is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state"
         return is_weight or any(called(each) == "state_dict" for each in parts if each not in copied)
 
     def is_array(self, value: ast.expr | None) -> bool:
@@ -388,9 +387,7 @@ class Script:
 
     def returned(self, value: ast.expr | None) -> ast.expr | None:
         """Return what a call of a function of the script returns, if one line of it does."""
-        return self._returned_by(self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None)
-
-    def _returned_by(self, function: ast.FunctionDef | None) -> ast.expr | None:
+        function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
         inside = ast.walk(function) if function is not None else ()
         lines = [each for each in inside if isinstance(each, ast.Return | ast.Yield)]
         lines = [each for each in lines if self.nearest(each, ast.FunctionDef) is function]
@@ -423,14 +420,7 @@ class Script:
         if is_librarys or isinstance(value, ast.Lambda) or called(value) in ("partial", "namedtuple"):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
-        owner = self.class_of(dotted(value)) if isinstance(value, ast.Call) else None
-        maker = self.class_of(dotted(value), among="functions") if isinstance(value, ast.Call) else None
-        if owner is None and maker is not None:
-            made = maker[0]._returned_by(maker[1])
-            made_of = maker[0].class_of(dotted(made)) if isinstance(made, ast.Call) else None
-            if made_of and made_of[0]._kind_of_objects(made_of[1], self.methods_in_use) == "constant":
-                return "constant"
-        if isinstance(value, ast.Call) and owner is not None:
+        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
             arguments = [*value.args, *(each.value for each in value.keywords)]
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
@@ -488,11 +478,11 @@ class Script:
         )
         return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, plain) else ""
 
-    def class_of(self, path: str, depth: int = 0, among: str = "classes") -> tuple[Script, Any] | None:
-        """Find the class (or function) "Meter" or "utils.Meter", of the script or of a module beside it."""
+    def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
+        """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
         module, _, name = path.rpartition(".")
-        if not module and name in getattr(self, among):
-            return self, getattr(self, among)[name]
+        if not module and name in self.classes:
+            return self, self.classes[name]
         for node, alias in self._imports if self._folder is not None and depth < 4 else ():
             is_from, known = isinstance(node, ast.ImportFrom), alias.asname or alias.name
             source = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
@@ -504,7 +494,7 @@ class Script:
                 continue
             stem = Path(self._folder or "", *".".join(source).split("."))
             for script in (_module(stem.with_suffix(".py")), _module(stem / "__init__.py")):
-                if script is not None and (owner := script.class_of(wanted, depth + 1, among)):
+                if script is not None and (owner := script.class_of(wanted, depth + 1)) is not None:
                     return owner
         return None
 
@@ -526,52 +516,25 @@ class Script:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
         if any(called(part) in GENERATORS for part in ast.walk(node)):
             return True
-        methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
-        names = {each.name for each in methods}
+        names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         is_data = any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases)
-        for method in (
-            self._methods_of(methods, used) if is_data or names & {"__getitem__", "__iter__"} else ()
-        ):
+        for method in self._methods_of(node, used) if is_data or names & {"__getitem__", "__iter__"} else ():
             own = {each.arg for each in method.args.args[:1]}
             parts = [each for each in ast.walk(method) if isinstance(each, ast.Attribute | ast.Subscript)]
             if any(getattr(_root(e), "id", "") in own and not isinstance(e.ctx, ast.Load) for e in parts):
                 return True
         return False
 
-    def _methods_of(self, methods: list[ast.FunctionDef], used: frozenset[str]) -> list[ast.FunctionDef]:
+    def _methods_of(self, node: ast.ClassDef, used: frozenset[str]) -> list[ast.FunctionDef]:
         """Return the methods of a class that may run after an object was made."""
-        names = {each.name for each in methods}
-        running = {each for each in names if each in used or each.startswith("__")} - {"__init__"}
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        names = {each for each in methods if each in used or each.startswith("__")} - {"__init__"}
         while (
-            more := {called(part) for m in methods if m.name in running for part in ast.walk(m)}
-            & names - running
+            more := {called(part) for name in names for part in ast.walk(methods[name])}
+            & methods.keys() - names
         ):
-            running |= more
-        return [each for each in methods if each.name in running]
-
-    def _gives_a_part(self, method: ast.FunctionDef) -> bool:
-        """Return whether a method's result may be a part of its object or of an argument, as `self.x` is."""
-        flow = Flow(self)
-        flow.run(method.body, {*parameters(method)})
-        ends = [e for e in ast.walk(method) if isinstance(e, ast.Return | ast.Yield | ast.YieldFrom)]
-        names = [part for each in ends for part in ast.walk(each) if isinstance(part, ast.Name)]
-        wholes = flow.parts_of({self.variable(each) for each in names}) & {*parameters(method)}
-        return bool(wholes) or any(each.id == "super" for each in names)
-
-    def _family(self, node: ast.ClassDef) -> list[tuple[Script, ast.ClassDef]]:
-        """Return a class with those that it inherits from; none if one cannot be seen as a whole."""
-        family = [(self, node)]
-        for script, owner in family:  # which grows
-            for base in map(dotted, owner.bases):
-                found = script.class_of(base)
-                if base == "object" or base.endswith("Dataset"):
-                    continue
-                if found is None or found in family:
-                    return []
-                family.append(found)
-            if owner.keywords or owner.decorator_list:
-                return []
-        return family
+            names |= more
+        return [methods[name] for name in names]
 
     @cached_property
     def methods_in_use(self) -> frozenset[str]:
@@ -600,29 +563,29 @@ class Script:
         Args:
             used: names of the methods in use.
         """
-        names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-        is_module = any(part in dotted(base) for base in node.bases for part in ("nn.", "optim.", "Module"))
-        if {"state_dict", "load_state_dict"} <= names or is_module:
+        methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
+        values = [
+            getattr(each, "value", None) for each in rest
+        ]  # of attributes of the class, and its docstring
+        names, bases = {each.name for each in methods}, [dotted(each) for each in node.bases]
+        if {"state_dict", "load_state_dict"} <= names or any(
+            part in base for base in bases for part in ("nn.", "optim.", "Module")
+        ):
             return "state"
-        family = self._family(node)
-        body = [(script, each) for script, owner in family for each in owner.body]
-        methods = [(script, each) for script, each in body if isinstance(each, ast.FunctionDef)]
-        # of attributes of the class, and its docstring
-        values = [getattr(e, "value", None) for _, e in body if not isinstance(e, ast.FunctionDef | ast.Pass)]
-        names = {each.name for _, each in methods}
-        if not family:
+        if (
+            node.keywords
+            or node.decorator_list
+            or not all(e == "object" or e.endswith("Dataset") for e in bases)
+        ):
             return ""
         if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
             return "object"
         changing, kept = set[ast.AST](), list[ast.AST]()
-        fresh = names - {each.name for script, each in methods if script._gives_a_part(each)}
-        for script, method in methods:
+        for method in methods:
             me = next(iter(parameters(method)), Variable(method, ""))
-            own = {f"{me.name}.{name}" for name in names}
-            flow = Flow(script, own_calls=own, fresh={each for each in own if each.split(".")[1] in fresh})
-            for each in ast.walk(method):
-                if isinstance(each, ast.FunctionDef):
-                    flow.run(each.body, {*parameters(each)})
+            flow = Flow(self, own_calls={f"{me.name}.{name}" for name in names})
+            flow.run(method.body, {*parameters(method)})
             if any(each.scope is None for each in flow.assigned | flow.changed):
                 return "object"
             changing |= {method} if me in flow.changed else set()
@@ -632,9 +595,7 @@ class Script:
                 for each in ast.walk(method)
                 if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
             ]
-        is_changed = changing & {*self._methods_of([each for _, each in methods], used)}
-        if len(family) > 1 and is_changed:  # what a class keeps that another one begins is not looked at
-            return ""
+        is_changed = changing & {*self._methods_of(node, used)}
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
@@ -661,18 +622,12 @@ class Flow:
     Args:
         outside: variables that have a value before a loop, so that lines may find an old one.
         own_calls: in a method "self.other", whose changes are its own.
-        fresh: those of them whose results are no part of their object.
     """
 
     def __init__(
-        self,
-        script: Script,
-        outside: Iterable[Variable] = (),
-        own_calls: Iterable[str] = (),
-        fresh: Iterable[str] = (),
+        self, script: Script, outside: Iterable[Variable] = (), own_calls: Iterable[str] = ()
     ) -> None:
         self._script, self._outside, self.own_calls = script, {*outside}, {*own_calls}
-        self._fresh = {*fresh}
         self.read, self.assigned, self._changed = set[Variable](), set[Variable](), set[Variable]()
         self._ends: list[list[set[Variable]]] = []
         self._parts, self._held = set[tuple[Variable, Variable]](), set[tuple[Variable, Variable]]()
@@ -727,8 +682,6 @@ class Flow:
                 is_view = _VIEWS.fullmatch(called(each)) is not None
                 if isinstance(each, ast.Subscript):
                     is_view = not isinstance(getattr(each.slice, "value", 0), str)
-                if isinstance(each, ast.Subscript) and dotted(each.value) in self._fresh:
-                    continue
                 if (
                     is_view
                     or isinstance(each, ast.Name | ast.Attribute | ast.Subscript)
@@ -802,14 +755,12 @@ class Flow:
     @property
     def changed(self) -> set[Variable]:
         """What may be changed in place, also through a part of it."""
-        filled = {whole for part, whole in self._parts if part in self._filled}
-        return self.parts_of(self._changed | filled) | self._filled
-
-    def parts_of(self, variables: set[Variable]) -> set[Variable]:
-        """Return variables with those of which they may be parts."""
-        while more := {w for part, w in self._parts | self._held if part in variables} - variables:
-            variables = variables | more
-        return variables
+        variables, filled = {*self._changed}, self._filled
+        pairs = self._parts | self._held
+        variables |= {whole for part, whole in self._parts if part in filled}
+        while more := {whole for part, whole in pairs if part in variables} - variables:
+            variables |= more
+        return variables | filled
 
     def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
         """Note what a function of the script reads and changes of other scopes, and of its arguments."""

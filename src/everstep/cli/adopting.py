@@ -153,12 +153,6 @@ _METHODS_OF_BARS = {"set_postfix", "set_postfix_str", "set_description", "set_de
 _METHODS_OF_BARS |= {"write", "refresh", "close", "clear"}
 
 
-_MADE = (
-    "what {}() makes needs state_dict() and load_state_dict() in its class (of a library: in a subclass in "
-    "this file); if nothing in it changes, make it in another module, and import it from there"
-)
-
-
 class _Refused(Exception):
     """Nothing further can be analysed; the reasons are in `Patch.refused`."""
 
@@ -384,7 +378,7 @@ class Patch:
         self._made = set[Variable]()
         """The records that a resume makes anew, after the checkpoint was opened."""
         self._losses = dict[Variable, list[Any]]()
-        """Losses of which later rounds, or lines after the loop, read the value: with their `backward()`."""
+        """What is read after the loop alone, with the calls of its `backward()`."""
         index = steps.target if called(_iterable(steps.iter)) == "enumerate" else None
         is_counter = steps is not epochs or called(_iterable(epochs.iter)) in ("range", "trange")
         self._counters = [*[epochs.target] * is_counter, *getattr(index, "elts", [])[:1]]
@@ -394,11 +388,12 @@ class Patch:
         moved |= {each for each in script.changed_unseen() if script.kind(each) == "plain"}
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         for each in sorted(moved, key=lambda each: each.name):
-            if calls := self._backward_calls(each, each in in_loop):
+            if each not in in_loop and (calls := self._backward_calls(each)):
                 self._losses[each] = calls
-            if not calls or each in in_loop:
-                is_changed = each in step.changed | epoch.changed
-                self._carry(each, is_changed and not calls, each in step.assigned | epoch.assigned)
+            else:
+                self._carry(
+                    each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
+                )
         for name in (each for each in script.stores if (record := script.variable(each)) in self._records):
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
             if name in inside or is_choice or record.scope not in (None, self._home):
@@ -447,12 +442,8 @@ class Patch:
                 self._steps, f"the data is made of `{each.name}`, of which a resume would find a later value"
             )
 
-    def _backward_calls(self, variable: Variable, in_loop: bool) -> list[Any]:
-        """Return the lines `loss.backward()`, if this is the last that the loop does with a loss.
-
-        Args:
-            in_loop: whether later rounds read it: they may read its value, `loss.item()`.
-        """
+    def _backward_calls(self, variable: Variable) -> list[Any]:
+        """Return the lines `loss.backward()`, if this is the last that the loop does with a loss."""
         script, epochs = self._script, self._epochs
         inside, calls = {*ast.walk(epochs)}, list[Any]()
         for name in (each for each in script.names if script.variable(each) == variable):
@@ -464,12 +455,6 @@ class Patch:
                 and isinstance(statement, ast.Expr)
             ):
                 calls.append(statement)
-            elif in_loop:
-                is_value = getattr(method, "attr", "") in ("item", "tolist", "detach")
-                is_value |= called(method) in ("float", "int") or name not in inside
-                is_store = isinstance(name.ctx, ast.Store) and not isinstance(method, ast.AugAssign)
-                if not is_value and not is_store:
-                    return []
             elif name not in inside and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
                 return []
         stores = [each.lineno for each in script.stores if script.variable(each) == variable]
@@ -521,13 +506,8 @@ class Patch:
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
         elif any(script.is_view_of_weights(each) for each in (*made, *script.items_of(variable))):
             problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
-        elif changed and "backward" in script.methods_called_of(variable):
-            problem = f"keeps its graph for a later round: read only its value, as `{name}.item()`, elsewhere"
         elif (kind != "plain" and changed) or objects:
-            makers = [dotted(each) for each in made if isinstance(each, ast.Call)]
-            makers = [each for each in makers if each.partition(".")[0] in script.symbols]
-            remedy = "assign a module, a number or a list here, on its own"
-            problem = f"may change unseen in the loop: {_MADE.format(makers[0]) if makers else remedy}"
+            problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
             return
@@ -719,9 +699,7 @@ class Patch:
             self._line_below(script.nearest(name, ast.stmt), depth * (name in inside), text)
         for variable, calls in self._losses.items():
             for call in calls:
-                kept = f"{self._kept}.{variable.name}"
-                loss = kept if variable in self._carried else variable.name
-                self._line_below(call, depth, f"{kept} = {loss}.detach()")
+                self._line_below(call, depth, f"{self._kept}.{variable.name} = {variable.name}.detach()")
 
     def _attributes(self, record: Variable) -> str:
         value = next(each for each in self._script.values(record) if each is not None)
