@@ -26,6 +26,7 @@ import everstep
 from everstep.backends.torch.given_values import is_same_mark, mark_of
 from everstep.errors import Interrupted, UsageError
 from everstep.services import Console, Interrupt
+from everstep.supervisor.checks.program_variables import _is_set_in
 
 BATCHES = [1.0, 2.0, 3.0, 4.0]
 
@@ -747,3 +748,24 @@ def test_entries_that_come_to_share_an_array_are_named(
     assert "'first' and 'second'" in optimizers and "momentum_buffer" in optimizers
     assert "'model' and 'best'" in model_and_best and "best/value/weight" in model_and_best
     assert not train(6, False, "shared"), "restored, each has its own"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "is_set_first"),
+    [
+        ("v", "v = s; print(v)", True),
+        ("v", "print([(v, [v for v in 'ab']) for k in 'a']); v = s", False),
+        ("v", "print((lambda k: v + sum(v for v in k))([s])); v = s", False),
+        ("v", "print([v for v in 'ab']); v = s", True),
+        ("o.n", "o.n = s; print(o.n)", True),
+        ("o.n", "print(o.mean); o.n = s", False),  # a property may read it
+        ("v", "if s > 1: continue\n        v = s", True),
+        ("v", "if s > 1: continue\n        v = s\n    print(v)", False),
+    ],
+)
+def test_a_round_sets_a_variable_before_it_reads_it(
+    tmp_path: Path, name: str, body: str, is_set_first: bool
+) -> None:
+    source = f"def main():\n    for s in range(4):\n        {body.replace('; ', chr(10) + ' ' * 8)}\n"
+    (tmp_path / "script.py").write_text(source)
+    assert _is_set_in(((str(tmp_path / "script.py"), 3),), name, True) == is_set_first

@@ -55,6 +55,7 @@ _STATE = "#state "
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _READERS = {"locals", "globals", "eval", "exec"}
 """Functions that may read any variable."""
 _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise)
@@ -369,7 +370,7 @@ def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> b
         enclosing = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
         for loop in sorted(enclosing, key=lambda each: -each.lineno):
             first = _FirstUse(name, parents, loop if is_own else None)
-            uses = first.of_round(loop) - {"leave"} or {None}
+            uses = {None if use == "leave" else use for use in first.of_round(loop)}
             if "read" in uses or None not in uses:
                 return "read" not in uses
             if "set" in uses:
@@ -453,8 +454,8 @@ class _FirstUse:
                 return self.in_turn(ast.iter_child_nodes(node)) - {None}
             case ast.Name() | ast.Attribute() if ast.unparse(node) == self._name:
                 return {"set" if isinstance(node.ctx, ast.Store) else "read"}
-            case ast.Attribute(ast.Name()) if is_attribute:
-                return {None}  # another attribute of the same object
+            case ast.Attribute(ast.Name(), ctx=ast.Store()) if is_attribute:
+                return {None}  # another attribute of the same object; to get one may call a property
             case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
                 return {"set" if owner == self._root else "read"}
             case ast.Name() | ast.NamedExpr() | ast.AsyncFor() | ast.Match() | ast.ClassDef():
@@ -486,11 +487,19 @@ class _FirstUse:
         return self.in_turn(ast.iter_child_nodes(node))
 
 
-def _free_names(function: ast.AST) -> set[str]:
-    """Return the names that a function uses and does not bind itself."""
-    inside = [*ast.walk(function)]
-    names = [each for each in inside if isinstance(each, ast.Name)]
-    bound = {each.arg for each in inside if isinstance(each, ast.arg)}
+def _free_names(scope: ast.AST) -> set[str]:
+    """Return the names that a function or comprehension uses and does not bind itself."""
+    parts, own, free = [*ast.iter_child_nodes(scope)], list[Any](), set[str]()
+    while parts:
+        part: Any = parts.pop()
+        own.append(part)
+        if isinstance(part, _SCOPES + _COMPREHENSIONS):
+            free |= _free_names(part)  # what an inner one binds again is read out here
+            parts += [part.generators[0].iter] if isinstance(part, _COMPREHENSIONS) else []
+        else:
+            parts += ast.iter_child_nodes(part)
+    names = [each for each in own if isinstance(each, ast.Name)]
+    bound = {each.arg for each in own if isinstance(each, ast.arg)}
     bound |= {each.id for each in names if isinstance(each.ctx, ast.Store)}
-    declared = {name for each in inside if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
-    return {each.id for each in names} - (bound - declared)
+    declared = {name for each in own if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
+    return free.union(each.id for each in names) - (bound - declared)
