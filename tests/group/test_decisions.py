@@ -118,7 +118,7 @@ say(*ended("evaluation", tail=alone(evaluated)))
 """)
     *asked, metrics, evaluation = said
     different = "DisagreementError: at the boundary after epoch 1, what the programs have asked for"
-    told = ('rank 0: {"stop": ["request"', 'rank 0: {"save": true}', 'rank 0: {"max_epoch": 2}')
+    told = ('"stop": ["request"', 'rank 0: {"save": true}', 'rank 0: {"max_epoch": 2}')
     for line, words in zip(asked, told, strict=True):
         assert line.startswith(different) and words in line and "; rank 1: {" in line, line
     places = "rank 0 at 'the metrics extra', rank 1 at 'the boundary after epoch 1'"
@@ -159,11 +159,11 @@ def gathered(self, value, what, *given, call=StoreGroup.gather):
     operations.append(what)
     return call(self, value, what, *given)
 StoreGroup.gather = gathered
-def walked(self, *given, call=Boundaries.walk, **more):
+def walked(self, *given, call=Boundaries.run, **more):
     operations.clear()
     call(self, *given, **more)
     walks[self._engine.step] = list(operations)
-Boundaries.walk = walked
+Boundaries.run = walked
 early = everstep.EarlyStop("loss", patience=9, every=everstep.Every(steps=3))
 trained("looked", epochs=1, services=[quiet, early])
 say(walks[3])

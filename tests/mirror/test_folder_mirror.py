@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import everstep
 from everstep import hazard
 from everstep.errors import ConfigError, MirrorError, RunLockedError
 from everstep.mirror import run_mirror
+from everstep.mirror.mirror import Contents, Holder, parse
 from tiny_runs import Tiny, rows
 from waiting import until
 
@@ -411,3 +413,12 @@ def test_a_secret_in_a_url_is_recorded_nowhere(tmp_path: Path) -> None:
     assert "ftp://***@127.0.0.1:9/run" in str(error.value)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
+def test_a_note_of_other_characters_than_bytes_is_refused() -> None:
+    """Found by fuzzing: writing it ended with a UnicodeEncodeError."""
+    holder = Holder("token", "host", 1, "/directory", False)
+    for note, is_refused in (("\xff", False), ("\ud800", True)):
+        packed = Contents(1, {"id": "a"}, holder, {}, {"pins.json": note}).packed()
+        with pytest.raises(MirrorError, match="UnicodeEncodeError") if is_refused else nullcontext():
+            parse(packed, "place")

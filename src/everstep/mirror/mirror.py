@@ -120,6 +120,7 @@ def parse(data: bytes, mirror: str) -> Contents | None:
             raise ValueError(f"it is not a list of format {FORMAT}")
         files = {path: tuple(Part(*part) for part in parts) for path, parts in body["files"].items()}
         contents = Contents(**body | {"files": files, "holder": Holder(**body["holder"])})
+        "".join(contents.notes.values()).encode("latin-1")  # each character is a byte
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MirrorError(
             f"the mirror {mirror} has a list of contents that this everstep cannot read ({error!r:.200}): "
