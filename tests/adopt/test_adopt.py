@@ -578,6 +578,44 @@ def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
     assert Patch(text, "x").refused
 
 
+OF_A_CLASS = """import itertools
+import torch
+%s
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+x = torch.randn(12, 4)
+d = D()
+for epoch in range(3):
+    for row in x.split(3):
+        loss = net(row).square().sum() * d.f(1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        (
+            "a = 2\n    @property\n    def g(self): return self.a\n    def f(self, x, y=1): return self.g",
+            False,
+        ),
+        ("def f(self, x, h=[]):\n        h.append(x)\n        return 1 / len(h)", True),
+        ("@staticmethod\n    def f(x, h={}):\n        h['n'] = x\n        return 1.0", True),
+        ("@deco\n    def f(self, x): return 1.0", True),
+        ("def __init__(self): self.c = iter(range(99))\n    def f(self, x): return max(self.c)", True),
+        ("def __init__(self): self.c = itertools.count()\n    def f(self, x): return max(self.c)", True),
+        ("def __init__(self): self.c = [C()]\n    def f(self, x): return self.c[0].mean()", True),
+    ],
+)
+def test_an_object_with_state_that_its_attributes_do_not_show_is_refused(body: str, is_refused: bool) -> None:
+    """After a kill such a program ended with other weights, and nothing was said."""
+    deco = "def deco(f): return f\nclass C:\n    def mean(self):\n        self.n = 1\n        return 1.0\n"
+    assert bool(Patch(OF_A_CLASS % f"{deco}class D:\n    {body}", "x").refused) == is_refused
+
+
 @pytest.mark.parametrize(
     ("before", "seeds"),
     [

@@ -37,6 +37,8 @@ _PURE = re.compile(
     "|contiguous|is_available|startswith|endswith|upper|[lr]strip|parameters|named_parameters|modules|children"
 )
 """Methods that leave their object as it is, if their result is used."""
+_DECORATORS = {"property", "staticmethod", "classmethod", "abstractmethod", "torch.no_grad"}
+_ITERATORS = {"iter", "zip", "map", "filter", "enumerate", "reversed", "count", "cycle", "chain", "islice"}
 _MATHS = re.compile(
     "expand|repeat|flip|chunk|sub|mul|div|pow|abs|exp|log|sqrt|norm|clamp|round|any|all|matmul|b?mm|topk|(arg)?sort"
     "|gather|ne|gt|lt|ge|le|bool|int|half|double|type|numel|nelement|tolist|astype|copy|count|replace|strip|lower"
@@ -588,6 +590,11 @@ class Script:
             flow.run(method.body, {*parameters(method)})
             if any(each.scope is None for each in flow.assigned | flow.changed):
                 return "object"
+            # state outside the object: a decorator may keep some, and a default value is there once
+            defaults = [each for each in (*method.args.defaults, *method.args.kw_defaults) if each]
+            keeps = not all(isinstance(each, ast.Constant | ast.Name | ast.Attribute) for each in defaults)
+            if not {*map(dotted, method.decorator_list)} <= _DECORATORS or (keeps and flow.changed - {me}):
+                return "object"
             changing |= {method} if me in flow.changed else set()
             kept += method.args.defaults
             kept += [
@@ -598,6 +605,10 @@ class Script:
         is_changed = changing & {*self._methods_of(node, used)}
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
+        # an iterator, or an object of an own class in a list: a method may change it through other names
+        within = [each for each in parts if not isinstance(self._parents[each], ast.Assign | ast.AnnAssign)]
+        if any(called(each) in _ITERATORS for each in kept) or any(called(e) in self.classes for e in within):
+            return "object"
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
         return "constant" if not is_changed else "writer" if writes else "record" if is_plain else "object"
 
