@@ -124,8 +124,7 @@ class Profile(BuiltIn):
             self.schedule = self._begins | At(self._until)  # the loop asks after that step, too
             self._trace = self._backend.Trace()
             return
-        trace = self._trace
-        self.close()
+        trace = self._stop()
         require_no_link(self._folder, self._folder.parent.parent)
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_name("unfinished.json")
@@ -135,11 +134,15 @@ class Profile(BuiltIn):
             for old in sorted(self._folder.glob("step-*.json"))[: -self.keep]:
                 old.unlink()
 
-    def close(self) -> None:
+    def _stop(self) -> Any:
+        trace, self._trace = self._trace, None
         self.schedule = self._begins
-        if self._trace is not None:
-            self._trace.stop()
-            self._trace = None
+        if trace is not None:
+            trace.stop()
+        return trace
+
+    def close(self) -> None:
+        self._stop()
 
 
 class System(BuiltIn):
