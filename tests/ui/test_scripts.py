@@ -46,12 +46,19 @@ def test_the_scripts_show_list_run_and_comparison(page: Page) -> None:
 
 def test_words_of_numbers_times_and_sizes() -> None:
     code = """
-        import { format, duration, bytes, count, plain, commandLine } from "URL";
+        import { format, duration, bytes, count, plain, commandLine, titled, phases } from "URL";
+        const streams = [
+            ["epoch", ["loss"]], ["eval/test", ["loss"]],
+            ["step", ["loss", "norm"]], ["tail", ["norm", "valid_loss"]],
+        ];
+        const metrics = titled(streams.map(([stream, metrics]) => ({ stream, metrics })));
         console.log(JSON.stringify([
             [0.1 + 0.2, -1e-7, 1234567, 1e12, "Infinity", null, NaN].map(format),
             [0.25, 90, 600, 7200, 1e6].map(duration),
             [0, 1, 1999, 5e9].map(bytes), [count(1, "run"), count(10000, "run")],
             plain("a\\u202eb"), commandLine(["a b", "it's", "c"]),
+            metrics.map((one) => one.title),
+            phases(metrics).split("  ·  ").map((phase) => phase.split(" ")[0]),
         ]));
     """.replace("URL", (STATIC / "words.js").as_uri())
     done = subprocess.run([NODE, "--input-type=module", "-e", code], capture_output=True, text=True)
@@ -62,4 +69,6 @@ def test_words_of_numbers_times_and_sizes() -> None:
         ["1 run", "10,000 runs"],
         "a\\u202eb",
         "'a b' 'it'\\''s' c",
+        ["valid_loss", "epoch/loss", "eval/test/loss", "step/loss", "step/norm", "tail/norm"],
+        ["epoch/", "eval/", "step/", "tail/"],
     ]

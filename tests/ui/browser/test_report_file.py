@@ -74,7 +74,7 @@ def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
     report: Path, from_disk: FromDisk
 ) -> None:
     view = from_disk(report)
-    expect(view.locator(".card .chart-title")).to_have_text(["epoch/loss", "step/loss", "tail/valid_loss"])
+    expect(view.locator(".card .chart-title")).to_have_text(["valid_loss", "epoch/loss", "step/loss"])
     for chart in view.locator(".card .chart-plot").all():
         assert chart.evaluate(INK) > 500
     view.get_by_text("Time", exact=True).click()
@@ -121,7 +121,7 @@ def test_hostile_names_are_text(tmp_path: Path, from_disk: FromDisk) -> None:
     )
     view = from_disk(out, viewport={"width": 420, "height": 800}, color_scheme="dark")
     expect(view.locator("footer bdi")).to_have_text(HOSTILE)
-    expect(view.locator(".card .chart-title").last).to_have_text(f"tail/{HOSTILE}")
+    expect(view.locator(".card .chart-title").first).to_have_text(HOSTILE)
     view.get_by_role("tab", name="Config").click()
     expect(view.locator("[role=tabpanel] th[scope=row]")).to_have_text([HOSTILE])
     assert view.locator("img, script[src]").count() == 0

@@ -5,7 +5,7 @@ import { get } from "./api.js";
 import { lineChart } from "./charts.js";
 import { setQuery } from "./route.js";
 import { Empty, Problem, Saves, useSeen } from "./parts.js";
-import { count, phases } from "./words.js";
+import { count, phases, titled } from "./words.js";
 
 const SMOOTH = [0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99];
 
@@ -53,13 +53,12 @@ export function ChartBar({ look, part }) {
  * One chart.  `runs`: [{id, label, slot, zero}], with `zero` the time from which the x axis counts; `marks`: for charts.js; `changed`: {run id: number}, which grows with
  * each new point of a run; `pick`: called with the id of a run whose line is clicked.
  */
-export function ChartCard({ runs, stream, metric, look, marks, changed, pick }) {
+export function ChartCard({ runs, stream, metric, title, look, marks, changed, pick }) {
   const [box, seen] = useSeen();
   const [wide, setWide] = useState(false);
   const [state, setState] = useState({ found: null, error: null });
   const place = useRef(null);
   const chart = useRef(null);
-  const title = `${stream}/${metric}`;
   const ids = runs.map((run) => run.id).join(",");
   const fresh = runs.reduce((sum, run) => sum + (changed[run.id] ?? 0), 0);
 
@@ -119,14 +118,14 @@ function since(one, zero) {
 /** All charts of a view, those whose name has every word of `find`. */
 export function ChartGrid({ streams, find, ...shared }) {
   const parts = (find ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-  const all = streams.flatMap(({ stream, metrics }) => metrics.map((metric) => ({ stream, metric })));
+  const all = titled(streams);
   const found = all.filter(({ stream, metric }) => parts.every((part) => `${stream}/${metric}`.toLowerCase().includes(part)));
   if (!all.length) return html`<${Empty}>No metrics.<//>`;
   if (!found.length) return html`<${Empty}>No chart has this name. <button onClick=${() => setQuery({ find: "" })}>Show all ${all.length}</button><//>`;
   return html`
-    <p class="soft phases">${phases(streams.map((one) => one.stream))}</p>
+    <p class="soft phases">${phases(all)}</p>
     <div class="cards">
-      ${found.map(({ stream, metric }) => html`<${ChartCard} key=${JSON.stringify([stream, metric])} stream=${stream} metric=${metric} ...${shared} />`)}
+      ${found.map((one) => html`<${ChartCard} key=${JSON.stringify([one.stream, one.metric])} ...${one} ...${shared} />`)}
     </div>
   `;
 }

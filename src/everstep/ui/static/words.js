@@ -60,10 +60,20 @@ export const recorded = (name, value) => (/(^|\.)argv$/.test(name) && Array.isAr
 
 const PHASES = { step: "at each step", epoch: "means of an epoch's steps", tail: "after an epoch's steps", head: "before an epoch's first step", eval: "by a service" };
 
-/** What the first parts of metrics' names say of when they were measured: "step/ at each step · tail/ ...". */
-export function phases(streams) {
-  const found = [...new Set(streams.map((stream) => stream.split("/")[0]))].filter((phase) => PHASES[phase]);
-  return found.map((phase) => `${phase}/ ${PHASES[phase]}`).join("  ·  ");
+/** Metrics by name, those that have one phase first: [{stream, metric, title}], with "valid_loss" for a title, or "epoch/loss" beside "step/loss". */
+export function titled(streams) {
+  const pairs = streams.flatMap(({ stream, metrics }) => metrics.map((metric) => ({ stream, metric })));
+  const names = pairs.map((one) => one.metric);
+  const isAlone = ({ stream, metric }) => PHASES[stream] && names.indexOf(metric) === names.lastIndexOf(metric);
+  const named = pairs.map((one) => ({ ...one, title: isAlone(one) ? one.metric : `${one.stream}/${one.metric}` }));
+  const rank = (one) => (one.title === one.metric ? 0 : 1);
+  return named.sort((a, b) => rank(a) - rank(b) || (a.title < b.title ? -1 : 1));
+}
+
+/** What the first parts of titles say of when a metric was measured: "epoch/ means of an epoch's steps". */
+export function phases(metrics) {
+  const shown = new Set(metrics.filter((one) => one.title !== one.metric).map((one) => one.stream.split("/")[0]));
+  return [...shown].filter((phase) => PHASES[phase]).map((phase) => `${phase}/ ${PHASES[phase]}`).join("  ·  ");
 }
 
 /** A value of a record as text; a list of strings has a line for each. */
@@ -75,5 +85,8 @@ export function words(value) {
 }
 
 /** The best values of metrics whose name says which value is better: [{name, value, step}]. */
-export const bests = (run) =>
-  run.metrics.filter((one) => one.best !== null).map((one) => ({ name: `${one.phase}/${one.name}`, value: one.best, step: one.best_step }));
+export function bests(run) {
+  const title = new Map(titled(run.streams).map((one) => [`${one.stream}/${one.metric}`, one.title]));
+  const name = (one) => title.get(`${one.phase}/${one.name}`) ?? `${one.phase}/${one.name}`;
+  return run.metrics.filter((one) => one.best !== null).map((one) => ({ name: name(one), value: one.best, step: one.best_step }));
+}
