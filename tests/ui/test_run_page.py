@@ -53,7 +53,9 @@ def test_a_curve_is_the_journal(page: Page, made: Path) -> None:
     timed = curve(page, run, x="time")
     assert timed["last"] == values and timed["x"] == sorted(timed["x"])
     begun = page.get(f"/api/runs/{run}").json["starts"]
-    assert begun[0]["started"] <= timed["x"][0] and timed["x"][-1] > begun[1]["started"]
+    alive = [one["last"] - one["started"] for one in begun]
+    assert timed["x"][0] >= 0 and alive[0] < timed["x"][-1] <= sum(alive)
+    assert [one["started"] - one["zero"] for one in begun] == pytest.approx([0, alive[0]])
     assert curve(page, run, metric="nothing")["x"] == []
 
 

@@ -44,6 +44,34 @@ def test_the_scripts_show_list_run_and_comparison(page: Page) -> None:
     assert f"best/valid_loss {0.25} {0.5}" in compared
 
 
+def evaluated(module: str, code: str) -> Any:
+    """What code that imports from one of the page's modules, "URL", writes as JSON."""
+    code = code.replace("URL", (STATIC / module).as_uri())
+    done = subprocess.run([NODE, "--input-type=module", "-e", code], capture_output=True, text=True)
+    return json.loads(done.stdout or done.stderr)
+
+
+def test_a_smooth_value_does_not_depend_on_the_part_that_is_seen() -> None:
+    code = """
+        import { smoothed } from "URL";
+        const x = Array.from({ length: 100 }, (_, i) => 10 * i);
+        const values = x.map((at) => Math.sin(at) + at / 100);
+        const all = smoothed(x, values, 0.9);
+        const part = smoothed(x.slice(60), values.slice(60), 0.9, { x, values });
+        const fine = Array.from({ length: 200 }, (_, i) => 500 + i);
+        const dense = smoothed(fine, fine.map((at) => at / 100), 0.9, { x, values: x.map((at) => at / 100) });
+        const direct = smoothed(x, x.map((at) => at / 100), 0.9);
+        console.log(JSON.stringify([
+            Math.max(...part.map((one, i) => Math.abs(one - all[60 + i]))),
+            Math.abs(dense[190] - direct[69]),
+            smoothed([0, 1, 2], [1, NaN, 4], 0.5), smoothed([], [], 0.5), smoothed([3], [7], 0.9),
+        ]));
+    """
+    difference, of_density, *rest = evaluated("charts.js", code)
+    assert difference < 1e-9 and of_density < 0.06  # of a line that rises by 0.1 from point to point
+    assert rest == [[1, None, 3.125 / 0.875], [], [7]]
+
+
 def test_words_of_numbers_times_and_sizes() -> None:
     code = """
         import { format, duration, bytes, count, plain, commandLine, titled, phases } from "URL";
@@ -60,15 +88,14 @@ def test_words_of_numbers_times_and_sizes() -> None:
             metrics.map((one) => one.title),
             phases(metrics).split("  ·  ").map((phase) => phase.split(" ")[0]),
         ]));
-    """.replace("URL", (STATIC / "words.js").as_uri())
-    done = subprocess.run([NODE, "--input-type=module", "-e", code], capture_output=True, text=True)
-    assert json.loads(done.stdout or done.stderr) == [
+    """
+    assert evaluated("words.js", code) == [
         ["0.3", "\N{MINUS SIGN}1.000e-7", "1,234,567", "1.000e+12", "∞", "\N{EN DASH}", "NaN"],
         ["0.25 s", "90 s", "10 min", "2 h", "11.6 d"],
         ["0 B", "1 B", "2 kB", "5 GB"],
         ["1 run", "10,000 runs"],
         "a\\u202eb",
         "'a b' 'it'\\''s' c",
-        ["valid_loss", "epoch/loss", "eval/test/loss", "step/loss", "step/norm", "tail/norm"],
-        ["epoch/", "eval/", "step/", "tail/"],
+        ["valid_loss", "epoch/loss", "step/loss", "step/norm", "tail/norm", "eval/test/loss"],
+        ["epoch/", "step/", "tail/", "eval/"],
     ]

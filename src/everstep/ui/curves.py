@@ -32,7 +32,8 @@ Floats = NDArray[np.float64]
 class CurveOptions(NamedTuple):
     """Metric, its phase, the axis ("step" or "time"), the part of it, the points.
 
-    `superseded`: also the values that later starts replaced.  `timed`: also when each point was measured.
+    "time" is that in which the run was alive, in seconds: between two starts it stands still.
+    `superseded`: also the values that later starts replaced.  `timed`: also the time of each point.
     """
 
     stream: str
@@ -48,7 +49,7 @@ class CurveOptions(NamedTuple):
 class Rows(NamedTuple):
     """Rows of one metric in one phase, as they were written; `valid`: of the run as it is now.
 
-    `times` are seconds since 1970, interpolated between the times at which blocks were written.
+    `times` are seconds in which the run was alive, interpolated between the times of blocks.
     """
 
     steps: NDArray[np.int64]
@@ -118,15 +119,31 @@ def _from_sketches(sketches: Iterable[Any], points: int) -> dict[str, Any] | Non
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
     """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
     pieces: dict[int, list[Rows]] = {run: [_NONE] for run in runs}
+    zeros = zeros_of(connection, runs)
     for run, entries in _read(connection, runs, phase, name, blocks.c.packed):
-        pieces[run] += [_unpack(list(start)) for _, start in groupby(entries, itemgetter(1))]
+        for number, start in groupby(entries, itemgetter(1)):
+            pieces[run].append(_unpack(list(start), zeros[run].get(number, 0.0)))
     return {run: Rows(*map(np.concatenate, zip(*each, strict=True))) for run, each in pieces.items()}
+
+
+def zeros_of(connection: Connection, runs: Sequence[int]) -> dict[int, dict[int, float]]:
+    """Return run -> start -> what to subtract from its clock for the seconds in which the run was alive."""
+    query = select(segments.c.run, segments.c.number, segments.c.started, segments.c.last)
+    query = query.where(segments.c.run.in_(runs)).order_by(segments.c.run, segments.c.number)
+    zeros: dict[int, dict[int, float]] = {run: {} for run in runs}
+    for run, starts in groupby(connection.execute(query), itemgetter(0)):
+        alive = 0.0
+        for _, number, started, last in starts:
+            begin = started or last or 0.0
+            zeros[run][number] = begin - alive
+            alive += max(0.0, (last or begin) - begin)
+    return zeros
 
 
 _NONE = Rows(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.bool_))
 
 
-def _unpack(entries: Sequence[Any]) -> Rows:
+def _unpack(entries: Sequence[Any], zero: float) -> Rows:
     """Unpack the blocks that a start has written; a block's rows came since the block before."""
     valid_to, started, last = entries[0][4:]
     try:
@@ -140,7 +157,7 @@ def _unpack(entries: Sequence[Any]) -> Rows:
     begins = np.minimum(np.append(started or last or 0.0, ends[:-1]), ends)
     place = np.arange(1, counts.sum() + 1) - np.repeat(np.cumsum(counts) - counts, counts)
     moments = np.repeat(begins, counts) + np.repeat((ends - begins) / counts, counts) * place
-    return Rows(np.concatenate(steps), np.concatenate(values), moments, np.repeat(valid, counts))
+    return Rows(np.concatenate(steps), np.concatenate(values), moments - zero, np.repeat(valid, counts))
 
 
 def _curve(rows: Rows, options: CurveOptions, points: int) -> dict[str, Any]:

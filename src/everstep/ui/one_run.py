@@ -20,6 +20,7 @@ from everstep.index.shipping import is_here
 from everstep.index.sql_tables import events, runs, segments, stored
 from everstep.record import misfit
 from everstep.record.journal_format import step_of
+from everstep.ui.curves import zeros_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
 from everstep.views.describe_run import describe
@@ -51,7 +52,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     with database.read() as connection:
         facts = describe(connection, entry, steps=False)
         starts = facts.pop("segments")
-        streams = streams_of(metric_names(connection, run["id"]))
+        streams, zeros = streams_of(metric_names(connection, run["id"])), zeros_of(connection, [run["id"]])
         config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
         name = str(parent.get("run")) if isinstance(parent, dict) else ""
         forked = connection.execute(select(runs).where(runs.c.name == name)).mappings().one_or_none()
@@ -66,7 +67,11 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
         "host": run["host"],
         "parent": None if forked is None else run_id(dict(forked)),
         "config_changed": differing(trees) if len(trees) > 1 else [],
-        "starts": [start for start in starts if start["badge"] is not None],
+        "starts": [
+            start | {"zero": zeros[run["id"]][start["number"]]}
+            for start in starts
+            if start["badge"] is not None
+        ],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}

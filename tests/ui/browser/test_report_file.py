@@ -87,6 +87,14 @@ def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
     expect(view.get_by_role("tabpanel")).to_contain_text("epoch-")
     view.get_by_role("link", name="Runs", exact=True).click()
     expect(view.locator("tbody tr")).to_have_count(2)
+    names = view.locator("tbody th")
+    names_before = names.all_inner_texts()  # "long" and "failed", as the command named them
+    view.get_by_role("button", name="name").click()
+    expect(names).to_have_text(names_before[::-1])
+    view.get_by_role("button", name="Compare all 2").click()
+    expect(view.locator("aside li")).to_have_text(names_before[::-1])
+    result = view.locator("tbody tr", has_text="best/valid_loss").locator("td")
+    expect(result).to_have_text(["1", "0.25"])
 
 
 def test_data_that_were_changed_are_named(report: Path, tmp_path: Path, from_disk: FromDisk) -> None:

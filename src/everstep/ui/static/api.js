@@ -4,6 +4,7 @@
 import { useEffect, useState } from "./preact.js";
 import { bests } from "./words.js";
 
+const MOST_SETTINGS = 6; // in a report's list of runs
 const embedded = document.getElementById("data");
 
 /** The data of a report; null in the page of a server. */
@@ -123,13 +124,20 @@ function carried(path, params) {
     const lines = report.series[`${params.stream}/${params.metric}`].filter((line) => ids.includes(line.run));
     return { x: params.x, series: params.x === "time" ? lines.map(overTime) : lines };
   }
-  if (where === "compare") return { runs: report.runs, settings: report.settings, streams: report.streams };
   if (id) return part === "log" ? report.logs[id] : report.runs[id];
   const best = [...new Set(report.runs.flatMap((run) => bests(run).map((one) => one.name)))].slice(0, 3);
-  const names = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ...best.map((name) => [`best ${name}`, "number"])];
-  const values = (run) => ({ ...run, ...Object.fromEntries(bests(run).map((one) => [`best ${one.name}`, one.value])) });
-  const rows = report.runs.map((run) => ({ ...run, values: values(run) }));
-  return { total: rows.length, matched: rows.length, columns: names.map(([name, kind]) => ({ name, kind })), rows };
+  const results = best.map((name) => ({ name: `best/${name}`, values: report.runs.map((run) => bests(run).find((one) => one.name === name)?.value) }));
+  if (where === "compare") {
+    const compared = (all) => all.map(({ name, values }) => ({ name, values: ids.map((id) => values[id]) }));
+    return { runs: ids.map((id) => report.runs[id]), results: compared(results), settings: compared(report.settings), streams: report.streams };
+  }
+  const kinds = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ...results.map(({ name }) => [name, "number"])];
+  const settings = report.settings.slice(0, MOST_SETTINGS).map(({ name, values }) => [name, values.every((one) => typeof one === "number") ? "number" : "text"]);
+  const values = (run, i) => ({ ...run, ...Object.fromEntries([...results, ...report.settings].map((row) => [row.name, row.values[i]])) });
+  const rows = report.runs.map((run, i) => ({ ...run, values: values(run, i) }));
+  const order = (a, b) => (a === b ? 0 : (b ?? null) === null || a < b ? -1 : 1);
+  if (params.sort) rows.sort((a, b) => (params.desc ? -1 : 1) * order(a.values[params.sort], b.values[params.sort]));
+  return { total: rows.length, matched: rows.length, columns: [...kinds, ...settings].map(([name, kind]) => ({ name, kind })), rows };
 }
 
 /** A line over time: the data have both axes. */

@@ -7,6 +7,9 @@ import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Compare } from "./compare.js";
 
+/** Address of the comparison in a report of several runs. */
+const everyRun = report?.runs.length > 1 ? link("compare", "", { runs: report.runs.map((run) => run.id).join(",") }) : null;
+
 function Page() {
   const route = useRoute();
   const [{ heard, problems }, setHeard] = useState({ heard: null, problems: [] });
@@ -22,7 +25,7 @@ function Page() {
       <nav>
         <a href=${list} aria-current=${route.view === "runs" ? "page" : undefined}>Runs</a>
         ${route.view === "run" ? html`<span aria-current="page">${report ? report.runs[route.id]?.name : route.id}</span>` : null}
-        ${route.view === "compare" ? html`<span aria-current="page">Compare</span>` : null}
+        ${route.view === "compare" ? html`<span aria-current="page">Compare</span>` : everyRun ? html`<a href=${everyRun}>Compare</a>` : null}
       </nav>
       ${problems.length
         ? html`<details class="menu warnings">
@@ -42,7 +45,7 @@ function Page() {
 
 addEventListener("keydown", (event) => {
   const field = document.querySelector("main input[type=search]");
-  if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input") || !field) return;
+  if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input[type=search]") || !field) return;
   event.preventDefault();
   field.focus();
 });
@@ -56,8 +59,5 @@ async function verify(stated) {
 }
 
 if (report && globalThis.crypto?.subtle) verify(document.getElementById("hash"));
-if (report && !location.hash) {
-  const ids = report.runs.map((run) => run.id);
-  location.replace(ids.length === 1 ? link("run", ids[0]) : link("compare", "", { runs: ids.join(",") }));
-}
+if (report && !location.hash) location.replace(everyRun ?? link("run", report.runs[0].id));
 render(html`<${Page} />`, document.getElementById("app"));

@@ -85,7 +85,7 @@ export function axis(side, log, kind) {
     values: (u, splits) => (kind === "time" || log ? splits.map((value) => (value === null ? "" : kind === "time" ? duration(value) : tick(value))) : ticks(splits)),
   };
   if (side === 2) Object.assign(own, { size: 26, space: 56 });
-  else Object.assign(own, { space: 34, size: (u, values) => 14 + 6.2 * Math.max(3, ...(values ?? []).map((v) => v.length)) });
+  else Object.assign(own, { space: 26, size: (u, values) => 14 + 6.2 * Math.max(3, ...(values ?? []).map((v) => v.length)) });
   if (kind === "time" && !log) own.incrs = timeSteps;
   if (kind === "step" && !log) own.incrs = Array.from({ length: 33 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
   if (log) {

@@ -1,7 +1,7 @@
 // What both kinds of chart share: title, plot, names, and how they are saved as a picture and a table.
 
 import { made } from "./dom.js";
-import { MANY, markShape } from "./drawing.js";
+import { markShape } from "./drawing.js";
 import { FONT, colour, darkQuery, dash, ink } from "./looks.js";
 import { plain } from "./words.js";
 
@@ -52,35 +52,40 @@ export function kept(parent, data, options, make) {
 }
 
 const LEAST = { width: 960, height: 380 }; // of a saved picture
+const NAME = 230; // pixels for a name below it
+const EDGE = 12;
 
 /** The chart with its title, its names and what its marks mean as one PNG. */
 function picture({ plot, data, series }) {
   const ratio = devicePixelRatio;
   const look = ink();
-  const listed = (series ?? []).slice(0, MANY);
+  const listed = series ?? [];
+  const columns = Math.floor(plot.width / NAME);
+  const rows = Math.ceil(listed.length / columns);
   const canvas = document.createElement("canvas");
-  canvas.width = plot.ctx.canvas.width;
+  canvas.width = plot.ctx.canvas.width + 2 * EDGE * ratio;
   const kinds = [...new Set((data.marks ?? []).map((mark) => mark.kind))];
-  canvas.height = plot.ctx.canvas.height + (34 + 18 * (listed.length + (kinds.length > 0))) * ratio;
+  canvas.height = plot.ctx.canvas.height + (34 + 18 * (rows + (kinds.length > 0))) * ratio;
   const context = canvas.getContext("2d");
   context.fillStyle = look.back;
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.drawImage(plot.ctx.canvas, 0, 26 * ratio);
+  context.drawImage(plot.ctx.canvas, EDGE * ratio, 26 * ratio);
   context.scale(ratio, ratio);
   context.fillStyle = look.strong;
   context.font = `600 13px ${FONT}`;
-  context.fillText(plain(data.title), 12, 18);
+  context.fillText(plain(data.title), EDGE, 18);
   context.font = `12px ${FONT}`;
   listed.forEach((one, i) => {
-    const y = plot.ctx.canvas.height / ratio + 26 + 12 + 18 * i;
+    const x = EDGE + NAME * (i % columns);
+    const y = plot.ctx.canvas.height / ratio + 26 + 12 + 18 * Math.floor(i / columns);
     context.strokeStyle = colour(one.slot);
     context.lineWidth = 2.5;
     context.setLineDash(dash(one.slot));
     context.beginPath();
-    context.moveTo(12, y - 4);
-    context.lineTo(34, y - 4);
+    context.moveTo(x, y - 4);
+    context.lineTo(x + 22, y - 4);
     context.stroke();
-    context.fillText(i === MANY - 1 && series.length > MANY ? `and ${series.length - i} more` : plain(one.label), 42, y);
+    context.fillText(plain(one.label), x + 30, y, NAME - 40);
   });
   context.setLineDash([]);
   context.fillStyle = look.text;

@@ -50,13 +50,14 @@ export function ChartBar({ look, part }) {
 }
 
 /**
- * One chart.  `runs`: [{id, label, slot, zero}], with `zero` the time from which the x axis counts; `marks`: for charts.js; `changed`: {run id: number}, which grows with
+ * One chart.  `runs`: [{id, label, slot}]; `marks`: for charts.js; `changed`: {run id: number}, which grows with
  * each new point of a run; `pick`: called with the id of a run whose line is clicked.
  */
 export function ChartCard({ runs, stream, metric, title, look, marks, changed, pick }) {
   const [box, seen] = useSeen();
   const [wide, setWide] = useState(false);
   const [state, setState] = useState({ found: null, error: null });
+  const whole = useRef({ key: "", found: null });
   const place = useRef(null);
   const chart = useRef(null);
   const ids = runs.map((run) => run.id).join(",");
@@ -65,16 +66,20 @@ export function ChartCard({ runs, stream, metric, title, look, marks, changed, p
   useEffect(() => {
     if (!seen) return undefined;
     const stop = new AbortController();
-    // Times of several runs count from the begin of each: they have no common part to ask for.
-    const part = look.x === "step" ? [look.from, look.to] : runs.length > 1 ? [] : [look.from, look.to].map((at) => at && at + runs[0].zero);
-    const params = { runs: ids, stream, metric, x: look.x, from: part[0], to: part[1], points: wide && runs.length < 10 ? 2000 : undefined, superseded: look.superseded ? 1 : 0 };
-    get("/api/series", params, stop.signal)
-      .then((found) => setState({ found, error: null }))
-      .catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));
+    const params = { runs: ids, stream, metric, x: look.x, points: wide && runs.length < 10 ? 2000 : undefined, superseded: look.superseded ? 1 : 0 };
+    const key = JSON.stringify(params);
+    const isPart = look.from !== null || look.to !== null;
+    const ask = async () => {
+      // what is smoothed begins where the run begins
+      if (!isPart || (look.smooth && whole.current.key !== key)) whole.current = { key, found: await get("/api/series", params, stop.signal) };
+      const found = isPart ? await get("/api/series", { ...params, from: look.from, to: look.to }, stop.signal) : whole.current.found;
+      setState({ found, error: null });
+    };
+    ask().catch((error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })));
     return () => stop.abort();
-  }, [seen, ids, look.x, look.from, look.to, look.superseded, wide, fresh]);
+  }, [seen, ids, look.x, look.from, look.to, look.superseded, Boolean(look.smooth), wide, fresh]);
 
-  const data = useMemo(() => state.found && joined(title, state.found, runs, marks), [state.found, title, ids, marks]);
+  const data = useMemo(() => state.found && joined(title, state.found, runs, marks, whole.current.found), [state.found, title, ids, marks]);
   useEffect(() => {
     if (!data || data.x !== look.x) return;
     const onZoom = (from, to) => setQuery({ from: rounded(from, look.x), to: rounded(to, look.x) });
@@ -103,16 +108,12 @@ export function ChartCard({ runs, stream, metric, title, look, marks, changed, p
 
 const rounded = (value, x) => (value === null ? "" : x === "step" ? Math.round(value) : Number(value.toPrecision(8)));
 
-function joined(title, found, runs, marks) {
+function joined(title, found, runs, marks, whole) {
   const of = new Map(found.series.map((one) => [one.run, one]));
-  const series = runs.filter((run) => of.get(run.id)?.x.length || of.get(run.id)?.n_superseded).map((run) => ({ ...since(of.get(run.id), found.x === "time" ? run.zero : 0), id: run.id, label: run.label, slot: run.slot }));
+  const wholeOf = new Map((whole?.x === found.x ? whole.series : []).map((one) => [one.run, one]));
+  const some = runs.filter((run) => of.get(run.id)?.x.length || of.get(run.id)?.n_superseded);
+  const series = some.map((run) => ({ ...of.get(run.id), whole: wholeOf.get(run.id), id: run.id, label: run.label, slot: run.slot }));
   return { title, x: found.x, series, marks: marks ? marks(found.x) : [] };
-}
-
-/** A series whose x axis counts from `zero`. */
-function since(one, zero) {
-  const moved = (pairs) => pairs?.map(([x, value]) => [x - zero, value]);
-  return zero ? { ...one, x: one.x.map((x) => x - zero), superseded: moved(one.superseded), nonfinite: moved(one.nonfinite) } : one;
 }
 
 /** All charts of a view, those whose name has every word of `find`. */

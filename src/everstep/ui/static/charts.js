@@ -10,6 +10,7 @@
 //       label: "digits-1a2b3c", slot: 0 (optional: which colour and dash; else its place in the list),
 //       n: 10000 (values before the server reduced them),
 //       x: [...], min: [...], max: [...], last: [...] (numbers, or "NaN", "Infinity", "-Infinity"),
+//       whole: {x, last} (optional: the line over the whole axis, if this is a part of it),
 //       superseded: [[x, value], ...] (optional: values of steps that were executed again), n_superseded: how many there are
 //       nonfinite: [[x, value], ...] (optional: NaN and infinities, where x and last may lack some), n_nonfinite: how many there are
 //     }],
@@ -35,17 +36,26 @@ const LISTED = 10; // values beside the pointer
 
 export const place = (kind, x) => (kind === "time" ? duration(x) : `step ${format(Math.round(x))}`);
 
-/** Exponential moving average without the bias of its first values; gaps stay gaps. */
-export function smoothed(values, weight) {
+/**
+ * Exponential moving average without the bias of its first values; gaps stay gaps.  It forgets by distance on the axis, and
+ * begins where `whole` begins: so a value does not depend on the part of the axis that is seen.
+ */
+export function smoothed(x, values, weight, whole = { x, values }) {
   if (!weight) return values;
+  const apart = (whole.x.at(-1) - whole.x[0]) / (whole.x.length - 1) || 1;
   let sum = 0;
   let mass = 0;
-  return values.map((value) => {
+  let before = whole.x[0] - apart;
+  const next = (at, value) => {
     if (!Number.isFinite(value)) return value;
-    sum = sum * weight + value * (1 - weight);
-    mass = mass * weight + (1 - weight);
-    return sum / mass;
-  });
+    const keep = weight ** ((at - before) / apart);
+    before = at;
+    sum = sum * keep + value * (1 - keep);
+    mass = mass * keep + (1 - keep);
+    return mass ? sum / mass : value;
+  };
+  for (let i = 0; whole.x[i] < x[0]; i++) next(whole.x[i], whole.values[i]);
+  return values.map((value, i) => next(x[i], value));
 }
 
 // -------------------------------------------------------------------------------------------- data
@@ -65,7 +75,7 @@ function prepared(series, options) {
       last,
       min: (one.min ?? one.last).map(numberOf),
       max: (one.max ?? one.last).map(numberOf),
-      line: smoothed(last, options.smooth),
+      line: smoothed(x, last, options.smooth, one.whole && { x: one.whole.x, values: one.whole.last.map(numberOf) }),
       superseded: (one.superseded ?? []).map(([at, value]) => [numberOf(at), numberOf(value)]),
       odd: one.n_nonfinite,
       nonfinite: (one.nonfinite ?? x.map((at, i) => [at, last[i]])).map((pair) => pair.map(numberOf)).filter(([, value]) => isOdd(value)),
@@ -403,7 +413,7 @@ function describe(state) {
   const odd = series.reduce((sum, one) => sum + (one.odd ?? one.nonfinite.length), 0);
   const hidden = state.options.logY ? series.reduce((sum, one) => sum + one.last.filter((value) => value <= 0).length, 0) : 0;
   const old = series.reduce((sum, one) => sum + one.old, 0);
-  const none = state.options.superseded && !old ? "no superseded values" : "";
+  const none = state.options.superseded && !old ? "none was written" : "";
   const notes = [none, odd ? `${format(odd)} not finite` : "", hidden ? `${hidden} at or below 0 not on the log axis` : ""].filter(Boolean);
   if (notes.length) parts.title.append(" ", made("small", "chart-note", notes.join(", ")));
   read(state, latest(state));

@@ -15,7 +15,7 @@ export function Compare({ query }) {
   const changes = useChanges(ids);
   const { answer, error } = useAnswer(ids.length ? "/api/compare" : null, { runs: ids.join(",") }, changes?.version);
   const runs = useMemo(
-    () => ids.map((id, slot) => ({ id, label: answer?.runs[slot]?.name ?? id, slot, zero: answer?.runs[slot]?.created ?? 0 })),
+    () => ids.map((id, slot) => ({ id, label: answer?.runs[slot]?.name ?? id, slot })),
     [ids, answer],
   );
   if (!ids.length) return html`<main><${Empty}>Choose runs in the <a href=${link("runs")}>list</a>, then compare them.<//></main>`;

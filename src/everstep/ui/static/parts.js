@@ -5,7 +5,7 @@ import { report } from "./api.js";
 import { save } from "./dom.js";
 import { FILLED, ICONS } from "./icons.js";
 import { colour, dash } from "./looks.js";
-import { clock, duration, format, words } from "./words.js";
+import { clock, commandLine, duration, format, words } from "./words.js";
 
 const MOST_SHARED = 20; // runs in a report
 
@@ -43,7 +43,7 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 export function cell(value, kind) {
   if (value === null || value === undefined) return "";
   if (kind === "time") return clock(value).slice(0, 16);
-  return kind === "number" ? format(value) : words(value);
+  return kind === "number" ? format(value) : words(value).replaceAll("\n", ", ");
 }
 
 /** {"a": {"b": 1}} as [["a.b", 1]]. */
@@ -81,13 +81,11 @@ export const Tabs = ({ names, chosen, choose }) => html`
   </nav>
 `;
 
-const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-
 /** How to give these runs to somebody who cannot open this page. */
 export function Share({ runs }) {
   const [copied, setCopied] = useState("");
   if (report || runs.length > MOST_SHARED) return null;
-  const command = `everstep report ${runs.map((run) => quoted(run.path)).join(" ")} -o report.html`;
+  const command = `everstep report ${commandLine(runs.map((run) => run.path))} -o report.html`;
   const copy = (what, text) => navigator.clipboard.writeText(text).then(() => setCopied(what), () => setCopied(""));
   return html`
     <details class="share">

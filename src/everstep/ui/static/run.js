@@ -2,10 +2,10 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { runPath, summaryAddress, summaryText, useAnswer, useChanges } from "./api.js";
-import { drawTimeline, marks, timelinePng, zeroOf } from "./timeline.js";
+import { drawTimeline, marks, timelinePng } from "./timeline.js";
 import { link, setQuery } from "./route.js";
 import { Empty, Icon, Pairs, Problem, Saves, Share, Status, Tabs, leaves } from "./parts.js";
-import { bests, bytes, clock, count, format, recorded, words } from "./words.js";
+import { bests, bytes, clock, count, duration, format, recorded, words } from "./words.js";
 import { enlarge, made } from "./dom.js";
 import { histogram } from "./histogram.js";
 import { ChartBar, ChartGrid, looks } from "./chart_view.js";
@@ -63,6 +63,7 @@ function Facts({ run }) {
     ["starts", run.starts.length],
     ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
     ["created", clock(run.created)],
+    ["took", duration(run.starts.reduce((sum, start) => sum + Math.max(0, (start.last ?? start.started) - start.started), 0))],
     ...(run.facts.config?.name ? [["experiment", String(run.facts.config.name)]] : []),
     ...(run.parent ? [["began from", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
     ...settings(run.facts.config),
@@ -118,7 +119,7 @@ function Charts({ run, query, changed }) {
   const look = looks(query);
   const shape = JSON.stringify([run.starts, run.rollbacks]);
   const ofRun = useMemo(() => (x) => marks(run, x), [shape]);
-  const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0, zero: zeroOf(run) }], [run.id, run.name, run.starts[0]?.started]);
+  const runs = useMemo(() => [{ id: run.id, label: run.name, slot: 0 }], [run.id, run.name]);
   return html`
     <${ChartBar} look=${look} part=${query.find ?? ""} />
     <${ChartGrid} streams=${run.streams} find=${query.find} runs=${runs} look=${look} marks=${ofRun} changed=${changed} />
@@ -202,7 +203,7 @@ function Checkpoints({ run }) {
   if (!run.checkpoints.length && !run.best.length && !run.evaluations.length) return html`<${Empty}>No checkpoints.<//>`;
   return html`
     <table class="list">
-      <thead><tr><th>checkpoint</th><th>state</th><th class="number">step</th><th class="number">size</th><th>kept because</th></tr></thead>
+      <thead><tr><th>checkpoint</th><th>state</th><th class="number">step</th><th class="number">size</th><th>notes</th></tr></thead>
       <tbody>
         ${run.checkpoints.map(
           (one) => html`<tr key=${one.name}>

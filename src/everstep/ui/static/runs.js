@@ -26,15 +26,15 @@ export function Runs({ query }) {
   const ids = picked.size ? [...picked] : rows.slice(0, MOST).map((row) => row.id);
   return html`
     <main class=${`runs ${error && answer ? "stale" : ""}`}>
-      ${report
-        ? null
-        : html`<div class="bar">
-            <${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="valid_loss<0.3 status=finished" error=${isOfColumns ? null : error} />
-            <${Field} name="columns" words="Columns" value=${query.columns ?? ""} hint="columns: name,status,config.lr" error=${isOfColumns ? error : null} />
+      <div class="bar">
+            ${report
+              ? null
+              : html`<${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="valid_loss<0.3 status=finished" error=${isOfColumns ? null : error} />
+                  <${Field} name="columns" words="Columns" value=${query.columns ?? ""} hint="columns: name,status,config.lr" error=${isOfColumns ? error : null} />`}
             <span class="count" role="status">${error || !answer ? "" : (answer.matched === answer.total ? "" : `${answer.matched.toLocaleString("en")} of `) + count(answer.total, "run")}</span>
-            <button class="main" disabled=${ids.length < 2 || ids.length > MOST} onClick=${() => compare(ids)}>Compare ${ids.length}</button>
+            <button class="main" disabled=${ids.length < 2 || ids.length > MOST} onClick=${() => compare(ids)}>Compare ${picked.size || !ids.length ? ids.length : `all ${ids.length}`}</button>
             ${picked.size ? html`<button onClick=${() => setPicked(new Set())}>Clear</button>` : null}
-          </div>`}
+      </div>
       ${error && answer ? html`<p class="soft">Below is the list before this ${isOfColumns ? "choice of columns" : "filter"}.</p>` : null}
       ${!answer
         ? html`<${Empty}>${error ? "" : "Reading runs …"}<//>`
@@ -105,6 +105,6 @@ function Heading({ column, query }) {
   const next = sorted ? { sort: column.name, desc: down ? "" : "1" } : { sort: column.name, desc: column.kind === "time" ? "1" : "" };
   const order = sorted ? (down ? "descending" : "ascending") : "none";
   return html`<th class=${`is-${column.kind}`} aria-sort=${order} title=${column.name}>
-    <button disabled=${Boolean(report)} onClick=${() => setQuery(next)}>${column.name}<span aria-hidden="true">${sorted ? (down ? " ↓" : " ↑") : ""}</span></button>
+    <button onClick=${() => setQuery(next)}>${column.name}<span aria-hidden="true">${sorted ? (down ? " ↓" : " ↑") : ""}</span></button>
   </th>`;
 }

@@ -4,7 +4,7 @@
 // drawTimeline(element, run) draws into the element, and may be called again with newer data.
 //   run = {
 //     name: "digits-1a2b3c", step: 810,
-//     starts: [{number: 1, started: unix seconds, last: unix seconds, from_step: 0, step: 812,
+//     starts: [{number: 1, started: unix seconds, last: unix seconds, zero: less these, a time is that in which the run was alive, from_step: 0, step: 812,
 //               status: "killed" | "finished" | "stopped" | "failed" | "running", reason: "..." or null,
 //               badge: "first" | "verified" | "not verified" | "nothing to verify" | "diverged",
 //               diverged_at: null or N, how: "...",
@@ -14,14 +14,15 @@
 //
 // timelinePng(run): the same as a picture, a promise of a blob.
 //
-// marks(run, x): the marks for a chart, in steps (x = "step") or seconds since the first start (x = "time").
+// marks(run, x): the marks for a chart, in steps (x = "step") or seconds in which the run was alive (x = "time").
 
 import { made } from "./dom.js";
 import { FILLED, ICONS, icon } from "./icons.js";
 import { FONT, colour, ink } from "./looks.js";
-import { clock, format, plain } from "./words.js";
+import { clock, duration, format, plain } from "./words.js";
 
 const BAD = new Set(["killed", "failed"]);
+const isBad = (sign) => BAD.has(sign) || sign === "diverged";
 
 const number = (step) => format(Math.round(step));
 
@@ -46,21 +47,17 @@ function known(starts) {
   });
 }
 
-/** Time from which a run's time axis counts. */
-export const zeroOf = (run) => run.starts[0]?.started ?? run.created ?? 0;
-
 /** Marks for a chart of this run. */
 export function marks(run, x) {
-  const zero = zeroOf(run);
   const found = [];
   known(run.starts).forEach((start, i) => {
     if (i > 0) {
       const words = `resumed from step ${number(start.from_step)}: ${badgeWords(start)}`;
       const kind = start.badge === "diverged" ? "diverged" : "resumed";
-      found.push({ x: x === "time" ? start.started - zero : start.from_step, kind, words });
+      found.push({ x: x === "time" ? start.started - start.zero : start.from_step, kind, words });
     }
     if (["killed", "stopped", "failed"].includes(start.status)) {
-      const at = x === "time" ? (start.last ?? start.started) - zero : start.step;
+      const at = x === "time" ? (start.last ?? start.started) - start.zero : start.step;
       found.push({ x: at, kind: start.status, words: `${start.status} at step ${number(start.step)}` });
     }
   });
@@ -84,7 +81,7 @@ function drawing(run) {
   const last = Math.max(1, finite(run.step), ...starts.map((each) => each.step), ...left.map((each) => each.step));
   const rows = [];
   starts.forEach((start, i) => {
-    rows.push(startRow(start, i, starts));
+    rows.push(startRow(start, i, starts, run.created));
     while (left.length && within(left[0], start, starts[i + 1])) rows.push(rollbackRow(left.shift()));
   });
   rows.push(...left.map(rollbackRow));
@@ -103,7 +100,7 @@ function ticks(last) {
   return found;
 }
 
-function startRow(start, i, starts) {
+function startRow(start, i, starts, created) {
   const from = start.from_step ?? 0;
   const to = start.step ?? from;
   const bad = BAD.has(start.status);
@@ -116,7 +113,7 @@ function startRow(start, i, starts) {
     title: `Start ${start.number}`,
     words: [start.status, ` at ${start.status === "running" ? "step " : ""}${number(to)}`],
     bad,
-    when: start.last && start.status !== "running" ? `${clock(start.started)} – ${clock(start.last, start.started)}` : clock(start.started),
+    when: start.last && start.status !== "running" ? `${clock(start.started, created)} – ${clock(start.last, start.started)} · ${duration(start.last - start.started)}` : clock(start.started, created),
     why: start.reason,
     parts,
     signs,
@@ -172,7 +169,7 @@ function legend(rows) {
   const bars = LEGEND.map(([kind, words]) => [parts.find((part) => part.kind === kind), words]).filter(([part]) => part);
   const told = bars.map(([part, words]) => made("span", "", made("span", "timeline-sample", bar(part)), words));
   if (signs.includes(null)) told.push(made("span", "", made("span", "timeline-from"), "resumed (a dot in charts)"));
-  for (const sign of signs.filter((one) => one && one !== "rolled back")) told.push(made("span", BAD.has(sign) || sign === "diverged" ? "timeline-bad" : "", icon(sign), sign));
+  for (const sign of signs.filter((one) => one && one !== "rolled back")) told.push(made("span", isBad(sign) ? "timeline-bad" : "", icon(sign), sign));
   const one = made("div", "timeline-legend", told);
   one.setAttribute("aria-hidden", "true"); // the rows say it in words
   return one;
@@ -246,6 +243,7 @@ export function timelinePng(run) {
   };
   const at = (step) => COLUMNS.label + ((COLUMNS.track - 24) * step) / last;
   write(run.name, 14, 24, true, look.strong);
+  write("step", at(0) - 40, 50);
   for (const step of ticks) write(number(step), at(step) - context.measureText(number(step)).width / 2, 50);
   rows.forEach((row, i) => {
     const y = 64 + ROW * i + 14;
@@ -269,6 +267,13 @@ export function timelinePng(run) {
     drawPart(context, part, left, left + 24, y, look);
     write(words, left + 30, y + 4);
     left += 50 + context.measureText(words).width;
+  }
+  for (const sign of new Set(rows.flatMap((row) => row.signs.map((one) => one.icon)))) {
+    if (!sign) continue;
+    context.fillStyle = context.strokeStyle = isBad(sign) ? look.bad : look.strong;
+    drawIcon(context, sign, left + 7, 64 + ROW * rows.length + 14, look.back);
+    write(sign, left + 20, 64 + ROW * rows.length + 18);
+    left += 40 + context.measureText(sign).width;
   }
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }

@@ -58,7 +58,7 @@ export const commandLine = (given) => given.map(quoted).join(" ");
 /** A value of a record, by its name: a command line is one line. */
 export const recorded = (name, value) => (/(^|\.)argv$/.test(name) && Array.isArray(value) ? commandLine(value.map(String)) : words(value ?? undefined));
 
-const PHASES = { step: "at each step", epoch: "means of an epoch's steps", tail: "after an epoch's steps", head: "before an epoch's first step", eval: "by a service" };
+const PHASES = { epoch: "means of an epoch's steps", step: "at each step", tail: "after an epoch's steps", head: "before an epoch's first step", eval: "by a service" };
 
 /** Metrics by name, those that have one phase first: [{stream, metric, title}], with "valid_loss" for a title, or "epoch/loss" beside "step/loss". */
 export function titled(streams) {
@@ -66,7 +66,8 @@ export function titled(streams) {
   const names = pairs.map((one) => one.metric);
   const isAlone = ({ stream, metric }) => PHASES[stream] && names.indexOf(metric) === names.lastIndexOf(metric);
   const named = pairs.map((one) => ({ ...one, title: isAlone(one) ? one.metric : `${one.stream}/${one.metric}` }));
-  const rank = (one) => (one.title === one.metric ? 0 : 1);
+  const order = Object.keys(PHASES);
+  const rank = (one) => (one.title === one.metric ? -1 : order.indexOf(one.stream.split("/")[0]));
   return named.sort((a, b) => rank(a) - rank(b) || (a.title < b.title ? -1 : 1));
 }
 
