@@ -91,6 +91,7 @@ def _print_run(run: dict[str, Any]) -> None:
         "digest": run["digest"] and f"{run['digest']}{machines}",
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
+        "duration": cell("duration", run["duration"]),
         "seed": run["seed"],
         "began from": f"{parent.get('run')}, {parent.get('path')}" if isinstance(parent, dict) else "",
         "tags": " ".join(map(str, run["tags"])),
@@ -112,7 +113,7 @@ def _print_run(run: dict[str, Any]) -> None:
     if len(settings) > _MOST_SETTINGS:
         cli.say(f"  and {len(settings) - _MOST_SETTINGS} more: everstep show {run['name']} --json")
     ranks = "ranks" if any(start["ranks"] not in ("-", "1") for start in run["segments"]) else ""
-    _section("starts", run["segments"], f"number started from {ranks} status step verified reason")
+    _section("starts", run["segments"], f"number started duration from {ranks} status step verified reason")
     for start in run["segments"]:
         if start["badge"] in ("not verified", "diverged"):
             cli.say(in_line(f"  start {start['number']}: {start['how']}"))

@@ -53,9 +53,10 @@ def runs_command(
     step/loss for one phase; its last value is compared), best/ and a metric for its best value, a setting
     as the script gave it by config= (config.lr), or another path into the record of the newest start
     (git.commit, packages.torch); tags=WORD finds the runs with that tag, and `note` is a run's note.
-    starts, kills and verified tell how often a run was started and killed, and whether its resumes were
-    verified.  A word alone finds the names that contain it.  The status is running, finished, stopped,
-    failed, killed, or gone (the directory does not exist any more).
+    duration is the seconds in which its starts were alive (duration>3600).  starts, kills and verified tell
+    how often a run was started and killed, and whether its resumes were verified.  A word alone finds the
+    names that contain it.  The status is running, finished, stopped, failed, killed, or gone (the directory
+    does not exist any more).
     """
     from everstep.index.filters import ordered
     from everstep.index.location import is_run

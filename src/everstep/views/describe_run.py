@@ -151,8 +151,8 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-_FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
-_STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
+_FACTS = ("reason", "step", "epoch", "created", "heartbeat", "duration", "seed", "digest", "path")
+_STARTS = ("number", "started", "duration", "from", "status", "step", "verified", "reason")
 _METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
 
 
