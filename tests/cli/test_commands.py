@@ -23,8 +23,10 @@ import everstep as house
 import warm
 from everstep import EarlyStop
 from everstep.cli.group import COMMANDS, home_of
+from everstep.index.database import Database
 from everstep.labels import Labels, add_tags, labels
 from everstep.record import Block, Journal, Position, RunDir
+from everstep.ui.runs_table import ListOptions, RunsTable
 from tiny_runs import Tiny, collecting, flip, rows
 from tiny_task import trainer
 
@@ -143,6 +145,29 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     assert as_json("runs", "name=good", "parent.run!=x", "--columns", "parent.run", cwd=made)  # null in all
     assert run["step/loss"] == float.fromhex(rows["step", "loss", 8])
     assert run["packages.numpy"]
+
+
+def test_the_metric_of_a_list_is_none_of_the_machine_and_stays_beside_filters_and_sorting(
+    tmp_path: Path,
+) -> None:
+    for name in "abcdef":
+        journal = Journal.open(RunDir.open(tmp_path / "runs" / name, seed=1).path, 1, None, {"lock": False})
+        journal.append(Block(1, "step", "loss", False, [1], [0.5], [1], [0]))
+        for metric in ("cpu_share", "evaluation_share") if name in "abcd" else ():
+            journal.append(Block(1, "eval/throughput", metric, True, [1], [0.25], [1], [0]))
+        journal.event("closed", {"status": "failed", "reason": "made", "step": 1})
+        journal.close()
+    for words, last in {
+        "": ["loss"],
+        "--sort started": ["loss"],
+        "failed": ["loss"],
+        "cpu_share<1": ["loss", "cpu_share"],
+        "--sort -loss": ["loss"],
+    }.items():
+        table, _ = everstep("runs", *words.split(), cwd=tmp_path)
+        assert table.splitlines()[0].split() == ["name", "status", "step", "epoch", "started", *last], words
+    columns = RunsTable(Database(tmp_path / "runs" / "everstep.db")).listed(ListOptions())["columns"]
+    assert [column["name"] for column in columns] == ["name", "status", "loss", "step", "epoch", "started"]
 
 
 def test_a_run_lasts_as_long_as_its_starts_were_alive(tmp_path: Path) -> None:

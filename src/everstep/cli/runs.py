@@ -48,6 +48,8 @@ def runs_command(
 ) -> None:
     """List runs, the newest start last, with the metric that most of them watch, or have.
 
+    What `Throughput` and `System` measure of the machine is never that metric.
+
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric (valid_loss, or
     step/loss for one phase; its last value is compared), best/ and a metric for its best value, a setting
@@ -64,8 +66,9 @@ def runs_command(
     headers = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
     by = (sort or "").removeprefix("-")
     table, runs, names = search(index, conditions, filter_text, [*headers, by] if by else headers)
-    if not (names or by or columns or as_json) and (metric := table.telling_metric()) is not None:
-        names = [metric]
+    metric = None if columns or as_json else table.telling_metric()
+    if metric is not None and {metric, f"best/{metric}"}.isdisjoint([*names, by]):
+        names.insert(0, metric)
     table.add(runs, [*names, "ranks"])
     runs = ordered(runs, by, str(sort).startswith("-"))[:limit] if by else runs[:limit]
     if not columns:
