@@ -112,7 +112,7 @@ class RunColumns:
         if metric != name and metric in self._metrics:
             raise ConfigError(
                 f"no run has {name!r}: {metric!r} was measured inside steps alone; give {metric!r} for the "
-                f'last value, and watch=({metric!r}, "min" or "max") to later runs'
+                f'last value; runs with watch=({metric!r}, "min") or "max" have a best one'
             )
         best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
         names = {*FACTS, *self._metrics, *paths, *best}

@@ -240,7 +240,8 @@ def best_of(
         if better is None:
             raise ConfigError(
                 f"nothing tells whether a smaller or a larger {name!r} is better: give {metric!r} for the "
-                f'last value, and watch=({name!r}, "max") to later runs'
+                f'last value; one run with watch=({name!r}, "min") or "max" tells it of all runs, and so '
+                "does the word loss, acc or accuracy in the name"
             )
         if smallest is not None:
             best[run] = smallest if better == "min" else largest
