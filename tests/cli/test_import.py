@@ -94,7 +94,18 @@ def test_an_imported_run_is_found_compared_and_never_verified(tmp_path: Path, da
     assert compared["metrics"]["tail/valid_loss last"][best["name"]] == np.float32(0.2).item()
     shown = as_json("show", wide["name"], cwd=tmp_path)
     assert shown["tags"] == ["imported"] and [start["badge"] for start in shown["segments"]] == ["first"]
-    assert "imported from mlflow" in everstep("show", wide["name"], cwd=tmp_path)[0]
+    told, _ = everstep("show", wide["name"], cwd=tmp_path)
+    assert "imported from mlflow" in told and "seed" not in told and wide["seed"] is shown["seed"] is None
+
+
+def test_an_earlier_index_that_has_a_seed_of_an_import_goes_on(tmp_path: Path) -> None:
+    for count in (3, 6):
+        write_events(tmp_path / "logs", range(count))
+        imported("tensorboard", "logs", cwd=tmp_path)
+        (run,) = as_json("runs", cwd=tmp_path)
+        assert run["step"] == count - 1 and run["seed"] == (None if count == 3 else 0)
+        edit(tmp_path / "runs" / "everstep.db", "update runs set seed = 0")
+        (tmp_path / "runs" / "everstep.db").chmod(0o644)  # what others can read gets no further runs
 
 
 def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -> None:
