@@ -265,7 +265,7 @@ class ShownRun:
 
     def __init__(self, facts: dict[str, Any], run: Found) -> None:
         self.facts, self._run, self._tables = facts, run, tables_of(facts)
-        self.starts = Documents(facts["segments"], self._tables["starts"].columns)
+        self.starts = Documents(facts["segments"], self._tables["starts"].columns, ("started", "last"))
         self.metrics, self.checkpoints = self._tables["metrics"], self._tables["checkpoints"]
 
     def __repr__(self) -> str:
