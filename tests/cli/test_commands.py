@@ -17,14 +17,16 @@ from typing import Any
 
 import pytest
 from cli_runs import as_json, completed, everstep
-from index_runs import journal_rows, start, train, written
+from index_runs import alive, journal_rows, start, train, written
 
 import everstep as house
 import warm
 from everstep import EarlyStop
 from everstep.cli.group import COMMANDS, home_of
+from everstep.index.database import Database
 from everstep.labels import Labels, add_tags, labels
 from everstep.record import Block, Journal, Position, RunDir
+from everstep.ui.runs_table import ListOptions, RunsTable
 from tiny_runs import Tiny, collecting, flip, rows
 from tiny_task import trainer
 
@@ -143,6 +145,47 @@ def test_columns_are_facts_metrics_and_paths_into_what_was_recorded(made: Path) 
     assert as_json("runs", "name=good", "parent.run!=x", "--columns", "parent.run", cwd=made)  # null in all
     assert run["step/loss"] == float.fromhex(rows["step", "loss", 8])
     assert run["packages.numpy"]
+
+
+def test_the_metric_of_a_list_is_none_of_the_machine_and_stays_beside_filters_and_sorting(
+    tmp_path: Path,
+) -> None:
+    for name in "abcdef":
+        journal = Journal.open(RunDir.open(tmp_path / "runs" / name, seed=1).path, 1, None, {"lock": False})
+        journal.append(Block(1, "step", "loss", False, [1], [0.5], [1], [0]))
+        for metric in ("cpu_share", "evaluation_share") if name in "abcd" else ():
+            journal.append(Block(1, "eval/throughput", metric, True, [1], [0.25], [1], [0]))
+        journal.event("closed", {"status": "failed", "reason": "made", "step": 1})
+        journal.close()
+    for words, last in {
+        "": ["loss"],
+        "--sort started": ["loss"],
+        "failed": ["loss"],
+        "cpu_share<1": ["loss", "cpu_share"],
+        "--sort -loss": ["loss"],
+    }.items():
+        table, _ = everstep("runs", *words.split(), cwd=tmp_path)
+        assert table.splitlines()[0].split() == ["name", "status", "step", "epoch", "started", *last], words
+    columns = RunsTable(Database(tmp_path / "runs" / "everstep.db")).listed(ListOptions())["columns"]
+    assert [column["name"] for column in columns] == ["name", "status", "loss", "step", "epoch", "started"]
+
+
+def test_a_run_lasts_as_long_as_its_starts_were_alive(tmp_path: Path) -> None:
+    alive(tmp_path / "runs" / "brief", (1000, 8.125))
+    alive(tmp_path / "runs" / "long", (1000, 3600), (90_000, 1800), (200_000, 7200))
+    alive(tmp_path / "runs" / "twice", (1000, 40), (1000, 60))  # as an import that is repeated
+    RunDir.open(tmp_path / "runs" / "new", seed=1)
+    table, _ = everstep("runs", "--columns", "name,duration", "--sort", "-duration", cwd=tmp_path)
+    shown = re.findall(r"\n(\w+)-\w{6} +(.+)", table)
+    assert shown == [("long", "3.5 h"), ("twice", "1.0 min"), ("brief", "8.1 s"), ("new", "-")]
+    (long,) = as_json("runs", "duration>3600", cwd=tmp_path)
+    assert names([long]) == ["long"] and long["duration"] == 3600 + 1800 + 7200
+    run = as_json("show", "long", cwd=tmp_path)
+    assert (run["duration"], [start["duration"] for start in run["segments"]]) == (12600, [3600, 1800, 7200])
+    told, _ = everstep("show", "long", cwd=tmp_path)
+    assert "\n  duration   3.5 h\n" in told and re.search(r"\n +2 .* 30 min ", told)
+    compared, _ = everstep("compare", "long", "brief", cwd=tmp_path)
+    assert re.search(r"\n  duration +3.5 h +8.1 s\n", compared)
 
 
 # ---------------------------------------------------------------------------------------- show

@@ -22,6 +22,7 @@ import tensorboard.summary
 from cli_runs import as_json, everstep
 
 import everstep as library
+from everstep.contracts.metrics import better_when
 from everstep.errors import ConfigError, JournalError, RunDirError
 from everstep.formats.histories import History, bring, mlflow, wandb_offline
 from everstep.formats.histories import tensorboard as tensorboard_runs
@@ -93,7 +94,43 @@ def test_an_imported_run_is_found_compared_and_never_verified(tmp_path: Path, da
     assert compared["metrics"]["tail/valid_loss last"][best["name"]] == np.float32(0.2).item()
     shown = as_json("show", wide["name"], cwd=tmp_path)
     assert shown["tags"] == ["imported"] and [start["badge"] for start in shown["segments"]] == ["first"]
-    assert "imported from mlflow" in everstep("show", wide["name"], cwd=tmp_path)[0]
+    told, _ = everstep("show", wide["name"], cwd=tmp_path)
+    assert "imported from mlflow" in told and "seed" not in told and wide["seed"] is shown["seed"] is None
+
+
+def test_an_earlier_index_that_has_a_seed_of_an_import_goes_on(tmp_path: Path) -> None:
+    for count in (3, 6):
+        write_events(tmp_path / "logs", range(count))
+        imported("tensorboard", "logs", cwd=tmp_path)
+        (run,) = as_json("runs", cwd=tmp_path)
+        assert run["step"] == count - 1 and run["seed"] == (None if count == 3 else 0)
+        edit(tmp_path / "runs" / "everstep.db", "update runs set seed = 0")
+        (tmp_path / "runs" / "everstep.db").chmod(0o644)  # what others can read gets no further runs
+
+
+def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -> None:
+    write_events(tmp_path / "logs" / "a", range(5), metric="loss/val")
+    write_events(tmp_path / "logs" / "b", range(9), metric="loss/val")
+    write_events(tmp_path / "logs" / "b", range(9), metric="bleu/val")
+    imported("tensorboard", "logs", cwd=tmp_path)
+    rows = as_json("runs", "--sort", "best/loss/val", cwd=tmp_path)
+    assert [row["best/loss/val"] for row in rows] == [np.float32(1 / 9).item(), np.float32(0.2).item()]
+    problem = everstep("runs", "--sort", "best/bleu/val", cwd=tmp_path, status=2)[1]
+    assert "give 'bleu/val' for the last value; one run with watch=('bleu/val', \"min\") or" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        *dict.fromkeys(
+            ("loss", "valid_loss", "loss/val", "Loss/test", "val.loss", "acc/loss", "x-Loss"), "min"
+        ).items(),
+        *dict.fromkeys(("acc/val", "accuracy/valid", "top1 acc", "loss_acc"), "max").items(),
+        *dict.fromkeys(("f1", "glossary", "accept", "loss/acc/val", ""), None).items(),
+    ],
+)
+def test_a_word_of_a_name_tells_which_value_is_better(name: str, better: str | None) -> None:
+    assert better_when(name) == better
 
 
 def test_a_database_of_mlflow_is_read_without_mlflow(tmp_path: Path, database: Path) -> None:

@@ -9,7 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import warm
 from everstep.index.columns import RunColumns
@@ -20,6 +23,7 @@ from everstep.index.query import ask
 from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir, RunJournal
+from everstep.testing import ManualClock
 
 HERE = Path(__file__).parent
 VICTIM = """
@@ -117,6 +121,22 @@ def written(run_dir: Path, *, id: str | None = None, steps: int = 3, **facts: An
     )
     journal.event("ended", {"reason": "done", "step": steps, "epoch": 1})
     journal.close()
+    return run.path
+
+
+def alive(run_dir: Path, *spans: tuple[float, float]) -> Path:
+    """A run that nobody trained, with a start for each (begin, seconds): all killed but the last."""
+    run, clock = RunDir.open(run_dir, seed=1), ManualClock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("everstep.record.journal.time", SimpleNamespace(time=clock))
+        for number, (begin, seconds) in enumerate(spans, 1):
+            clock.now = begin
+            journal = Journal.open(run.path, number, None, {"lock": False})
+            clock.advance(seconds)
+            journal.append(Block(1, "step", "loss", False, [number], [0.5], [1], [0]))
+            if number == len(spans):
+                journal.event("closed", {"status": "finished", "reason": "done", "step": number})
+            journal.close()
     return run.path
 
 

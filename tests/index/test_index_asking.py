@@ -99,7 +99,8 @@ def test_everything_can_be_asked_for_and_both_say_the_same(
             for document in one:
                 document.pop("heartbeat", None)  # one index was there meanwhile
         assert same(found) == same(others)
-    (one, *_) = everstep.query("runs", {"name": "long"}, index=made)
+    assert RunColumns(Database(url)).telling_metric() == "valid_loss"
+    (one, *_) = everstep.query("runs", {"name": "long", "duration": {"$gt": 0}}, index=url)
     assert (
         one["valid_loss"] == 0.25 and one["loss"] >= 0 and one["config"]["optimizer"]["betas"] == [0.9, 0.99]
     )
@@ -269,6 +270,26 @@ def test_an_answer_is_a_list_of_dictionaries_and_a_frame_with_a_column_for_each_
     frame = found.to_pandas()
     assert [x.hex() for x in frame["value"]] == [row["value"].hex() for row in found]
     assert frame.dtypes["step"] == "int64" and len(frame) == len(found) > 0
+
+
+def test_a_frame_has_what_runs_are_sorted_and_filtered_by_and_its_times_are_datetimes(folder: Path) -> None:
+    where = {"step/loss": {"$gte": 0}, "config.optimizer": {"$exists": True}, "config.said": HOSTILE}
+    rows = query(folder, "runs", where, sort="best/valid_loss")
+    frame, same = rows.to_pandas(), rows.to_polars()
+    assert list(frame.columns) == same.columns and not {"config.optimizer", "config"} & {*frame.columns}
+    assert list(frame["best/valid_loss"]) == [0.5, 0.5] and frame["step/loss"].notna().all()
+    assert list(frame.columns[5:8]) == ["step/loss", "config.said", "best/valid_loss"]
+    assert str(frame["created"].dt.tz) == str(same["created"].dtype.time_zone) == "UTC"  # type: ignore[attr-defined]
+    for name in ("created", "started", "heartbeat"):
+        seconds = pytest.approx([row[name] for row in rows])
+        assert [time.timestamp() for time in frame[name]] == seconds
+        assert [time.timestamp() for time in same[name]] == seconds
+    saves = query(folder, "checkpoints").to_pandas()["time"]
+    assert str(saves.dt.tz) == "UTC"
+    run = everstep.runs.show(folder / "plain").starts.to_pandas()
+    assert ((run["last"] - run["started"]).dt.total_seconds() - run["duration"]).abs().max() < 1e-5
+    later = Documents([{"started": None, "time": 2.5}, {"started": 0.0, "time": 3}]).to_pandas()
+    assert later["started"].isna().tolist() == [True, False] and list(later["time"]) == [2.5, 3], "a metric"
 
 
 def test_polars_has_the_same_frame(folder: Path) -> None:

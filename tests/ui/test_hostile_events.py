@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 from page_server import running_page
-from sqlalchemy import select
 from test_journal_reading import WRONG  # of tests/record
 from test_run_page import block, written, wrote
 
 import everstep
 from everstep.errors import ConfigError
 from everstep.index.database import Database
+from everstep.index.run_queries import run_rows
 from everstep.index.shipping import sync
-from everstep.index.sql_tables import runs
 from everstep.record import RunDir
 from everstep.record.rundir import _encode
 from everstep.ui.one_run import LONGEST_TEXT, MissingError, content_of, one_run, summaries_of
@@ -38,8 +37,8 @@ def shipped(folder: Path) -> Database:
 def pages(database: Database) -> dict[str, Any]:
     """What the page shows of each run, by the name of its directory, as a browser gets it."""
     with database.read() as connection:
-        found = [dict(row) for row in connection.execute(select(runs)).mappings()]
-    answers = {Path(run["path"]).name: Json(one_run(database, run)).body for run in found}
+        rows = run_rows(connection).values()
+    answers = {Path(run["path"]).name: Json(one_run(database, run)).body for run in rows}
     return {name: json.loads(body) for name, body in answers.items()}
 
 
@@ -137,7 +136,7 @@ def test_a_long_text_is_cut_and_odd_names_of_files_are_refused(tmp_path: Path) -
     (run / "linked").symlink_to(tmp_path / "secret")
     database = shipped(tmp_path)
     with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
+        (row,) = run_rows(connection).values()
     summaries = summaries_of(database, row["id"])
     text, _ = content_of(database, row, summaries["text", "text"][1])
     assert len(text) < LONGEST_TEXT + 100 and text.endswith(b"characters more")

@@ -76,6 +76,12 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
     asked = page.get("/api/runs", columns="starts,kills,verified,valid_loss,best/tail/valid_loss").json
     long = next(row["values"] for row in asked["rows"] if row["name"].startswith("long-"))
     assert list(long.values()) == [2, 1, "verified", 0.25, 0.25]
+    by_duration = page.get("/api/runs", where="long duration>0", columns="duration", sort="duration").json
+    assert by_duration["columns"] == [{"name": "duration", "kind": "number"}]
+    (row,) = by_duration["rows"]
+    run = page.get(f"/api/runs/{row['id']}").json
+    seconds = sum(start["duration"] for start in run["starts"])
+    assert run["duration"] == row["values"]["duration"] == pytest.approx(seconds)
 
 
 def test_best_values_and_settings_that_differ_are_among_the_columns(tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from index_runs import train
 from page_server import Page, running_page
-from sqlalchemy import select
 
 import everstep
 from everstep.errors import RunIndexError
 from everstep.index.database import Database
-from everstep.index.run_queries import starts
+from everstep.index.run_queries import run_rows, starts
 from everstep.index.shipping import sync
-from everstep.index.sql_tables import runs
 from everstep.labels import add_tags, set_note
 from everstep.record import Journal, RunDir, RunJournal, accept
 from everstep.record.journal_format import GROUP
@@ -120,8 +118,8 @@ def shipped(run: Path) -> tuple[Database, dict[str, Any]]:
     database = Database(None)
     sync(database, [run])
     with database.read() as connection:
-        (row,) = connection.execute(select(runs)).mappings()
-        return database, dict(row)
+        (row,) = run_rows(connection).values()
+        return database, row
 
 
 def sketched_and_whole(run: Path) -> list[Any]:

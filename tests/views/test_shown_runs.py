@@ -47,6 +47,9 @@ def test_a_run_shows_its_starts_metrics_and_checkpoints(folder: Path) -> None:
     text = run._repr_html_()
     for word in ("epoch-0003-step-00000012", "max_epoch 3 is reached", run.facts["digest"], "tail"):
         assert word in text
+    captions = re.findall("<p><b>(.+?)</b></p>", text)
+    assert captions == ["settings", "starts", "metrics", "checkpoints"], "those of the command"
+    assert '<td align="left">lr</td>' in text and "<th>duration</th>" in text
     assert charts(text) == ["epoch/loss by step; b", "tail/valid_loss by step; b"]
 
 

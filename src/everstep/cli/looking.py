@@ -16,7 +16,7 @@ import click
 
 from everstep import labels
 from everstep.cli import common as cli
-from everstep.display.cells import cell, flat, in_line, plural, size
+from everstep.display.cells import cell, in_line, plural, size
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, RunIndexError, nearest, some
 from everstep.index import FACTS, GONE
@@ -71,7 +71,8 @@ def show_command(
 
 
 def _print_run(run: dict[str, Any]) -> None:
-    from everstep.views.checkpoint_tables import BEST, newest_whole
+    from everstep.views.checkpoint_tables import newest_whole
+    from everstep.views.describe_run import tables_of
 
     reason = in_line(f": {run['reason']}") if run["reason"] else ""
     cli.say(f"{in_line(run['name'])}  {cli.status_of(run)}{reason}")
@@ -91,6 +92,7 @@ def _print_run(run: dict[str, Any]) -> None:
         "digest": run["digest"] and f"{run['digest']}{machines}",
         "created": cell("created", run["created"]),
         "last seen": cell("heartbeat", run["heartbeat"]),
+        "duration": cell("duration", run["duration"]),
         "seed": run["seed"],
         "began from": f"{parent.get('run')}, {parent.get('path')}" if isinstance(parent, dict) else "",
         "tags": " ".join(map(str, run["tags"])),
@@ -102,26 +104,14 @@ def _print_run(run: dict[str, Any]) -> None:
     for name, value in lines.items():
         if value not in ("", None):
             cli.say(f"  {name:10} {in_line(str(value))}")
-    for start in run["segments"]:
-        earlier = f"{start['ranks_before']} -> " if start["ranks_before"] else ""
-        start["ranks"] = f"{earlier}{start['ranks'] or '-'}"
-    for one in run["evaluations"]:
-        one["found"] = ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())
-    settings = [{"name": name, "value": value} for name, value in flat(facts.get("config") or {})]
-    _section("settings", settings[:_MOST_SETTINGS], "name value")
-    if len(settings) > _MOST_SETTINGS:
-        cli.say(f"  and {len(settings) - _MOST_SETTINGS} more: everstep show {run['name']} --json")
-    ranks = "ranks" if any(start["ranks"] not in ("-", "1") for start in run["segments"]) else ""
-    _section("starts", run["segments"], f"number started from {ranks} status step verified reason")
-    for start in run["segments"]:
-        if start["badge"] in ("not verified", "diverged"):
-            cli.say(in_line(f"  start {start['number']}: {start['how']}"))
-    _section("metrics", run["metrics"], "phase name rows last step smallest largest best best_step")
-    _section("failures", run["failures"], "segment rank kind step time what cause")
-    _section("rollbacks", run["rollbacks"], "number step checkpoint quarantined reason")
-    _section("checkpoints", run["checkpoints"], "name bytes created pinned next")
-    _section("best weights", run["best"], " ".join(BEST))
-    _section("evaluations", run["evaluations"], "stream checkpoint step time found")
+    for title, table in tables_of(run).items():
+        most = _MOST_SETTINGS if title == "settings" else len(table)
+        _section(title, table[:most], " ".join(table.columns))
+        if len(table) > most:
+            cli.say(f"  and {len(table) - most} more: everstep show {run['name']} --json")
+        for start in table if title == "starts" else ():
+            if start["badge"] in ("not verified", "diverged"):
+                cli.say(in_line(f"  start {start['number']}: {start['how']}"))
 
 
 @cli.command()
@@ -185,7 +175,7 @@ def compare_command(
     Facts include the config of the newest start (config.optimizer.lr), and two facts from the newest
     checkpoint: the options of optimizers and schedulers (optimizer.lr), and its digest.  Runs with equal
     digests have equal states, to the bit.  The best value is known if a service of the run (Best, EarlyStop)
-    or the name of the metric (..._loss, ..._acc, ..._accuracy) says which direction is better.
+    or the name of the metric (with the word loss, acc or accuracy) says which direction is better.
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")

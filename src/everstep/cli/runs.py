@@ -48,14 +48,17 @@ def runs_command(
 ) -> None:
     """List runs, the newest start last, with the metric that most of them watch, or have.
 
+    What `Throughput` and `System` measure of the machine is never that metric.
+
     CONDITIONS are comparisons that must all hold: 'valid_loss<0.3' status=finished.  A name is a fact
     (name, status, step, epoch, created, started, heartbeat, seed, path, reason), a metric (valid_loss, or
     step/loss for one phase; its last value is compared), best/ and a metric for its best value, a setting
     as the script gave it by config= (config.lr), or another path into the record of the newest start
     (git.commit, packages.torch); tags=WORD finds the runs with that tag, and `note` is a run's note.
-    starts, kills and verified tell how often a run was started and killed, and whether its resumes were
-    verified.  A word alone finds the names that contain it.  The status is running, finished, stopped,
-    failed, killed, or gone (the directory does not exist any more).
+    duration is the seconds in which its starts were alive (duration>3600).  starts, kills and verified tell
+    how often a run was started and killed, and whether its resumes were verified.  A word alone finds the
+    names that contain it.  The status is running, finished, stopped, failed, killed, or gone (the directory
+    does not exist any more).
     """
     from everstep.index.filters import ordered
     from everstep.index.location import is_run
@@ -63,8 +66,9 @@ def runs_command(
     headers = [part.strip() for part in (columns or ",".join(SHOWN)).split(",") if part.strip()]
     by = (sort or "").removeprefix("-")
     table, runs, names = search(index, conditions, filter_text, [*headers, by] if by else headers)
-    if not (names or by or columns or as_json) and (metric := table.telling_metric()) is not None:
-        names = [metric]
+    metric = None if columns or as_json else table.telling_metric()
+    if metric is not None and {metric, f"best/{metric}"}.isdisjoint([*names, by]):
+        names.insert(0, metric)
     table.add(runs, [*names, "ranks"])
     runs = ordered(runs, by, str(sort).startswith("-"))[:limit] if by else runs[:limit]
     if not columns:

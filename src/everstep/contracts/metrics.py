@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
+
+_BETTER: dict[str, Literal["min", "max"]] = {"loss": "min", "acc": "max", "accuracy": "max"}
+"""Word in the name of a metric -> which value is better."""
 
 
 class Block(NamedTuple):
@@ -40,6 +44,10 @@ def phases_and_names(text: str) -> Iterator[tuple[str, str]]:
 
 
 def better_when(metric: str) -> Literal["min", "max"] | None:
-    """Return which value of a metric is better, by its name; None where the name does not tell."""
-    last = metric.replace("/", "_").replace(" ", "_").rpartition("_")[2]
-    return {"loss": "min", "acc": "max", "accuracy": "max"}.get(last)  # type: ignore[return-value]
+    """Return which value of a metric is better, by its name; None where the name does not tell.
+
+    The word loss, acc or accuracy at the name's end decides, or else anywhere in it, if all agree.
+    """
+    words = re.split(r"[/_. -]", metric.lower())
+    directions = {_BETTER[word] for word in words if word in _BETTER}
+    return _BETTER.get(words[-1]) or (directions.pop() if len(directions) == 1 else None)

@@ -32,6 +32,8 @@ def cell(name: str, value: Any) -> str:
         return "-"
     if name in TIMES and isinstance(value, int | float) and 0 <= value < 1e11:  # else a metric of this name
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
+    if name == "duration" and isinstance(value, int | float):
+        return span(value)
     if name.endswith("bytes") and "." not in name and isinstance(value, int):  # and no setting
         return size(value)
     return f"{value:.6g}" if isinstance(value, float) else in_line(str(value))
@@ -44,6 +46,13 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def span(seconds: float) -> str:
+    """Format seconds with the unit that suits them: "8.1 s", "12 min", "3.5 h", "9.0 d"."""
+    units = {"d": 86400, "h": 3600, "min": 60}
+    unit, length = next((each for each in units.items() if seconds >= 0.99 * each[1]), ("s", 1))
+    return f"{seconds / length:.{int(seconds / length < 9.95)}f} {unit}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,10 +15,10 @@ STATUSES = ("running", "finished", "stopped", "failed", "killed", GONE)
 
 FACTS = (
     *("name", "status", "reason", "step", "epoch", "created", "started", "heartbeat", "seed", "path"),
-    *("diverged", "starts", "kills", "verified"),
+    *("duration", "diverged", "starts", "kills", "verified"),
 )
-"""Facts of every run; `diverged` is the step of the first divergence that nobody has accepted, or None;
-`verified` the worst that is known of its resumes, None without one."""
+"""Facts of every run; `duration` is the seconds in which its starts were alive; `diverged` the step of the
+first divergence that nobody has accepted, or None; `verified` the worst of its resumes, None without one."""
 SHOWN = ("name", "status", "step", "epoch", "started")
 """Facts in a list of runs, unless a person chooses others."""
 

@@ -16,7 +16,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.index import FACTS, STATUSES
 from everstep.index.filters import Node, leaves, matcher, values_at
 from everstep.index.run_queries import best_of, last_values_of, names_of, newest_facts, run_rows, watched
-from everstep.index.sql_tables import facts, series
+from everstep.index.sql_tables import facts, metrics, series
 from everstep.labels import NAMES as LABELS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RunColumns:
         if metric != name and metric in self._metrics:
             raise ConfigError(
                 f"no run has {name!r}: {metric!r} was measured inside steps alone; give {metric!r} for the "
-                f'last value, and watch=({metric!r}, "min" or "max") to later runs'
+                f'last value; runs with watch=({metric!r}, "min") or "max" have a best one'
             )
         best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
         names = {*FACTS, *self._metrics, *paths, *best}
@@ -131,9 +131,21 @@ class RunColumns:
         with self.database.read() as connection:
             return watched(connection)
 
+    @cached_property
+    def _machine_metrics(self) -> set[str]:
+        """Names of metrics of the clock and the machine, as their newest series in all runs says."""
+        newest = select(series.c.name, func.max(series.c.id).label("id")).group_by(series.c.name).subquery()
+        wall = select(metrics.c.wall).where(metrics.c.series == newest.c.id).limit(1).scalar_subquery()
+        with self.database.read() as connection:
+            return set(connection.execute(select(newest.c.name).where(wall == 1)).scalars())
+
     def telling_metric(self) -> str | None:
-        """Return the metric that tells most: that which most runs watch, or else one of validation."""
-        names = [name for name in self._metrics if not name.endswith("time")]
+        """Return the metric that tells most: that which most runs watch, or else one of validation.
+
+        None of the clock and the machine (`Throughput`, `System`).
+        """
+        # by the name, too: imports do not say what is of the clock
+        names = [n for n in self._metrics if n not in self._machine_metrics and not n.endswith("time")]
         votes = Counter(metric for metrics in self._watched.values() for metric in [*metrics][:1])
 
         def key(name: str) -> tuple[int, bool, int, bool]:

@@ -8,7 +8,8 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,18 @@ class Documents(list[dict[str, Any]]):
     """List of dictionaries that becomes a table: in a notebook, in pandas, and in polars.
 
     A frame has a row per document, and a column per value: a value inside a dictionary has the column that
-    queries name ("config.optimizer.lr").  Lists stay lists; a value that a document lacks is missing.
+    queries name ("config.optimizer.lr").  Lists stay lists; a value that a document lacks is missing.  The
+    columns `times`, in documents seconds since 1970, are datetimes in UTC.
     """
 
-    def __init__(self, rows: Iterable[dict[str, Any]] = (), columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        rows: Iterable[dict[str, Any]] = (),
+        columns: Sequence[str] = (),
+        times: Collection[str] = ("created", "started", "heartbeat"),
+    ) -> None:
         super().__init__(rows)
-        self.columns = tuple(dict.fromkeys(columns))
+        self.columns, self._times = tuple(dict.fromkeys(columns)), times
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame of pandas."""
@@ -66,6 +73,9 @@ class Documents(list[dict[str, Any]]):
     def _flat(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return a flat dictionary for each document, and the names of the columns."""
         rows = [dict(flat(row)) for row in self]
+        for row in rows:
+            for name in row.keys() & self._times:
+                row[name] = None if row[name] is None else datetime.fromtimestamp(row[name], UTC)
         names = dict.fromkeys(name for row in rows for name in row)
         first = [name for name in self.columns if name in names or not rows]
         return rows, [*dict.fromkeys((*first, *names))]
@@ -109,8 +119,8 @@ def query(
 
     Returns:
         A list with a dictionary per document, in the order of their start (runs), or as they were written.
-        A notebook shows it as a table, with charts of metrics; `to_pandas()` and `to_polars()` make
-        frames.
+        Documents of runs have the names in `where` and `sort`, too ("best/valid_loss").  A notebook shows
+        the list as a table, with charts of metrics; `to_pandas()` and `to_polars()` make frames.
 
     Warns:
         RuntimeWarning: a journal is damaged or the index could not be brought up to date.
@@ -128,7 +138,7 @@ def query(
         numbers = (name for run in documents for name, value in run.items() if isinstance(value, float))
         metrics = [name for name in dict.fromkeys(numbers) if name not in FACTS]
         columns = (*SHOWN, *names, *metrics[:_MOST_METRICS])
-    return Documents(documents, columns)
+    return Documents(documents, columns, *([("time",)] if collection == "checkpoints" else []))
 
 
 def _names(argument: str, names: Sequence[str]) -> Sequence[str]:
@@ -225,11 +235,17 @@ def _ask_runs(
         return documents
     with database.read() as connection:
         trees, last = newest_facts(connection, keys), last_values_of(connection, keys)
+    names = [*(leaf.path for leaf in leaves(where)), *(name for name, _ in order)]
+    columns.add(rows, names)
     documents = []
     for row in rows:
         # reversed: the phase that a bare name means comes first, and counts
         metrics = {name: value for (_, name), value in reversed(last.get(row["id"], {}).items())}
-        documents.append({**metrics, **trees.get(row["id"], {}), **{name: row[name] for name in FACTS}})
+        document = {**metrics, **trees.get(row["id"], {}), **{name: row[name] for name in FACTS}}
+        for name in names:  # a best value, a metric of one phase, a path through a list
+            if name in row and not any(f"{path}.".startswith(f"{name}.") for path, _ in flat(document)):
+                document[name] = row[name]
+        documents.append(document)
     return documents
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
 
 from everstep.contracts.metrics import better_when, phases_and_names
 from everstep.errors import ConfigError, nearest
@@ -30,8 +30,20 @@ def by_phase(phase: str) -> tuple[int, str]:
 
 
 def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:
-    """Map the key of each run to its row in the table `runs`, the newest start last."""
-    query = select(runs).order_by(runs.c.started.nulls_first(), runs.c.name)
+    """Map the key of each run to its row in the table `runs`, the newest start last.
+
+    `duration` is the number of seconds in which its starts were alive, as far as the journal tells; None
+    without a start.  Only imports have starts that overlap, as each repeats the one before: each second
+    counts once.
+    """
+    s = segments.c
+    earlier = func.max(s.last).over(partition_by=s.run, order_by=s.number, rows=(None, -1))
+    begin = case((earlier > s.started, earlier), else_=s.started)
+    spans = select(s.run, (s.last - begin).label("seconds")).where(s.started > 0).subquery()
+    duration = func.sum(case((spans.c.seconds > 0, spans.c.seconds), else_=0.0)).label("duration")
+    alive = select(spans.c.run, duration).group_by(spans.c.run).subquery()
+    query = select(runs, alive.c.duration).outerjoin(alive, alive.c.run == runs.c.id)
+    query = query.order_by(runs.c.started.nulls_first(), runs.c.name)
     return {row["id"]: dict(row) for row in connection.execute(query).mappings()}
 
 
@@ -94,6 +106,7 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
     """List the starts of a run as JSON, the first start first.
 
     A start has columns of `segments`; `badge` is None if it did not train; and
+        duration: the seconds from its begin to its end, or its last sign of life in the journal.
         from, from_step: the checkpoint from which it resumed, and the checkpoint's step; None, 0 without one.
         verified: how its resume was verified, in words; None for a start that resumed nothing.
         ranks, ranks_before: the number of its ranks, and that of the start before where it differs.
@@ -102,8 +115,9 @@ def starts(connection: Connection, run: int) -> list[dict[str, Any]]:
 
     names = ("number", "started", "last", "status", "reason", "step", "epoch")
     columns = segments.c[(*names, "badge", "diverged_at", "how", "again", "facts")]
+    duration = (segments.c.last - func.nullif(segments.c.started, 0)).label("duration")
     entries = []
-    rows = select(*columns).where(segments.c.run == run).order_by(segments.c.number)
+    rows = select(*columns, duration).where(segments.c.run == run).order_by(segments.c.number)
     for row in connection.execute(rows).mappings():
         start = dict(row)
         facts = stored(start.pop("facts"))
@@ -226,7 +240,8 @@ def best_of(
         if better is None:
             raise ConfigError(
                 f"nothing tells whether a smaller or a larger {name!r} is better: give {metric!r} for the "
-                f'last value, and watch=({name!r}, "max") to later runs'
+                f'last value; one run with watch=({name!r}, "min") or "max" tells it of all runs, and so '
+                "does the word loss, acc or accuracy in the name"
             )
         if smallest is not None:
             best[run] = smallest if better == "min" else largest

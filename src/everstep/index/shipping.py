@@ -205,11 +205,13 @@ def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:
     """Whether the index has this very run: who cannot read a run does not know its time and seed."""
     record = facts_at(run_dir) or {"id": None}
     row = known.get(str(record["id"]), {})
-    return bool(row) and (row["created"], row["seed"]) == (record.get("created"), _seed(record.get("seed")))
+    seeds = _seed(record), _seed({**record, "imported": None})  # earlier indexes have a seed of an import
+    return bool(row) and row["created"] == record.get("created") and row["seed"] in seeds
 
 
-def _seed(seed: Any) -> int | None:
-    """Return a seed as an index has it: None if it is too large for a database."""
+def _seed(facts: Mapping[str, Any]) -> int | None:
+    """Return a run's seed as an index has it: None of an import, or if it is too large for a database."""
+    seed = None if facts.get("imported") else facts.get("seed")
     return seed if isinstance(seed, int) and abs(seed) < 1 << 63 else None
 
 
@@ -255,7 +257,7 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
         query = select(runs).where(runs.c.name == run.id)
         if (entry := connection.execute(query).mappings().first()) is None:
             new = {"name": run.id, "path": str(run.path), "created": run.facts["created"]}
-            new |= {"seed": _seed(run.facts["seed"]), "status": "running", "step": 0, "epoch": 0}
+            new |= {"seed": _seed(run.facts), "status": "running", "step": 0, "epoch": 0}
             connection.execute(insert(runs).values(**new))
             entry = connection.execute(query).mappings().one()
         row = dict(entry)

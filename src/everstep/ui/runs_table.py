@@ -84,7 +84,10 @@ class RunsTable(RunColumns):
     def _results(self) -> list[str]:
         """Name the column that tells best how a run went, if there is one."""
         metric = self.telling_metric()
-        return [] if metric is None else [BEST + metric if self.has_direction(metric) else metric]
+        if metric is None:
+            return []
+        has_best = self.has_direction(metric) and self.values(BEST + metric)  # none of metrics of steps
+        return [BEST + metric if has_best else metric]
 
     @cached_property
     def _settings(self) -> dict[int, dict[str, Any]]:

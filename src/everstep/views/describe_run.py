@@ -26,7 +26,7 @@ from everstep.record import evaluations, failures
 from everstep.record.trust import MARK
 from everstep.redaction import without_credentials
 from everstep.timing import progress
-from everstep.views.checkpoint_tables import asked_for, best_weights, checkpoints_of, newest_whole
+from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of, newest_whole
 from everstep.views.find_run import Found, find_all
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
@@ -151,9 +151,18 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-_FACTS = ("reason", "step", "epoch", "created", "heartbeat", "seed", "digest", "path")
-_STARTS = ("number", "started", "from", "status", "step", "verified", "reason")
-_METRICS = ("phase", "name", "rows", "last", "step", "smallest", "largest", "best", "best_step")
+_FACTS = ("reason", "step", "epoch", "created", "heartbeat", "duration", "seed", "digest", "path")
+_COLUMNS = {
+    "settings": "name value",
+    "starts": "number started duration from ranks status step verified reason",
+    "metrics": "phase name rows last step smallest largest best best_step",
+    "failures": "segment rank kind step time what cause",
+    "rollbacks": "number step checkpoint quarantined reason",
+    "checkpoints": "name bytes created pinned next",
+    "best weights": " ".join(BEST),
+    "evaluations": "stream checkpoint step time found",
+}
+"""Title of each table of a run -> names of its columns."""
 
 
 def describe(connection: Connection, run: Found, *, steps: bool = True) -> dict[str, Any]:
@@ -186,6 +195,29 @@ def describe(connection: Connection, run: Found, *, steps: bool = True) -> dict[
         "problems": problems,
         "metrics": summaries(connection, run.id, steps=steps),
     }
+
+
+def tables_of(run: Mapping[str, Any]) -> dict[str, Documents]:
+    """Return the tables of what `describe` returned, by title, as a terminal and a notebook show them."""
+    config = flat(run["facts"].get("config") or {})
+    segments = [dict(start) for start in run["segments"]]
+    for start in segments:
+        earlier = f"{start['ranks_before']} -> " if start["ranks_before"] else ""
+        start["ranks"] = f"{earlier}{start['ranks'] or '-'}"
+    columns = {title: names.split() for title, names in _COLUMNS.items()}
+    if all(start["ranks"] in ("-", "1") for start in segments):
+        columns["starts"].remove("ranks")
+    rows = {
+        "settings": [{"name": name, "value": value} for name, value in config],
+        "starts": segments,
+        "best weights": run["best"],
+        "evaluations": [
+            one
+            | {"found": ", ".join(f"{name} {cell(name, value)}" for name, value in one["metrics"].items())}
+            for one in run["evaluations"]
+        ],
+    }
+    return {title: Documents(rows.get(title, run.get(title, ())), columns[title]) for title in columns}
 
 
 def live_state(database: Database, run_dir: Path) -> dict[str, Any]:
@@ -232,10 +264,9 @@ class ShownRun:
     """
 
     def __init__(self, facts: dict[str, Any], run: Found) -> None:
-        self.facts, self._run = facts, run
-        self.starts = Documents(facts["segments"], _STARTS)
-        self.metrics = Documents(facts["metrics"], _METRICS)
-        self.checkpoints = Documents(facts["checkpoints"], ("name", "bytes", "created", "pinned", "next"))
+        self.facts, self._run, self._tables = facts, run, tables_of(facts)
+        self.starts = Documents(facts["segments"], self._tables["starts"].columns, ("started", "last"))
+        self.metrics, self.checkpoints = self._tables["metrics"], self._tables["checkpoints"]
 
     def __repr__(self) -> str:
         facts = self.facts
@@ -247,11 +278,9 @@ class ShownRun:
 
     def _repr_html_(self) -> str:
         facts = Documents([{"": n, "value": cell(n, self.facts[n])} for n in _FACTS], ("", "value"))
-        tables = {"": facts, "starts": self.starts, "metrics": self.metrics, "checkpoints": self.checkpoints}
         charts = _charts([self._run], [self.facts["name"]])
-        return notebook_html(
-            repr(self), charts, [(title, each, each.columns) for title, each in tables.items()]
-        )
+        tables = {"": facts, **self._tables}.items()
+        return notebook_html(repr(self), charts, [(title, each, each.columns) for title, each in tables])
 
 
 def show(run: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = None) -> ShownRun:
