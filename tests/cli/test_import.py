@@ -126,7 +126,9 @@ def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -
             ("loss", "valid_loss", "loss/val", "Loss/test", "val.loss", "acc/loss", "x-Loss"), "min"
         ).items(),
         *dict.fromkeys(("acc/val", "accuracy/valid", "top1 acc", "loss_acc"), "max").items(),
-        *dict.fromkeys(("f1", "glossary", "accept", "loss/acc/val", ""), None).items(),
+        *dict.fromkeys(
+            ("f1", "glossary", "accept", "loss/acc/val", "loss_scale", "accuracy_time", ""), None
+        ).items(),
     ],
 )
 def test_a_word_of_a_name_tells_which_value_is_better(name: str, better: str | None) -> None:

@@ -77,7 +77,7 @@ def test_the_columns_that_nobody_chose_tell_most(page: Page) -> None:
     long = next(row["values"] for row in asked["rows"] if row["name"].startswith("long-"))
     assert list(long.values()) == [2, 1, "verified", 0.25, 0.25]
     by_duration = page.get("/api/runs", where="long duration>0", columns="duration", sort="duration").json
-    assert by_duration["columns"] == [{"name": "duration", "kind": "number"}]
+    assert by_duration["columns"] == [{"name": "duration", "kind": "duration"}]
     (row,) = by_duration["rows"]
     run = page.get(f"/api/runs/{row['id']}").json
     seconds = sum(start["duration"] for start in run["starts"])

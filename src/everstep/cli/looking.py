@@ -175,7 +175,7 @@ def compare_command(
     Facts include the config of the newest start (config.optimizer.lr), and two facts from the newest
     checkpoint: the options of optimizers and schedulers (optimizer.lr), and its digest.  Runs with equal
     digests have equal states, to the bit.  The best value is known if a service of the run (Best, EarlyStop)
-    or the name of the metric (with the word loss, acc or accuracy) says which direction is better.
+    or the name of the metric (that ends in loss, acc or accuracy) says which direction is better.
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")

@@ -46,8 +46,8 @@ def phases_and_names(text: str) -> Iterator[tuple[str, str]]:
 def better_when(metric: str) -> Literal["min", "max"] | None:
     """Return which value of a metric is better, by its name; None where the name does not tell.
 
-    The word loss, acc or accuracy at the name's end decides, or else anywhere in it, if all agree.
+    The word loss, acc or accuracy at the name's end decides, or else at that of a part ("loss/val").
     """
-    words = re.split(r"[/_. -]", metric.lower())
+    words = [re.split(r"[_. -]", part)[-1] for part in metric.lower().split("/")]
     directions = {_BETTER[word] for word in words if word in _BETTER}
     return _BETTER.get(words[-1]) or (directions.pop() if len(directions) == 1 else None)

@@ -241,7 +241,7 @@ def best_of(
             raise ConfigError(
                 f"nothing tells whether a smaller or a larger {name!r} is better: give {metric!r} for the "
                 f'last value; one run with watch=({name!r}, "min") or "max" tells it of all runs, and so '
-                "does the word loss, acc or accuracy in the name"
+                "does a name that ends in loss, acc or accuracy"
             )
         if smallest is not None:
             best[run] = smallest if better == "min" else largest

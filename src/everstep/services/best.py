@@ -87,7 +87,7 @@ class Best(Service):
 
     Args:
         metric: name of the metric.
-        mode: "min" or "max"; None infers the mode for names with the word loss, acc or accuracy, and says so.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy, and says so.
         save: whether to keep the weights on disk.
         keep: number of best weights to keep, 1 or more; `everstep.runs.best` and `loop.best` are the first.
         restore_at_end: after a clean end, load the best weights into the live objects (the checkpoints keep

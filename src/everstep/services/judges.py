@@ -114,7 +114,7 @@ class EarlyStop(Judge):
 
     Args:
         metric: name of the metric.
-        mode: "min" or "max"; None infers the mode for names with the word loss, acc or accuracy.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
         patience: stop after n evaluations in a row without improvement, 1 or more.
         patience_steps: stop at the first evaluation n or more steps after the last improvement, 1 or more.
         threshold: stop at the first value that reaches the threshold.
@@ -566,7 +566,7 @@ class OnBest:
 
     Args:
         metric: name of the metric.
-        mode: "min" or "max"; None infers the mode for names with the word loss, acc or accuracy.
+        mode: "min" or "max"; None infers the mode for names ending in loss, acc or accuracy.
     """
 
     metric: str

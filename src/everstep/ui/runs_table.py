@@ -172,9 +172,9 @@ def plain(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(name: str, values: Collection[Any]) -> str:
-    """Return what a column holds: "status", "time", "number" or "text"."""
-    if name == "status" or name in TIMES:
-        return "status" if name == "status" else "time"
+    """Return what a column holds: "status", "duration", "time", "number" or "text"."""
+    if name in ("status", "duration") or name in TIMES:
+        return "time" if name in TIMES else name
     present = [value for value in values if value is not None]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
     return "number" if present and numbers else "text"

@@ -43,6 +43,7 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 export function cell(value, kind) {
   if (value === null || value === undefined) return "";
   if (kind === "time") return clock(value).slice(0, 16);
+  if (kind === "duration") return duration(value);
   return kind === "number" ? format(value) : words(value).replaceAll("\n", ", ");
 }
 

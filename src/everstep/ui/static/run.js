@@ -63,7 +63,7 @@ function Facts({ run }) {
     ["starts", run.starts.length],
     ...(run.seed === null ? [] : [["seed", String(run.seed)]]),
     ["created", clock(run.created)],
-    ["took", duration(run.starts.reduce((sum, start) => sum + Math.max(0, (start.last ?? start.started) - start.started), 0))],
+    ["took", duration(run.duration ?? 0)],
     ...(run.facts.config?.name ? [["experiment", String(run.facts.config.name)]] : []),
     ...(run.parent ? [["began from", html`<a href=${link("run", run.parent)}>${run.parent}</a>`]] : []),
     ...settings(run.facts.config),
