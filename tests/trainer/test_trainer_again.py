@@ -514,7 +514,7 @@ def test_what_the_steps_of_another_run_change_is_saved_by_that_run(tmp_path: Pat
     data = everstep.data.arrays(torch.arange(12.0)[:, None], batch_size=2, seed=0)
     trainers = [everstep.Trainer(Normed(), {"train": data}, tmp_path / name, max_step=6) for name in NAMES]
     for ending in everstep.trainer.MultiRun(trainers).run_training():
-        assert not any("the steps change it" in warning for warning in ending.warnings)
+        assert not any("the loop changes it" in warning for warning in ending.warnings)
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:

@@ -279,6 +279,12 @@ class UnsavedObjects(Protocol):
     def skip(self) -> None:
         """Forget the changes until now: no step made them."""
 
+    def numbers(self) -> Mapping[str, Any]:
+        """Return, by path, numbers and strings of objects that the task and the state's modules hold.
+
+        Only those that are not saved with them.
+        """
+
 
 class UpdateCounter(Protocol):
     """Counter of the updates that really happen (optimizer steps); knows open accumulation windows."""

@@ -79,7 +79,7 @@ class Engine:
         self.signals = SignalWatch(self.wakeups.wish)
         self.ranks = Ranks(self.signals, self.wakeups, clock)
         self.threads = PeriodicThreads(self.wakeups.fail)
-        self.variables = ProgramVariables(user.objects, self.warn_once)
+        self.variables = ProgramVariables(user.objects, self.board, user.unsaved_numbers, self.warn_once)
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
         """The best weights that were loaded into the objects at the end."""
@@ -185,6 +185,7 @@ class Engine:
         self.program_checks = ProgramChecks(
             self.user, self.progress, recovered.step, self.voice, self.warn_once
         )
+        self.variables.report = self.program_checks.report
         self.decisions = Decisions(self)
         self.board.progress, self.board.apply = self.progress, self.decisions.apply
         self.board.gather_actions = self.ranks.gather_actions
@@ -353,7 +354,7 @@ class Engine:
         return (
             f"{some([f'{name} ({how})' for name, how in lost.items()], 8)}: this variable of your program is "
             "not as it was at the checkpoint, as the state does not save it; put what is read later into the "
-            "state, or into a state_dict() of your data (docs/guide/exactness.md)"
+            "state, or into a state_dict() of your data or service (docs/guide/exactness.md)"
         )
 
     def collect(self, step: int, values: Mapping[str, Any]) -> None:

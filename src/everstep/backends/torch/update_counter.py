@@ -437,6 +437,9 @@ class TorchUnsavedObjects:
             for reference in self._outside
             if (root := reference()) is not None
         }
+        return outside | {(path, 0): mark_of(value) for path, value in self._unsaved_values()}
+
+    def _unsaved_values(self) -> Iterator[tuple[str, Any]]:
         seen_ids = set(self._state_ids)
         leaves = (
             leaf
@@ -445,8 +448,10 @@ class TorchUnsavedObjects:
             if not (saved and is_saveable(value)) and id(value) not in seen_ids
             for leaf in _leaves(where + name, value, seen_ids)
         )
-        some = islice(leaves, _MOST)
-        return outside | {(path, 0): mark for path, mark in some if not path.endswith(("time", "timer"))}
+        return (leaf for leaf in islice(leaves, _MOST) if not leaf[0].endswith(("time", "timer")))
+
+    def numbers(self) -> dict[str, Any]:
+        return {path: value for path, value in self._unsaved_values() if type(value) in SCALARS}
 
     def _owners(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the beginning of a path, an object, and whether what can be saved of its attributes is."""
@@ -479,11 +484,11 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
+    """Yield (path, value) of what an object holds in attributes and containers, down to a depth."""
     if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
     if isinstance(value, Tensor) or is_saveable(value):
-        yield path, mark_of(value)
+        yield path, value
     elif depth and (isinstance(value, dict | list | tuple | deque) or not _is_foreign(value)):
         seen.add(id(value))
         for place, each in islice(inside(value), 100):

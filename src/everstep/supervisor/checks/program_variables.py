@@ -1,5 +1,7 @@
 """Variables of the program that its loop changes and its state does not save: a best value, a patience.
 
+And what its services keep without a state_dict(), and objects in the state's modules and task.
+
 After a resume they begin anew, and where no step reads them a comparison of steps notices nothing.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
+import itertools
 import linecache
 import os
 import random
@@ -15,23 +18,28 @@ import sys
 import sysconfig
 import textwrap
 import time
+from argparse import Namespace
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from itertools import islice, pairwise
+from numbers import Number
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import numpy
 
 from everstep import backends
 from everstep.contracts.data import Stream
+from everstep.contracts.services import Service
 from everstep.data.adapt import OwnStream
 from everstep.errors import some
 from everstep.record import batch_digest
+from everstep.services.sink import RemoteSink, Sink
 from everstep.state import make_entry
 
 _MOST_KEYS = 100
@@ -50,6 +58,8 @@ _LIBRARIES = (
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
 _RESETS = ("clear", "reset", "zero")
+_SERVICES, _HELD = "<services>", "<state>"
+"""In place of the name of a function, for attributes of services and of objects in modules of the state."""
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
@@ -73,10 +83,21 @@ class ProgramVariables:
 
     A variable counts as changed by the loop if it existed when the first steps began, and has another value
     at a save than when the steps of that epoch began.  Left out is what the loop sets before it reads it.
+
+    Attributes:
+        report: warns of numbers in objects that modules and the task hold, by their paths.
     """
 
-    def __init__(self, objects: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        self._objects, self._warn = objects, warn
+    report: Callable[[list[str]], None]
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        services: Iterable[Service],
+        numbers: Callable[[], Mapping[str, Any]],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._objects, self._services, self._numbers, self._warn = objects, services, numbers, warn
         self._opener: CodeType | None = None
         """Code of the function that opened the run: its frame would keep all its variables alive."""
         self._clocks_began = [clock() for clock in _CLOCKS]
@@ -113,11 +134,15 @@ class ProgramVariables:
 
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
-        marks, unsaved, rebound = self._read_marks(), [], []
+        marks, unsaved, rebound, of_services, held = self._read_marks(), [], [], [], []
         for name in self._epoch_marks.keys() & marks.keys() & set(self._first_names or ()):
             if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
-                if self._epoch_marks[name].startswith(_STATE) and not self._is_set_first(name):
+                if name[0] == _SERVICES:
+                    of_services += [name[1]] * isinstance(marks[name][1], _SCALARS)
+                elif name[0] == _HELD:
+                    held.append(name[1])
+                elif self._epoch_marks[name].startswith(_STATE) and not self._is_set_first(name):
                     rebound.append(name[1])
                 elif isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
                     unsaved.append(name[1])
@@ -128,6 +153,15 @@ class ProgramVariables:
                 "the state, as in state={..., 'best': everstep.Slot(0.0)}, or into a state_dict() of your "
                 "data (docs/guide/exactness.md)"
             )
+        if of_services:
+            self._warn(
+                f"{some(sorted(of_services), 8)}: a service of yours, or an object that it calls, changes "
+                "this attribute and does not save it: a resume begins with its first value; give the service "
+                "state_dict() and load_state_dict(), or put the object into the state; a state_dict() that "
+                "returns {} says that nothing is lost (docs/guide/extending.md)"
+            )
+        if held:
+            self.report(sorted(held))
         if rebound:
             self._warn(
                 f"{some(sorted(set(rebound)), 8)}: this was an object of the state, and your loop gave the "
@@ -144,6 +178,8 @@ class ProgramVariables:
     def _is_set_first(self, name: Variable) -> bool:
         """Whether the loops around a line set a variable before they read it: its old value is of no use."""
         function, variable = name
+        if function in (_SERVICES, _HELD):
+            return False
         is_own = function in self._lines
         lines = [self._lines[function]] if is_own else [*self._lines.values()]
         return _is_set_in(tuple(lines), variable, is_own)
@@ -164,15 +200,26 @@ class ProgramVariables:
         return lost
 
     def _read_marks(self) -> dict[Variable, tuple[str, Any]]:
-        marks: dict[Variable, tuple[str, Any]] = {}
-        if self._opener is None:
-            return marks
         self._clocks_now = [clock() for clock in _CLOCKS]
-        lines: dict[str, tuple[str, int]] = {}
         in_state: dict[int, str] = {id(each): name for name, each in self._objects.items()}
         lists = [each for each in self._objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
         in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
+        marks = {} if self._opener is None else self._marks_on_stack(in_state)
+        for service in self._services:
+            for path, part in _parts_of_service(service, in_state):
+                with suppress(Exception):
+                    if (mark := self._mark(part)) is not None:
+                        marks[_SERVICES, path] = mark, part
+        with suppress(Exception):  # of a property of the program's own
+            for path, number in self._numbers().items():
+                if (mark := self._mark(number)) is not None:
+                    marks[_HELD, path] = mark, number
+        return marks
+
+    def _marks_on_stack(self, in_state: dict[int, str]) -> dict[Variable, tuple[str, Any]]:
+        marks: dict[Variable, tuple[str, Any]] = {}
+        lines: dict[str, tuple[str, int]] = {}
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
@@ -230,12 +277,39 @@ class ProgramVariables:
             content = [len(value), *islice(value, _ENDS), *islice(reversed(value), _ENDS)]
         elif isinstance(value, set) or (isinstance(value, dict) and len(value) > _MOST_KEYS):
             content = len(value)
-        elif type(value) in (list, tuple, dict) or backends.of(value) is not None:
+        elif isinstance(value, Number | itertools.count):
+            return repr(value)
+        elif isinstance(value, bytearray | array):
+            content = bytes(value)
+        elif isinstance(value, dict):
+            content = {**value}
+        elif type(value) is list or isinstance(value, tuple):
+            content = [*value]
+        elif backends.of(value) is not None:
             content = value
         else:
             return None
         mark = batch_digest(content, 0, depth=_DEPTH)
         return None if mark is None else f"#{mark:x}"
+
+
+def _parts_of_service(service: Service, skip: dict[int, str]) -> list[tuple[str, Any]]:
+    """List the attributes of a user's service that has no state, and of a user's objects that one calls.
+
+    Of a sink none: what it counts concerns the lines that it has written.
+    """
+    kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
+    is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
+    if isinstance(service, Sink | RemoteSink) or (is_own and type(service).state_dict != Service.state_dict):
+        return []
+    parts: list[tuple[str, Any]] = []
+    with suppress(Exception):  # of what a class of the program's own does when it is looked at
+        for name, value in vars(service).items():
+            for each in value if isinstance(value, list | tuple) and not is_own else [value]:
+                owner = getattr(each, "__self__", each) if isinstance(each, MethodType) else each
+                if is_own or _vars(owner) is not None:
+                    parts += _parts(f"{service.name}.{name.lstrip('_')}", owner, skip)
+    return parts
 
 
 def _data_of(value: Any) -> Any:
@@ -253,7 +327,8 @@ def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Itera
     """
     if entry := skip.get(id(value)):
         yield path, _Entry(entry)
-    if id(value) in skip or id(_vars(value)) in skip or isinstance(value, type | ModuleType | FunctionType):
+    is_state = type(value) is dict and value and all(id(each) in skip for each in value.values())
+    if is_state or id(value) in skip or id(_vars(value)) in skip or isinstance(value, type | FunctionType):
         return
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
@@ -291,9 +366,11 @@ def _is_generator(value: Any) -> bool:
 
 
 def _vars(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object of the program's own; None for others."""
+    """Return the attributes of an object or module of the program's own; None for others."""
     kind: Any = type(value)
-    return vars(value) if _is_own(kind) else None
+    if kind is ModuleType:
+        return None if _is_library(getattr(value, "__file__", None) or "<") else vars(value)
+    return vars(value) if _is_own(kind) or kind in (Namespace, SimpleNamespace) else None
 
 
 @lru_cache(maxsize=1024)

@@ -59,7 +59,7 @@ class ProgramChecks:
         self, user: UserState, progress: Progress, first: int, voice: Voice, warn_once: Callable[[str], None]
     ) -> None:
         self._user, self._progress, self._first, self._voice = user, progress, first, voice
-        self._warn_once = warn_once
+        self._warn_once, self._reported = warn_once, set[str]()
         self._counters = user.counters.values()
         self.looks_left = _LOOKS
         """Number of steps after which modules outside the state are still to be looked at."""
@@ -74,18 +74,28 @@ class ProgramChecks:
             return
         if names:
             self.looks_left = 0
+            self.report(names)
+
+    def report(self, names: Iterable[str]) -> None:
+        """Warn of what changes in objects that the state does not save, of each once."""
+        new = [name for name in names if name not in self._reported]
+        self._reported.update(new)
+        if new:
             remedy = "add it, as in state={..., 'metrics': metrics}"
             if (task := self._user.task) is not None:
                 remedy = (
                     f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
                     "self.metrics}"
                 )
-            elif any(name.endswith("gradient_state.sync_gradients") for name in names):
+            elif any(name.endswith("gradient_state.sync_gradients") for name in new):
                 remedy = "save accelerate's count as `window` in docs/recipes/huggingface.md#accelerate does"
-            elif all("." in name for name in names):
-                remedy = "save it by an entry that holds its owner and has state_dict and load_state_dict"
+            elif all("." in name for name in new):
+                remedy = (
+                    "make it an attribute of the module itself, or save it by an entry that holds its owner "
+                    "and has state_dict and load_state_dict"
+                )
             self._warn_once(
-                f"{some(names, 5)}: the steps change it and the state does not save it, so after a resume it "
+                f"{some(new, 5)}: the loop changes it and the state does not save it, so after a resume it "
                 f"lacks the earlier steps, and later steps or the epoch's tail may read it; {remedy}, or add "
                 "what changes inside it, unless it is reset before each use"
             )

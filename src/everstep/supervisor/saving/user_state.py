@@ -141,6 +141,10 @@ class UserState:
         """Digest a small parameter that the optimizers step; None without one in host memory."""
         return next((d for c in self.counters.values() if (d := c.digest()) is not None), None)
 
+    def unsaved_numbers(self) -> dict[str, Any]:
+        """Return, by path, the numbers in objects that the task and modules hold and do not save."""
+        return {path: each for c in self.counters.values() for path, each in c.outside.numbers().items()}
+
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save."""
         user = {name: _save_entry(name, entry) for name, entry in self.entries.items()}
