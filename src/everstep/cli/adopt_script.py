@@ -57,6 +57,30 @@ _OPTIONS = {"lr", "momentum", "weight_decay", "betas", "eps"}
 """Settings of an optimizer's group: to assign one changes no other object."""
 _VIEWS = re.compile("view(_as)?|reshape|flatten|(un)?squeeze|t|transpose|permute|narrow|detach|numpy")
 """Methods whose result is a part of their tensor."""
+_SAME_ITEMS = {
+    "list",
+    "tuple",
+    "dict",
+    "enumerate",
+    "zip",
+    "reversed",
+    "values",
+    "items",
+    "get",
+    "from_numpy",
+    "asarray",
+}
+_SAME_ITEMS |= {
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "children",
+    "Variable",
+    "OrderedDict",
+}
+"""What gives the very objects of which it is made, and those of a module."""
+_FILLING = {"append", "appendleft", "add", "insert", "extend", "update", "setdefault"}
 _PARTS = {"get", "setdefault", "values", "items"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
@@ -67,7 +91,7 @@ DRAWS = {
 
 
 class Variable(NamedTuple):
-    """A name, and the function or class that it is local to; None: the module."""
+    """A name, and the function or class that it is local to; None: the script; or a module beside it."""
 
     scope: ast.AST | None
     name: str
@@ -75,6 +99,12 @@ class Variable(NamedTuple):
 
 def parameters(function: ast.FunctionDef) -> list[Variable]:
     return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+
+
+def passed(call: ast.Call, function: ast.FunctionDef, skipped: int = 0) -> list[tuple[str, ast.expr]]:
+    """Return the parameters of a function with what a call gives them."""
+    names = [each.arg for each in function.args.args[skipped:]]
+    return [*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)]
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -120,17 +150,22 @@ def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 
 
 @cache
-def _module(file: Path) -> Script | None:
+def _module(file: Path, root: Path) -> Script | None:
     with suppress(OSError, SyntaxError, ValueError):  # another package's
-        return Script(file.read_text(encoding="utf-8"), file.parent)
+        return Script(file.read_text(encoding="utf-8"), root, file)
     return None
 
 
 class Script:
-    """A parsed script."""
+    """A parsed script, or a module beside it.
 
-    def __init__(self, source: str, folder: Path | None = None) -> None:
-        self.tree, self._folder = ast.parse(source), folder
+    Args:
+        folder: that of the script, where modules are looked for.
+        file: of the module.
+    """
+
+    def __init__(self, source: str, folder: Path | None = None, file: Path | None = None) -> None:
+        self.tree, self._folder, self.file = ast.parse(source), folder, file
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
@@ -139,11 +174,6 @@ class Script:
         every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
         every = [each for each in every if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
-        inner = [
-            e for e in self.nodes if isinstance(e, ast.FunctionDef) and e not in every and e.name != "forward"
-        ]
-        methods = [each.name for each in inner]
-        self.methods = {each.name: each for each in inner if methods.count(each.name) == 1}
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
@@ -158,10 +188,9 @@ class Script:
             (getattr(node, "module", None) or each.name).split(".")[0]: node for node, each in self._imports
         }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
-        bound = {*names, *arguments, *(each.id for each in self.stores)}
-        self.symbols = self.imported | self.functions.keys() | self.classes.keys()
-        self.symbols |= {*dir(builtins)} - {each.id for each in self.stores} | self.read_names - bound
-        """Names that are no variables."""
+        self._bound = {*names, *arguments, *(each.id for each in self.stores)}
+        self._definitions = dict[str, tuple[Script, Any] | None]()
+        self._changed_by = dict[ast.FunctionDef, set[str]]()
         self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
         """Loss functions and schedulers from elsewhere, which are taken for state."""
@@ -210,7 +239,46 @@ class Script:
             in_class = isinstance(node, ast.ClassDef) and self._parents[name] in node.body
             if in_class or name.id in self._locals.get(node, ()):
                 return Variable(node, name.id)
-        return Variable(None, name.id)
+        return self._beside(name) or Variable(None, name.id)
+
+    def _beside(self, node: ast.AST, kind: Any = ast.Name) -> Variable | None:
+        """Return the variable of a module beside the script that `rng` or `other.rng` is."""
+        owner = self.definition(dotted(node), kind) if isinstance(node, ast.Name | ast.Attribute) else None
+        if owner is None or owner[0] is self:
+            return None
+        return Variable(owner[0].tree, getattr(owner[1], "id", getattr(owner[1], "name", "")))
+
+    def holder(self, node: Any, is_target: bool = False) -> Variable | None:
+        """Return the variable `net` of `net.layers[0](x)`, `Log` of `Log.losses.append(x)`."""
+        parts = int(is_target)
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            kinds = (ast.Name, ast.ClassDef) if parts > 1 else ast.Name
+            if (variable := self._beside(node, kinds)) is not None:
+                return variable
+            if parts > 1 and (getattr(node, "attr", "") == "__class__" or called(node) == "type"):
+                owner = self.nearest(node, ast.ClassDef)
+                return Variable(None, owner.name) if owner is not None else None
+            parts += isinstance(node, ast.Attribute)
+            node = node.func if isinstance(node, ast.Call) else node.value
+        if not isinstance(node, ast.Name):
+            return None
+        if parts > 1 and (owner := self._beside(node, ast.ClassDef)) is not None:
+            return owner
+        variable, is_class = self.variable(node), parts > 1 and node.id in self.classes
+        method: Any = variable.scope
+        is_method = "classmethod" in map(dotted, getattr(method, "decorator_list", ()))
+        if parts > 1 and is_method and variable == parameters(method)[0]:
+            return Variable(None, self.nearest(method, ast.ClassDef).name)
+        is_builtin = variable.scope is None and node.id not in self._top and hasattr(builtins, node.id)
+        return variable if is_target or is_class or not (is_builtin or node.id in self.symbols) else None
+
+    @cached_property
+    def symbols(self) -> set[str]:
+        """Names that are no variables."""
+        stored = {each.id for each in self.stores}
+        names = self.imported | {*dir(builtins)} - stored | self.read_names - self._bound
+        names = {each for each in names if each in stored or self.definition(each, ast.Name) is None}
+        return names | self.functions.keys() | self.classes.keys()
 
     def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -218,13 +286,11 @@ class Script:
 
     @cached_property
     def passed_arguments(self) -> list[tuple[Variable, ast.expr]]:
-        """The parameters of functions of the script, with what each call gives them."""
+        """The parameters of functions of the script and beside it, with what each call here gives them."""
         arguments = list[tuple[Variable, ast.expr]]()
-        for function in self.functions.values():
-            names = [each.arg for each in function.args.args]
-            for call in self.calls_of(function):
-                pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
-                arguments += [(Variable(function, name or ""), value) for name, value in pairs]
+        for call in (node for node in self.nodes if isinstance(node, ast.Call)):
+            if (owner := self.definition(dotted(call), ast.FunctionDef)) is not None:
+                arguments += [(Variable(owner[1], k), value) for k, value in passed(call, owner[1])]
         return arguments
 
     # ------------------------------------------------------------------------------ what it holds
@@ -249,14 +315,21 @@ class Script:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
-        receivers = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
-        methods = {name for node, name in receivers if self.variable(node) == variable}
-        for parameter, value in self.passed_arguments if len(self.open) < 5 else ():
-            if isinstance(value, ast.Name) and self.variable(value) == variable:
-                self.open.append(parameter)
-                methods |= self._methods(parameter)
-                self.open.pop()
-        return methods
+        receivers, names = (
+            [(node, name) for node, name in pairs if isinstance(node, ast.Name)],
+            self._aliases(variable),
+        )
+        return {name for node, name in receivers if self.variable(node) in names}
+
+    def _aliases(self, variable: Variable) -> set[Variable]:
+        """Return a variable, and the parameters of functions that get it."""
+        names = [
+            (parameter, value) for parameter, value in self.passed_arguments if isinstance(value, ast.Name)
+        ]
+        aliases = {variable}
+        while more := {parameter for parameter, value in names if self.variable(value) in aliases} - aliases:
+            aliases |= more
+        return aliases
 
     def kind(self, variable: Variable) -> str:
         """Return what a variable holds: "state", "plain", "record", "reporter", "function"; "" if unknown.
@@ -264,6 +337,10 @@ class Script:
         A record is an object of a class of the script's own whose attributes are all that it keeps.
         A reporter only tells of the training, or stays as it is.
         """
+        if isinstance(variable.scope, ast.Module) and variable.scope in self.modules:
+            owner = self.modules[variable.scope]
+            owner.methods_in_use = self._methods_in_use_anywhere
+            return owner.kind(Variable(None, variable.name))
         if variable in self.open:
             return "plain"
         self.open.append(variable)
@@ -292,24 +369,67 @@ class Script:
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
 
     def items_of(self, variable: Variable) -> list[ast.expr]:
-        """Return what is put into a list or a dictionary."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) == "append"]
-        roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls if each.args]
-        roots += [(k.value, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
-        return [v for root, v in roots if isinstance(root, ast.Name) and self.variable(root) == variable]
+        """Return what is put into a list or a dictionary, also by functions that get it."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) in _FILLING]
+        pairs = [(each.func, item) for each in calls for item in each.args]
+        pairs += [(k, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
+        sums = [
+            each for each in self.nodes if isinstance(each, ast.AugAssign)
+        ]  # `h += [w]`; `n += w` makes a number
+        pairs += [
+            (each.target, each.value) for each in sums if isinstance(each.value, ast.List | ast.ListComp)
+        ]
+        names = self._aliases(variable)
+        roots = [(_root(place), item) for place, item in pairs]
+        return [item for root, item in roots if isinstance(root, ast.Name) and self.variable(root) in names]
 
-    def is_view_of_weights(self, value: ast.expr | None) -> bool:
-        """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`."""
-        value = self.returned(value) or value
-        parts = [*ast.walk(value)] if value is not None else []
-        copies = [each for each in parts if called(each) == "deepcopy"]
-        for each in (part for part in parts if isinstance(part, _COMPREHENSIONS)):
-            copies += [each] * any(called(part) in ("clone", "deepcopy", "tolist") for part in ast.walk(each))
-        copied = {part for each in copies for part in ast.walk(each)}
-        is_part = isinstance(value, ast.Attribute) and value.attr in ("data", "weight", "bias")
-        root = _root(value) if is_part or called(value) in ("detach", "numpy") else None
-        is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state"
-        return is_weight or any(called(each) == "state_dict" for each in parts if each not in copied)
+    def is_view_of_weights(self, value: Any, is_part: bool = False) -> bool:
+        """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`.
+
+        Args:
+            is_part: whether a tensor of what the value is would be one.
+        """
+        value, parts = self.returned(value) or value, list[Any]()
+        if isinstance(value, ast.Name) and (variable := self.variable(value)) not in self.open:
+            if self.kind(variable) == "state":
+                return is_part
+            self.open.append(variable)
+            parts = [*self.values(variable), *self.items_of(variable), *self._iterables(variable)]
+            is_view = any(self.is_view_of_weights(each, is_part) for each in parts)
+            self.open.pop()
+            return is_view
+        if isinstance(value, ast.Attribute):
+            is_part |= value.attr in ("data", "weight", "bias")
+            return is_part and self.is_view_of_weights(value.value, True)
+        if isinstance(value, ast.Call):
+            is_same = called(value) in (_SAME_OBJECT | _SAME_ITEMS) - {"train", "eval"}
+            is_view = is_same or _VIEWS.fullmatch(called(value)) is not None
+            if isinstance(value.func, ast.Attribute) and is_view:
+                parts, is_part = [value.func.value], True
+            copied = {
+                part for each in ast.walk(value) if called(each) == "deepcopy" for part in ast.walk(each)
+            }
+            if any(called(each) == "state_dict" for each in ast.walk(value) if each not in copied):
+                return True
+            parts += value.args if is_view else []
+        elif isinstance(value, _COMPREHENSIONS):
+            parts = [getattr(value, "elt", getattr(value, "value", None))]
+        elif isinstance(value, ast.Subscript | ast.Starred):
+            parts = [value.value]
+        elif isinstance(
+            value, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.IfExp | ast.BoolOp | ast.BinOp
+        ):
+            is_sum = isinstance(value, ast.BinOp) and not isinstance(value.right, ast.List)
+            parts = [] if is_sum else [*ast.iter_child_nodes(value)]
+        return any(self.is_view_of_weights(each, is_part) for each in parts)
+
+    def _iterables(self, variable: Variable) -> list[ast.expr]:
+        """Return the data of the loops and comprehensions whose rounds assign a variable."""
+        loops = [node for node in self.nodes if isinstance(node, ast.For | ast.comprehension)]
+        names = [(each.iter, name) for each in loops for name in ast.walk(each.target)]
+        return [
+            data for data, name in names if isinstance(name, ast.Name) and self.variable(name) == variable
+        ]
 
     def is_array(self, value: ast.expr | None) -> bool:
         """Return whether a value is an array of NumPy or torch."""
@@ -342,7 +462,7 @@ class Script:
         function: Any = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             for made in self._made_of(value.func.value):
-                owner = self.class_of(dotted(made))
+                owner = self.definition(dotted(made))
                 for each in owner[1].body if owner is not None else ():
                     is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
                     function = each if is_it else function
@@ -410,6 +530,8 @@ class Script:
 
     def kind_of(self, value: ast.expr | None) -> str:
         value = same_object(value)
+        if isinstance(value, ast.Call) and self.keeps(value):
+            return ""
         if (returned := self.returned(value)) is not None:
             return self.kind_of(returned)
         if isinstance(value, ast.Name):
@@ -418,11 +540,13 @@ class Script:
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
             kinds = {self.kind_of(value.body), self.kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
-        is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
+        is_librarys = isinstance(value, ast.Attribute) and (
+            value.attr == "apply" or dotted(value).partition(".")[0] in self.imported
+        )
         if is_librarys or isinstance(value, ast.Lambda) or called(value) in ("partial", "namedtuple"):
             return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
-        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
+        if isinstance(value, ast.Call) and (owner := self.definition(dotted(value))) is not None:
             arguments = [*value.args, *(each.value for each in value.keywords)]
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
@@ -432,7 +556,9 @@ class Script:
         if name == "SimpleNamespace":
             return "record"
         is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
-        is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
+        is_reporter = (
+            is_tracker or name.endswith("Loss") or _LOGGER.search(name) or dotted(value) == "re.compile"
+        )
         if is_reporter or any(called(each) in _REPORTERS for each in parts):
             return "reporter"
         is_module = any(part in dotted(value) for part in ("nn.", "optim.", "Module"))
@@ -444,10 +570,11 @@ class Script:
             for each in ("elt", "value")
             if isinstance(value, _COMPREHENSIONS) and hasattr(value, each)
         ]
-        kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
+        named = [each.value for each in getattr(value, "keywords", ())] if name == "dict" else inner
+        kinds = {self.kind_of(each) for each in named if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
         if kinds == {"function"}:
             return "function"
-        if "record" in kinds:
+        if "record" in kinds and inner:
             return "record" if len(kinds) == 1 else ""
         unknown = [
             each for each in inner if called(each)[:1].isupper() and self.kind_of(each) in ("", "object")
@@ -480,39 +607,117 @@ class Script:
         )
         return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, plain) else ""
 
-    def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
-        """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
-        module, _, name = path.rpartition(".")
-        if not module and name in self.classes:
-            return self, self.classes[name]
-        for node, alias in self._imports if self._folder is not None and depth < 4 else ():
-            is_from, known = isinstance(node, ast.ImportFrom), alias.asname or alias.name
-            source = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            if is_from and not module and known in (name, "*"):
-                wanted = name if known == "*" else alias.name
-            elif known == module:
-                source, wanted = [*source, alias.name], name
-            else:
-                continue
-            stem = Path(self._folder or "", *".".join(source).split("."))
-            for script in (_module(stem.with_suffix(".py")), _module(stem / "__init__.py")):
-                if script is not None and (owner := script.class_of(wanted, depth + 1)) is not None:
+    @cached_property
+    def modules(self) -> dict[ast.AST, Script]:
+        """The script, and the modules beside it that these import, by their trees."""
+        scripts = [self]
+        for script in scripts:  # which grows
+            for node, alias in script._imports:
+                source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for path in (source, [*source, alias.name]):
+                    scripts += [each for each in script._files(node, path) if each not in scripts]
+        return {each.tree: each for each in scripts}
+
+    def _files(self, node: ast.Import | ast.ImportFrom, source: Sequence[str]) -> list[Script]:
+        """Return the module "a.b" beside the script, as a file and as a package."""
+        if self._folder is None or not "".join(source):
+            return []
+        own, above = [*self.file.parents] if self.file else [self._folder], getattr(node, "level", 0)
+        folders = own[above - 1 : above] if above else [self._folder, own[0]]
+        stems = [Path(folder, *".".join(filter(None, source)).split(".")) for folder in folders]
+        paths = [path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py")]
+        files = [_module(each, self._folder) for each in paths]
+        return [each for each in files if each is not None]
+
+    @cached_property
+    def _top(self) -> dict[str, ast.AST]:
+        stores: dict[str, ast.AST] = {
+            e.id: e for e in self.stores if not self.nearest(e, (*_SCOPES, ast.ClassDef))
+        }
+        return stores | self.functions | self.classes
+
+    def definition(self, path: str, kind: Any = ast.ClassDef) -> tuple[Script, Any] | None:
+        """Find what "Meter" or "utils.Meter" is, in the script or in a module beside it."""
+        if path not in self._definitions:
+            self._definitions[path] = None  # while it is looked for
+            self._definitions[path] = self._find(path)
+        owner = self._definitions[path]
+        return owner if owner is not None and isinstance(owner[1], kind) else None
+
+    def _find(self, path: str) -> tuple[Script, Any] | None:
+        if path in self._top:
+            return self, self._top[path]
+        for node, alias in self._imports:
+            known, rest = alias.asname or alias.name, ""
+            source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if source and "." not in path and known in (path, "*"):
+                rest = path if known == "*" else alias.name
+            elif path.startswith(f"{known}."):
+                source, rest = [*source, alias.name], path.removeprefix(f"{known}.")
+            for script in self._files(node, source) if rest else ():
+                if (owner := script.definition(rest, ast.AST)) is not None:
                     return owner
         return None
 
-    def changed_unseen(self) -> set[Variable]:
-        """Return variables of the module that hooks, and methods of classes, assign or change."""
-        calls = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
-        hooks = {each.id for each in self.names if each.id in self.functions and id(each) not in calls}
-        methods = [
-            each
-            for each in self.nodes
-            if isinstance(each, ast.FunctionDef) and self.nearest(each, ast.ClassDef)
-        ]
-        flow = Flow(self)
-        for function in [*(self.functions[each] for each in hooks), *methods]:
+    @cached_property
+    def methods(self) -> dict[str, list[tuple[Script, ast.FunctionDef]]]:
+        """The methods of classes of the script and beside it, by their names."""
+        methods = dict[str, list[tuple[Script, ast.FunctionDef]]]()
+        for script in self.modules.values():
+            for each in script.nodes:
+                if isinstance(each, ast.FunctionDef) and script.nearest(each, ast.ClassDef):
+                    methods.setdefault(each.name, []).append((script, each))
+        return methods
+
+    def is_made_elsewhere(self, variable: Variable) -> bool:
+        """Return whether what a variable holds is made by another package."""
+        owner = self.modules.get(variable.scope or self.tree, self)
+        values = owner.values(Variable(None, variable.name))
+        return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
+
+    def is_drawn(self, variable: Variable) -> bool:
+        """Return whether a variable of a module beside is a generator or an iterator, which reads change."""
+        owner = self.modules.get(variable.scope or self.tree, self)
+        values = map(same_object, owner.values(Variable(None, variable.name)))
+        return owner is not self and any(called(each) in GENERATORS | _ITERATORS for each in values)
+
+    def changed_by(self, function: ast.FunctionDef) -> set[str]:
+        """Return the names of the parameters that a function may change."""
+        if function not in self._changed_by:
+            self._changed_by[function] = set()  # while it is looked at
+            flow = Flow(self)
             flow.run(function.body, {*parameters(function)})
-        return {each for each in flow.assigned | flow.changed if each.scope is None}
+            self._changed_by[function] = {each.name for each in flow.changed if each.scope is function}
+        return self._changed_by[function]
+
+    def keeps(self, decorator: ast.expr) -> bool:
+        """Return whether a decorator, or a function that makes one, keeps values from call to call."""
+        if dotted(decorator).rpartition(".")[2] in ("lru_cache", "cache"):
+            return True
+        owner = self.definition(dotted(decorator), ast.FunctionDef)
+        inside = [*ast.walk(owner[1])] if owner is not None else []
+        functions = [each for each in inside if isinstance(each, ast.FunctionDef)]
+        flow = Flow(owner[0] if owner is not None else self)
+        for inner in functions[1:]:
+            flow.run(inner.body, {*parameters(inner)})
+            flow.assigned = {each for each in flow.assigned if each.scope is not inner}
+        changed = flow.changed - {each for function in functions for each in parameters(function)}
+        return any(each.scope in functions for each in flow.assigned | changed)
+
+    @cached_property
+    def unseen(self) -> Flow:
+        """What hooks and methods of classes read, assign and change, here and in the modules beside."""
+        flow = Flow(self)
+        for name, owners in self.methods.items():
+            for owner in owners if name != "__init__" else ():
+                flow.enter(*owner, set())
+        for script in self.modules.values():
+            calls = {id(node.func) for node in script.nodes if isinstance(node, ast.Call)}
+            for node in (each for each in script.nodes if isinstance(each, ast.Name | ast.Attribute)):
+                hook = script.definition(dotted(node), ast.FunctionDef) if id(node) not in calls else None
+                if hook is not None:
+                    flow.enter(*hook, set())
+        return flow
 
     def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
@@ -548,6 +753,10 @@ class Script:
             own = method.args.args[:1] if is_method else []
             names |= {node.attr} if getattr(node.value, "id", "") not in {each.arg for each in own} else set()
         return frozenset(names)
+
+    @cached_property
+    def _methods_in_use_anywhere(self) -> frozenset[str]:
+        return frozenset().union(*(each.methods_in_use for each in self.modules.values()))
 
     def _kind_of_objects(self, node: ast.ClassDef, used: frozenset[str]) -> str:
         if (node, used) not in self._kinds:
@@ -607,7 +816,11 @@ class Script:
         is_plain = not any(self._is_object(each) for each in parts)
         # an iterator, or an object of an own class in a list: a method may change it through other names
         within = [each for each in parts if not isinstance(self._parents[each], ast.Assign | ast.AnnAssign)]
+        owners = [self.definition(dotted(each)) for each in parts if isinstance(each, ast.Call)]
+        kinds = {owner[0]._kind_of_objects(owner[1], used) for owner in owners if owner is not None}
         if any(called(each) in _ITERATORS for each in kept) or any(called(e) in self.classes for e in within):
+            return "object"
+        if kinds & {"record", "object"}:  # which a method may be called of: `d.meter.mean()`
             return "object"
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
         return "constant" if not is_changed else "writer" if writes else "record" if is_plain else "object"
@@ -708,28 +921,29 @@ class Flow:
         """Note what a target or an expression reads and changes; return what it assigns."""
         script, assigned = self._script, set[Variable]()
         for node in ast.walk(top):
-            if isinstance(node, ast.Name) and node.id in script.functions:
-                self._enter(script.functions[node.id], sure)
+            is_name = isinstance(node, ast.Name | ast.Attribute)
+            function = script.definition(dotted(node), ast.FunctionDef) if is_name else None
+            if function is not None:
+                self.enter(*function, sure)
             elif isinstance(node, ast.Name) and node.id not in script.symbols:
                 is_read = isinstance(node.ctx, ast.Load)
                 self.read |= {script.variable(node)} - sure if is_read else set()
                 assigned |= set() if is_read else {script.variable(node)}
+            elif isinstance(node, ast.Attribute) and (variable := script.holder(node)) is not None:
+                self.read |= {variable} - sure if isinstance(variable.scope, ast.Module) else set()
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            method = script.methods.get(called(node)) if is_method else None
-            if isinstance(node, ast.Call) and method is not None and method not in script.open:
-                script.open.append(method)
-                inner = Flow(script)
-                inner.run(method.body, {*parameters(method)})
-                script.open.pop()
-                for parameter, value in zip(parameters(method)[1:], node.args, strict=False):
-                    if parameter in inner.changed:
-                        self._change(value)
+            is_changing = self._call_method(node) if isinstance(node, ast.Call) and is_method else False
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
             is_pure = is_maths or (
                 bool(_PURE.fullmatch(called(node))) and not script.is_own_object(_root(node))
             )
-            is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            is_pure = (
+                is_pure
+                and is_method
+                and not is_changing
+                and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            )
             is_pure |= isinstance(node, ast.Call) and dotted(node) in self.own_calls
             is_pure |= called(node) == "set_epoch"  # which each epoch calls again
             # an object that is called may count its calls
@@ -740,16 +954,24 @@ class Flow:
                 changed += node.args[:1] if is_function or called(node) in _CHANGING else []
             is_item = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
             is_filled = is_item and not isinstance(top, ast.AugAssign)
-            for each in changed:
-                is_part = dotted(each).count(".") > 1  # of a class: `Log.losses.append(x)`
-                each = _root(each)
-                is_variable = getattr(each, "id", "") not in script.symbols
-                is_variable |= is_part and getattr(each, "id", "") in script.classes
-                if isinstance(each, ast.Name) and (is_target or is_variable):
-                    (self._filled if is_filled else self._changed).add(script.variable(each))
-                    self.read |= {script.variable(each)} - sure
+            for variable in (script.holder(each, is_target) for each in changed):
+                if variable is not None:
+                    (self._filled if is_filled else self._changed).add(variable)
+                    self.read |= {variable} - sure
         self.assigned |= assigned
         return assigned
+
+    def _call_method(self, call: ast.Call) -> bool:
+        """Note what methods of this name change of their arguments; return whether one changes its object."""
+        is_changing = False
+        for owner, method in self._script.methods.get(called(call), ()):
+            is_bound = "staticmethod" not in map(dotted, method.decorator_list)
+            names = owner.changed_by(method)
+            is_changing |= is_bound and bool(names & {each.arg for each in method.args.args[:1]})
+            for name, value in passed(call, method, int(is_bound)):
+                if name in names:
+                    self._change(value)
+        return is_changing
 
     def _share(self, target: ast.expr, value: ast.expr, is_view: bool) -> None:
         """Note that a change of the target is one of what is read in a value."""
@@ -773,32 +995,40 @@ class Flow:
             variables |= more
         return variables | filled
 
-    def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
-        """Note what a function of the script reads and changes of other scopes, and of its arguments."""
-        script = self._script
-        if function in script.open:
+    def enter(self, owner: Script, function: ast.FunctionDef, sure: set[Variable]) -> None:
+        """Note what a function, here or beside, reads and changes of other scopes, and of its arguments."""
+        script, tree = self._script, None if owner is self._script else owner.tree
+        if function in owner.open:
             return
-        script.open.append(function)
-        inner, inside = Flow(script), {*ast.walk(function)}
-        inner.run(function.body, {Variable(function, each.arg) for each in function.args.args})
-        script.open.pop()
-        self.read |= {each for each in inner.read if each.scope not in inside} - sure
-        self.assigned |= {each for each in inner.assigned if each.scope not in inside}
-        self._changed |= {each for each in inner.changed if each.scope not in inside}
+        owner.open.append(function)
+        inner, inside = Flow(owner), {*ast.walk(function)}
+        inner.run(function.body, {*parameters(function)})
+        keeps, changed = any(owner.keeps(each) for each in function.decorator_list), inner.changed
+        owner.open.pop()
+        for own, names in (
+            (self.read, inner.read),
+            (self.assigned, inner.assigned),
+            (self._changed, changed),
+        ):
+            outer = {Variable(each.scope or tree, each.name) for each in names if each.scope not in inside}
+            own |= outer - sure if own is self.read else outer
         for parameter, value in script.passed_arguments:
-            if parameter in inner.changed:
+            if parameter in changed:
                 self._change(value)
-        names = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-        for name, default in zip(names, function.args.defaults, strict=True):
-            if Variable(function, name.arg) in inner.changed and isinstance(default, ast.List | ast.Dict):
-                self._changed.add(Variable(function, name.arg))
-                self.read.add(Variable(function, name.arg))
+        every = [*function.args.posonlyargs, *function.args.args]
+        pairs = [*zip(reversed(every), reversed(function.args.defaults), strict=False)]
+        pairs += [
+            (k, v) for k, v in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if v
+        ]
+        made = {k.arg for k, v in pairs if not isinstance(v, ast.Constant | ast.Name | ast.Attribute)}
+        if keeps or made & {each.name for each in changed if each.scope is function}:
+            self._changed.add(Variable(tree, function.name))
+            self.read.add(Variable(tree, function.name))
 
     def _change(self, value: ast.expr) -> None:
         """Note that a function changes what it is given."""
         inner: Any = [value.value] if isinstance(value, ast.Starred) else getattr(value, "elts", [])
         for part in inner:
             self._change(part)
-        root = _root(value)
-        if isinstance(root, ast.Name) and root.id not in self._script.symbols:
-            self._changed.add(self._script.variable(root))
+        if (variable := self._script.holder(value)) is not None:
+            self._changed.add(variable)

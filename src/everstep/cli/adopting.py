@@ -374,7 +374,8 @@ class Patch:
         epoch.round(epochs, set())
         tail.run(self._rest, set())
         after.run(script.beside(epochs, self._home)[1], set())
-        self._used, self._carried, self._records = epoch.read, set[Variable](), set[Variable]()
+        self._used = {each for each in epoch.read if not isinstance(each.scope, ast.Module)}
+        self._carried, self._records = set[Variable](), set[Variable]()
         self._made = set[Variable]()
         """The records that a resume makes anew, after the checkpoint was opened."""
         self._losses = dict[Variable, list[Any]]()
@@ -385,7 +386,16 @@ class Patch:
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
-        moved |= {each for each in script.changed_unseen() if script.kind(each) == "plain"}
+        unseen = script.unseen
+        read, changed = epoch.read | after.read | unseen.read, unseen.assigned | unseen.changed
+        moved |= {
+            e for e in changed if e.scope is None and (script.kind(e) == "plain" or e.name in script.classes)
+        }
+        changed = {
+            each for each in changed if script.kind(each) or not script.is_made_elsewhere(each)
+        } | in_epoch
+        drawn = {each for each in read if script.is_drawn(each)}
+        moved |= {each for each in changed & read | drawn if isinstance(each.scope, ast.Module)}
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         for each in sorted(moved, key=lambda each: each.name):
             if each not in in_loop and (calls := self._backward_calls(each)):
@@ -467,6 +477,19 @@ class Patch:
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         is_left_out = kind == "reporter" or (kind == "function" and not assigned)
+        if isinstance(scope, ast.Module) or (scope is None and name in script.symbols):
+            if not is_left_out:
+                owner = script.definition(name, ast.AST)
+                file = script.modules[scope].file if scope is not None else None
+                node = (
+                    owner[1]
+                    if owner and not file
+                    else script.packages.get(file.stem if file else name, self._epochs)
+                )
+                place = f" of {file.name}" if file else ""
+                problem = "changes in the loop, and no checkpoint has it: make it a variable of this script"
+                self._refuse(node, f"`{name}`{place} {problem}")
+            return
         if not isinstance(scope, ast.FunctionDef | None):
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
@@ -504,7 +527,12 @@ class Patch:
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind == "function":
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
-        elif any(script.is_view_of_weights(each) for each in (*made, *script.items_of(variable))):
+        elif any(
+            map(
+                script.is_view_of_weights,
+                made if script.is_array(made[0]) else (*made, *script.items_of(variable)),
+            )
+        ):
             problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
         elif (kind != "plain" and changed) or objects:
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
@@ -561,7 +589,7 @@ class Patch:
                     script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
                 )
         for call in (node for node in script.nodes if isinstance(node, ast.Call)):
-            owner = script.class_of(dotted(call))
+            owner = script.definition(dotted(call))
             if owner is not None and owner[0].is_data_that_changes(owner[1], script.methods_in_use):
                 self._refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
             elif any(
