@@ -81,6 +81,8 @@ _SAME_ITEMS |= {
 }
 """What gives the very objects of which it is made, and those of a module."""
 _FILLING = {"append", "appendleft", "add", "insert", "extend", "update", "setdefault"}
+_MODULES = ("nn.", "optim.", "Module")
+_LITERALS = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.UnaryOp, ast.BinOp)
 _PARTS = {"get", "setdefault", "values", "items"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
@@ -101,9 +103,11 @@ def parameters(function: ast.FunctionDef) -> list[Variable]:
     return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
 
 
-def passed(call: ast.Call, function: ast.FunctionDef, skipped: int = 0) -> list[tuple[str, ast.expr]]:
-    """Return the parameters of a function with what a call gives them."""
-    names = [each.arg for each in function.args.args[skipped:]]
+def passed(
+    call: ast.Call, function: ast.FunctionDef | None = None, skipped: int = 0
+) -> list[tuple[str, Any]]:
+    """Return what a call gives, with the names of the parameters of a function."""
+    names = [each.arg for each in function.args.args[skipped:]] if function else [""] * len(call.args)
     return [*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)]
 
 
@@ -302,6 +306,8 @@ class Script:
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
+        if isinstance(variable.scope, ast.Module):
+            return self.modules[variable.scope].values(Variable(None, variable.name))
         assigned = [self.stored_value(each) for each in self.stores if self.variable(each) == variable]
         return [value for parameter, value in self.passed_arguments if parameter == variable] + assigned
 
@@ -339,7 +345,7 @@ class Script:
         """
         if isinstance(variable.scope, ast.Module) and variable.scope in self.modules:
             owner = self.modules[variable.scope]
-            owner.methods_in_use = self._methods_in_use_anywhere
+            owner.methods_in_use = self.methods_in_use
             return owner.kind(Variable(None, variable.name))
         if variable in self.open:
             return "plain"
@@ -466,11 +472,9 @@ class Script:
                 for each in owner[1].body if owner is not None else ():
                     is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
                     function = each if is_it else function
-        yields = [
-            each for each in ast.walk(function or ast.Pass()) if isinstance(each, ast.Yield | ast.YieldFrom)
-        ]
-        is_wrapped = called(value) in WRAPPED - {"tqdm"}
-        return bool(yields) or is_wrapped or isinstance(value, ast.GeneratorExp)
+        inside = ast.walk(function or ast.Pass())
+        is_wrapped = called(value) in WRAPPED - {"tqdm"} or isinstance(value, ast.GeneratorExp)
+        return is_wrapped or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside)
 
     def is_object(self, name: ast.AST) -> bool:
         """Return whether a name may hold an object of a class that is not torch's."""
@@ -485,18 +489,12 @@ class Script:
 
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
-        passed = {id(value): parameter for parameter, value in self.passed_arguments}
-        names = [each for each in self.names if isinstance(each.ctx, ast.Load)]
-        for name in (each for each in names if each.id == variable.name and self.variable(each) == variable):
-            method = self._parents[name]
-            is_told = isinstance(method, ast.Attribute) and isinstance(
-                self.nearest(method, ast.stmt), ast.Expr
-            )
-            if id(name) in passed:
-                is_told = self._answers_nothing(passed[id(name)])
-            if not is_told:
-                return False
-        return True
+        names, own = self._aliases(variable), {*self.functions.values()}
+        given = {id(value) for parameter, value in self.passed_arguments if parameter.scope in own}
+        reads = [each for each in self.names if isinstance(each.ctx, ast.Load) and id(each) not in given]
+        methods = [self._parents[each] for each in reads if self.variable(each) in names]
+        statements = [self.nearest(each, ast.stmt) for each in methods if isinstance(each, ast.Attribute)]
+        return len(statements) == len(methods) and all(isinstance(each, ast.Expr) for each in statements)
 
     def _is_named_as_state(self, variable: Variable) -> bool:
         """Return whether a variable is named as a scheduler, or as a loss function and called."""
@@ -540,14 +538,15 @@ class Script:
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
             kinds = {self.kind_of(value.body), self.kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
-        is_librarys = isinstance(value, ast.Attribute) and (
-            value.attr == "apply" or dotted(value).partition(".")[0] in self.imported
+        is_librarys = (
+            dotted(value).partition(".")[0] in self.imported or getattr(value, "attr", "") == "apply"
         )
-        if is_librarys or isinstance(value, ast.Lambda) or called(value) in ("partial", "namedtuple"):
-            return "function"
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
+        is_function = isinstance(value, ast.Attribute) and is_librarys
+        if is_function or isinstance(value, ast.Lambda) or name in ("partial", "namedtuple"):
+            return "function"
+        arguments = [item for _, item in passed(value)] if isinstance(value, ast.Call) else []
         if isinstance(value, ast.Call) and (owner := self.definition(dotted(value))) is not None:
-            arguments = [*value.args, *(each.value for each in value.keywords)]
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
             kind = owner[0]._kind_of_objects(owner[1], self.methods_in_use)
@@ -555,57 +554,37 @@ class Script:
                 return kind if kind != "record" or is_plain else "object"
         if name == "SimpleNamespace":
             return "record"
-        is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
-        is_reporter = (
-            is_tracker or name.endswith("Loss") or _LOGGER.search(name) or dotted(value) == "re.compile"
-        )
-        if is_reporter or any(called(each) in _REPORTERS for each in parts):
+        is_known = TRACKERS.get(dotted(value).rpartition(".")[0]) == name or dotted(value) == "re.compile"
+        if (
+            is_known
+            or name.endswith("Loss")
+            or _LOGGER.search(name)
+            or any(called(each) in _REPORTERS for each in parts)
+        ):
             return "reporter"
-        is_module = any(part in dotted(value) for part in ("nn.", "optim.", "Module"))
+        is_module = any(part in dotted(value) for part in _MODULES)
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-        inner = inner or [
-            getattr(value, each)
-            for each in ("elt", "value")
-            if isinstance(value, _COMPREHENSIONS) and hasattr(value, each)
-        ]
-        named = [each.value for each in getattr(value, "keywords", ())] if name == "dict" else inner
+        if isinstance(value, _COMPREHENSIONS):
+            inner = [getattr(value, "elt", getattr(value, "value", None))]
+        named = arguments if name == "dict" else inner
         kinds = {self.kind_of(each) for each in named if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
         if kinds == {"function"}:
             return "function"
         if "record" in kinds and inner:
             return "record" if len(kinds) == 1 else ""
-        unknown = [
-            each for each in inner if called(each)[:1].isupper() and self.kind_of(each) in ("", "object")
-        ]
-        arguments = (
-            [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
-        )
-        if name == "defaultdict" and not all(
-            getattr(e, "id", "") in _PLAIN | {"str", "bool"} for e in arguments
-        ):
+        types = _PLAIN | {"str", "bool"}
+        if name == "defaultdict" and not all(getattr(each, "id", "") in types for each in arguments):
             return ""
-        deep = [part for each in (*inner, *arguments) for part in ast.walk(each) if part not in inner]
-        if any(
-            called(each)[:1].isupper() and self.kind_of(each) in ("record", "object")
-            for each in deep
-            if isinstance(each, ast.Call)
-        ):
+        every: list[Any] = [part for each in (*inner, *arguments) for part in ast.walk(each)]
+        objects = [each for each in every if called(each)[:1].isupper()]
+        is_unknown = any(self.kind_of(each) == "" for each in objects if each in inner)
+        if is_unknown or {self.kind_of(each) for each in objects} & {"record", "object"}:
             return ""
-        if unknown or any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
+        if any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
             return ""
-        plain = (
-            ast.Constant,
-            ast.List,
-            ast.Dict,
-            ast.Set,
-            ast.ListComp,
-            ast.DictComp,
-            ast.UnaryOp,
-            ast.BinOp,
-        )
-        return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, plain) else ""
+        return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, _LITERALS) else ""
 
     @cached_property
     def modules(self) -> dict[ast.AST, Script]:
@@ -630,10 +609,8 @@ class Script:
         return [each for each in files if each is not None]
 
     @cached_property
-    def _top(self) -> dict[str, ast.AST]:
-        stores: dict[str, ast.AST] = {
-            e.id: e for e in self.stores if not self.nearest(e, (*_SCOPES, ast.ClassDef))
-        }
+    def _top(self) -> dict[str, Any]:
+        stores = {e.id: e for e in self.stores if not self.nearest(e, (*_SCOPES, ast.ClassDef))}
         return stores | self.functions | self.classes
 
     def definition(self, path: str, kind: Any = ast.ClassDef) -> tuple[Script, Any] | None:
@@ -671,15 +648,12 @@ class Script:
 
     def is_made_elsewhere(self, variable: Variable) -> bool:
         """Return whether what a variable holds is made by another package."""
-        owner = self.modules.get(variable.scope or self.tree, self)
-        values = owner.values(Variable(None, variable.name))
+        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
         return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
 
     def is_drawn(self, variable: Variable) -> bool:
-        """Return whether a variable of a module beside is a generator or an iterator, which reads change."""
-        owner = self.modules.get(variable.scope or self.tree, self)
-        values = map(same_object, owner.values(Variable(None, variable.name)))
-        return owner is not self and any(called(each) in GENERATORS | _ITERATORS for each in values)
+        """Return whether a variable holds a generator or an iterator, which reads change."""
+        return any(called(same_object(each)) in GENERATORS | _ITERATORS for each in self.values(variable))
 
     def changed_by(self, function: ast.FunctionDef) -> set[str]:
         """Return the names of the parameters that a function may change."""
@@ -747,16 +721,15 @@ class Script:
     def methods_in_use(self) -> frozenset[str]:
         """Names of methods that are called of anything but `self`."""
         names = set[str]()
-        for node in (each for each in self.nodes if isinstance(each, ast.Attribute)):
-            method = self.nearest(node, ast.FunctionDef)
-            is_method = method is not None and self.nearest(method, ast.AST) in self.classes.values()
+        nodes: list[tuple[Script, Any]] = [
+            (script, node) for script in self.modules.values() for node in script.nodes
+        ]
+        for script, node in (pair for pair in nodes if isinstance(pair[1], ast.Attribute)):
+            method = script.nearest(node, ast.FunctionDef)
+            is_method = method is not None and script.nearest(method, ast.AST) in script.classes.values()
             own = method.args.args[:1] if is_method else []
             names |= {node.attr} if getattr(node.value, "id", "") not in {each.arg for each in own} else set()
         return frozenset(names)
-
-    @cached_property
-    def _methods_in_use_anywhere(self) -> frozenset[str]:
-        return frozenset().union(*(each.methods_in_use for each in self.modules.values()))
 
     def _kind_of_objects(self, node: ast.ClassDef, used: frozenset[str]) -> str:
         if (node, used) not in self._kinds:
@@ -776,19 +749,13 @@ class Script:
         """
         methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
         rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
-        values = [
-            getattr(each, "value", None) for each in rest
-        ]  # of attributes of the class, and its docstring
+        values = [getattr(each, "value", None) for each in rest]  # of its attributes, and its docstring
         names, bases = {each.name for each in methods}, [dotted(each) for each in node.bases]
-        if {"state_dict", "load_state_dict"} <= names or any(
-            part in base for base in bases for part in ("nn.", "optim.", "Module")
-        ):
+        is_module = any(part in base for base in bases for part in _MODULES)
+        if is_module or {"state_dict", "load_state_dict"} <= names:
             return "state"
-        if (
-            node.keywords
-            or node.decorator_list
-            or not all(e == "object" or e.endswith("Dataset") for e in bases)
-        ):
+        is_known = all(each == "object" or each.endswith("Dataset") for each in bases)
+        if node.keywords or node.decorator_list or not is_known:
             return ""
         if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
             return "object"
@@ -805,22 +772,17 @@ class Script:
             if not {*map(dotted, method.decorator_list)} <= _DECORATORS or (keeps and flow.changed - {me}):
                 return "object"
             changing |= {method} if me in flow.changed else set()
-            kept += method.args.defaults
-            kept += [
-                each.value
-                for each in ast.walk(method)
-                if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
-            ]
+            lines = [e for e in ast.walk(method) if isinstance(e, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+            kept += [*method.args.defaults, *(each.value for each in lines if each.value is not None)]
         is_changed = changing & {*self._methods_of(node, used)}
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
-        # an iterator, or an object of an own class in a list: a method may change it through other names
+        # an iterator, or an object of an own class: a method may change it through other names
         within = [each for each in parts if not isinstance(self._parents[each], ast.Assign | ast.AnnAssign)]
         owners = [self.definition(dotted(each)) for each in parts if isinstance(each, ast.Call)]
         kinds = {owner[0]._kind_of_objects(owner[1], used) for owner in owners if owner is not None}
-        if any(called(each) in _ITERATORS for each in kept) or any(called(e) in self.classes for e in within):
-            return "object"
-        if kinds & {"record", "object"}:  # which a method may be called of: `d.meter.mean()`
+        is_hidden = any(called(each) in self.classes for each in within) or kinds & {"record", "object"}
+        if is_hidden or any(called(each) in _ITERATORS for each in kept):
             return "object"
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
         return "constant" if not is_changed else "writer" if writes else "record" if is_plain else "object"
