@@ -57,28 +57,10 @@ _OPTIONS = {"lr", "momentum", "weight_decay", "betas", "eps"}
 """Settings of an optimizer's group: to assign one changes no other object."""
 _VIEWS = re.compile("view(_as)?|reshape|flatten|(un)?squeeze|t|transpose|permute|narrow|detach|numpy")
 """Methods whose result is a part of their tensor."""
-_SAME_ITEMS = {
-    "list",
-    "tuple",
-    "dict",
-    "enumerate",
-    "zip",
-    "reversed",
-    "values",
-    "items",
-    "get",
-    "from_numpy",
-    "asarray",
-}
-_SAME_ITEMS |= {
-    "parameters",
-    "named_parameters",
-    "modules",
-    "named_modules",
-    "children",
-    "Variable",
-    "OrderedDict",
-}
+_SAME_ITEMS = re.compile(
+    "list|tuple|dict|OrderedDict|enumerate|zip|reversed|sorted|next|getattr|values|items|get|from_numpy|asarray"
+    "|chunk|split|unbind|(named_)?(parameters|modules|children)|Variable"
+)
 """What gives the very objects of which it is made, and those of a module."""
 _FILLING = {"append", "appendleft", "add", "insert", "extend", "update", "setdefault"}
 _MODULES = ("nn.", "optim.", "Module")
@@ -99,7 +81,7 @@ class Variable(NamedTuple):
     name: str
 
 
-def parameters(function: ast.FunctionDef) -> list[Variable]:
+def parameters(function: ast.FunctionDef | ast.Lambda) -> list[Variable]:
     return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
 
 
@@ -408,8 +390,8 @@ class Script:
             is_part |= value.attr in ("data", "weight", "bias")
             return is_part and self.is_view_of_weights(value.value, True)
         if isinstance(value, ast.Call):
-            is_same = called(value) in (_SAME_OBJECT | _SAME_ITEMS) - {"train", "eval"}
-            is_view = is_same or _VIEWS.fullmatch(called(value)) is not None
+            is_same = called(value) in _SAME_OBJECT - _STATE_METHODS
+            is_view = is_same or any(each.fullmatch(called(value)) for each in (_VIEWS, _SAME_ITEMS))
             if isinstance(value.func, ast.Attribute) and is_view:
                 parts, is_part = [value.func.value], True
             copied = {
@@ -420,7 +402,7 @@ class Script:
             parts += value.args if is_view else []
         elif isinstance(value, _COMPREHENSIONS):
             parts = [getattr(value, "elt", getattr(value, "value", None))]
-        elif isinstance(value, ast.Subscript | ast.Starred):
+        elif isinstance(value, ast.Subscript | ast.Starred | ast.NamedExpr):
             parts = [value.value]
         elif isinstance(
             value, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.IfExp | ast.BoolOp | ast.BinOp
@@ -532,6 +514,10 @@ class Script:
             return ""
         if (returned := self.returned(value)) is not None:
             return self.kind_of(returned)
+        beside = self.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
+        if beside is not None and isinstance(beside.scope, ast.Module):
+            kind = self.kind(beside)
+            return kind if self.is_beside(value) or kind in ("reporter", "function") else ""
         if isinstance(value, ast.Name):
             is_function = value.id in self.functions or value.id in self.imported
             return "function" if is_function else self.kind(self.variable(value))
@@ -651,9 +637,16 @@ class Script:
         owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
         return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
 
+    def is_beside(self, value: ast.expr | None) -> bool:
+        """Return whether a value is a variable of a module beside."""
+        return value is not None and self._beside(value) is not None
+
     def is_drawn(self, variable: Variable) -> bool:
         """Return whether a variable holds a generator or an iterator, which reads change."""
-        return any(called(same_object(each)) in GENERATORS | _ITERATORS for each in self.values(variable))
+        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
+        made = [same_object(owner.returned(each) or each) for each in values]
+        is_iterator = any(map(owner.is_iterator, values))
+        return is_iterator or any(called(each) in GENERATORS | _ITERATORS for each in made)
 
     def changed_by(self, function: ast.FunctionDef) -> set[str]:
         """Return the names of the parameters that a function may change."""
@@ -664,11 +657,15 @@ class Script:
             self._changed_by[function] = {each.name for each in flow.changed if each.scope is function}
         return self._changed_by[function]
 
-    def keeps(self, decorator: ast.expr) -> bool:
+    def keeps(self, decorator: Any) -> bool:
         """Return whether a decorator, or a function that makes one, keeps values from call to call."""
         if dotted(decorator).rpartition(".")[2] in ("lru_cache", "cache"):
             return True
-        owner = self.definition(dotted(decorator), ast.FunctionDef)
+        owner = self.definition(dotted(decorator), (ast.FunctionDef, ast.ClassDef))
+        if owner is not None and isinstance(owner[1], ast.ClassDef):
+            return self.nearest(decorator, ast.AST) is not None and isinstance(
+                self._parents[decorator], ast.FunctionDef
+            )
         inside = [*ast.walk(owner[1])] if owner is not None else []
         functions = [each for each in inside if isinstance(each, ast.FunctionDef)]
         flow = Flow(owner[0] if owner is not None else self)
@@ -686,6 +683,8 @@ class Script:
             for owner in owners if name != "__init__" else ():
                 flow.enter(*owner, set())
         for script in self.modules.values():
+            for function in (each for each in script.nodes if isinstance(each, ast.Lambda)):
+                flow.enter(script, function, set())
             calls = {id(node.func) for node in script.nodes if isinstance(node, ast.Call)}
             for node in (each for each in script.nodes if isinstance(each, ast.Name | ast.Attribute)):
                 hook = script.definition(dotted(node), ast.FunctionDef) if id(node) not in calls else None
@@ -957,15 +956,18 @@ class Flow:
             variables |= more
         return variables | filled
 
-    def enter(self, owner: Script, function: ast.FunctionDef, sure: set[Variable]) -> None:
+    def enter(self, owner: Script, function: Any, sure: set[Variable]) -> None:
         """Note what a function, here or beside, reads and changes of other scopes, and of its arguments."""
         script, tree = self._script, None if owner is self._script else owner.tree
         if function in owner.open:
             return
         owner.open.append(function)
         inner, inside = Flow(owner), {*ast.walk(function)}
-        inner.run(function.body, {*parameters(function)})
-        keeps, changed = any(owner.keeps(each) for each in function.decorator_list), inner.changed
+        is_lambda, wraps = isinstance(function, ast.Lambda), list[Any]()
+        inner.run([ast.Expr(function.body)] if is_lambda else function.body, {*parameters(function)})
+        if not is_lambda:  # `f = counted(f)` is a decorator, too
+            wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
+        keeps, changed = any(map(owner.keeps, wraps)), inner.changed
         owner.open.pop()
         for own, names in (
             (self.read, inner.read),
@@ -982,10 +984,16 @@ class Flow:
         pairs += [
             (k, v) for k, v in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if v
         ]
-        made = {k.arg for k, v in pairs if not isinstance(v, ast.Constant | ast.Name | ast.Attribute)}
-        if keeps or made & {each.name for each in changed if each.scope is function}:
-            self._changed.add(Variable(tree, function.name))
-            self.read.add(Variable(tree, function.name))
+        values = [
+            v for k, v in pairs if Variable(function, k.arg) in changed and not isinstance(v, ast.Constant)
+        ]
+        held = {Variable(tree, function.name)} if keeps else set[Variable]()
+        for value in values:
+            variable = owner.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
+            name = variable or Variable(None, getattr(function, "name", ""))
+            held.add(Variable(name.scope or tree, name.name))
+        self._changed |= held
+        self.read |= held
 
     def _change(self, value: ast.expr) -> None:
         """Note that a function changes what it is given."""

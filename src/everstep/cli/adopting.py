@@ -512,7 +512,7 @@ class Patch:
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
         elif any(map(script.is_view_of_weights, [*made, *items])):
             problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
-        elif (kind != "plain" and changed) or objects:
+        elif (kind != "plain" and changed) or objects or any(map(script.is_beside, made)):
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
