@@ -65,6 +65,9 @@ _SAME_ITEMS = re.compile(
 _FILLING = {"append", "appendleft", "add", "insert", "extend", "update", "setdefault"}
 _MODULES = ("nn.", "optim.", "Module")
 _LITERALS = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.UnaryOp, ast.BinOp)
+_HOLDING: tuple[type[ast.AST], ...] = (ast.Subscript, ast.Starred, ast.NamedExpr, ast.Tuple, ast.List)
+_HOLDING += (ast.Set, ast.Dict, ast.IfExp, ast.BoolOp, *_COMPREHENSIONS)
+"""What has the very objects of which it is made."""
 _PARTS = {"get", "setdefault", "values", "items"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
@@ -225,9 +228,9 @@ class Script:
             in_class = isinstance(node, ast.ClassDef) and self._parents[name] in node.body
             if in_class or name.id in self._locals.get(node, ()):
                 return Variable(node, name.id)
-        return self._beside(name) or Variable(None, name.id)
+        return self.variable_beside(name) or Variable(None, name.id)
 
-    def _beside(self, node: ast.AST, kind: Any = ast.Name) -> Variable | None:
+    def variable_beside(self, node: Any, kind: Any = ast.Name) -> Variable | None:
         """Return the variable of a module beside the script that `rng` or `other.rng` is."""
         owner = self.definition(dotted(node), kind) if isinstance(node, ast.Name | ast.Attribute) else None
         if owner is None or owner[0] is self:
@@ -239,7 +242,7 @@ class Script:
         parts = int(is_target)
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             kinds = (ast.Name, ast.ClassDef) if parts > 1 else ast.Name
-            if (variable := self._beside(node, kinds)) is not None:
+            if (variable := self.variable_beside(node, kinds)) is not None:
                 return variable
             if parts > 1 and (getattr(node, "attr", "") == "__class__" or called(node) == "type"):
                 owner = self.nearest(node, ast.ClassDef)
@@ -248,7 +251,7 @@ class Script:
             node = node.func if isinstance(node, ast.Call) else node.value
         if not isinstance(node, ast.Name):
             return None
-        if parts > 1 and (owner := self._beside(node, ast.ClassDef)) is not None:
+        if parts > 1 and (owner := self.variable_beside(node, ast.ClassDef)) is not None:
             return owner
         variable, is_class = self.variable(node), parts > 1 and node.id in self.classes
         method: Any = variable.scope
@@ -394,30 +397,20 @@ class Script:
             is_view = is_same or any(each.fullmatch(called(value)) for each in (_VIEWS, _SAME_ITEMS))
             if isinstance(value.func, ast.Attribute) and is_view:
                 parts, is_part = [value.func.value], True
-            copied = {
-                part for each in ast.walk(value) if called(each) == "deepcopy" for part in ast.walk(each)
-            }
-            if any(called(each) == "state_dict" for each in ast.walk(value) if each not in copied):
+            names = {called(each) for each in ast.walk(value)}
+            if "state_dict" in names and "deepcopy" not in names:
                 return True
             parts += value.args if is_view else []
-        elif isinstance(value, _COMPREHENSIONS):
-            parts = [getattr(value, "elt", getattr(value, "value", None))]
-        elif isinstance(value, ast.Subscript | ast.Starred | ast.NamedExpr):
-            parts = [value.value]
-        elif isinstance(
-            value, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.IfExp | ast.BoolOp | ast.BinOp
-        ):
-            is_sum = isinstance(value, ast.BinOp) and not isinstance(value.right, ast.List)
-            parts = [] if is_sum else [*ast.iter_child_nodes(value)]
+        elif isinstance(value, _HOLDING) or isinstance(getattr(value, "right", None), ast.List):
+            items = getattr(value, "values", [*ast.iter_child_nodes(value)])
+            parts = [each for each in items if each is not getattr(value, "key", None)]
         return any(self.is_view_of_weights(each, is_part) for each in parts)
 
     def _iterables(self, variable: Variable) -> list[ast.expr]:
         """Return the data of the loops and comprehensions whose rounds assign a variable."""
         loops = [node for node in self.nodes if isinstance(node, ast.For | ast.comprehension)]
         names = [(each.iter, name) for each in loops for name in ast.walk(each.target)]
-        return [
-            data for data, name in names if isinstance(name, ast.Name) and self.variable(name) == variable
-        ]
+        return [data for data, e in names if isinstance(e, ast.Name) and self.variable(e) == variable]
 
     def is_array(self, value: ast.expr | None) -> bool:
         """Return whether a value is an array of NumPy or torch."""
@@ -517,7 +510,7 @@ class Script:
         beside = self.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
         if beside is not None and isinstance(beside.scope, ast.Module):
             kind = self.kind(beside)
-            return kind if self.is_beside(value) or kind in ("reporter", "function") else ""
+            return kind if self.variable_beside(value) or kind in ("reporter", "function") else ""
         if isinstance(value, ast.Name):
             is_function = value.id in self.functions or value.id in self.imported
             return "function" if is_function else self.kind(self.variable(value))
@@ -636,10 +629,6 @@ class Script:
         """Return whether what a variable holds is made by another package."""
         owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
         return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
-
-    def is_beside(self, value: ast.expr | None) -> bool:
-        """Return whether a value is a variable of a module beside."""
-        return value is not None and self._beside(value) is not None
 
     def is_drawn(self, variable: Variable) -> bool:
         """Return whether a variable holds a generator or an iterator, which reads change."""
@@ -969,29 +958,21 @@ class Flow:
             wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
         keeps, changed = any(map(owner.keeps, wraps)), inner.changed
         owner.open.pop()
-        for own, names in (
-            (self.read, inner.read),
-            (self.assigned, inner.assigned),
-            (self._changed, changed),
-        ):
-            outer = {Variable(each.scope or tree, each.name) for each in names if each.scope not in inside}
-            own |= outer - sure if own is self.read else outer
+        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in inside}
+        lifted = {each: Variable(each.scope or tree, each.name) for each in outer}
+        self.read |= {lifted[each] for each in inner.read & outer} - sure
+        self.assigned |= {lifted[each] for each in inner.assigned & outer}
+        self._changed |= {lifted[each] for each in changed & outer}
         for parameter, value in script.passed_arguments:
             if parameter in changed:
                 self._change(value)
-        every = [*function.args.posonlyargs, *function.args.args]
-        pairs = [*zip(reversed(every), reversed(function.args.defaults), strict=False)]
-        pairs += [
-            (k, v) for k, v in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True) if v
-        ]
-        values = [
-            v for k, v in pairs if Variable(function, k.arg) in changed and not isinstance(v, ast.Constant)
-        ]
-        held = {Variable(tree, function.name)} if keeps else set[Variable]()
-        for value in values:
-            variable = owner.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
-            name = variable or Variable(None, getattr(function, "name", ""))
-            held.add(Variable(name.scope or tree, name.name))
+        args, held = function.args, {Variable(tree, function.name)} if keeps else set[Variable]()
+        pairs = [*zip(reversed([*args.posonlyargs, *args.args]), reversed(args.defaults), strict=False)]
+        for argument, value in [*pairs, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]:
+            if Variable(function, argument.arg) in changed and not isinstance(value, ast.Constant | None):
+                is_named = isinstance(value, ast.Name | ast.Attribute)
+                default = owner.holder(value) if is_named else Variable(tree, getattr(function, "name", ""))
+                held |= {Variable(default.scope or tree, default.name)} if default else set()
         self._changed |= held
         self.read |= held
 

@@ -386,16 +386,12 @@ class Patch:
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
-        read, unseen = (
-            epoch.read | after.read | script.unseen.read,
-            script.unseen.assigned | script.unseen.changed,
-        )
+        read, unseen = script.unseen.read | epoch.read | after.read, script.unseen.assigned
+        unseen = unseen | script.unseen.changed
         is_plain = {each: script.kind(each) == "plain" or each.name in script.classes for each in unseen}
         moved |= {each for each in unseen if each.scope is None and is_plain[each]}
         # an engine of another package is taken for one that stays as it is, if only methods use it
-        changed = {
-            each for each in unseen if script.kind(each) or not script.is_made_elsewhere(each)
-        } | in_epoch
+        changed = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
         changed = changed & read | {each for each in read if script.is_drawn(each)}
         moved |= {each for each in changed if isinstance(each.scope, ast.Module)}
         in_loop = step.read & in_step | tail.read & (in_step - sure)
@@ -403,9 +399,8 @@ class Patch:
             if each not in in_loop and (calls := self._backward_calls(each)):
                 self._losses[each] = calls
             else:
-                self._carry(
-                    each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
-                )
+                is_assigned = each in step.assigned | epoch.assigned
+                self._carry(each, each in step.changed | epoch.changed, is_assigned)
         for name in (each for each in script.stores if (record := script.variable(each)) in self._records):
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
             if name in inside or is_choice or record.scope not in (None, self._home):
@@ -454,11 +449,8 @@ class Patch:
         for name in (each for each in script.names if script.variable(each) == variable):
             method = script.nearest(name, ast.AST)
             statement = script.nearest(script.nearest(method, ast.AST), ast.AST)
-            if (
-                name in inside
-                and getattr(method, "attr", "") == "backward"
-                and isinstance(statement, ast.Expr)
-            ):
+            is_backward = getattr(method, "attr", "") == "backward" and isinstance(statement, ast.Expr)
+            if name in inside and is_backward:
                 calls.append(statement)
             elif name not in inside and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
                 return []
@@ -486,9 +478,7 @@ class Patch:
         values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
         is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
         made = [*map(same_object, script.values(variable))]
-        calls = [
-            each for each in made if isinstance(each, ast.Call) and "state_dict" not in ast.unparse(each)
-        ]
+        calls = [e for e in made if isinstance(e, ast.Call) and "state_dict" not in ast.unparse(e)]
         calls = [e for e in calls if called(e) in ("deepcopy", "partial", "Path") or called(e)[:1].isupper()]
         objects = [each for each in calls if script.kind_of(each) in ("", "object", "function")]
         is_replaced = assigned or script.is_stored_in(variable)
@@ -512,7 +502,7 @@ class Patch:
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
         elif any(map(script.is_view_of_weights, [*made, *items])):
             problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
-        elif (kind != "plain" and changed) or objects or any(map(script.is_beside, made)):
+        elif (kind != "plain" and changed) or objects or any(map(script.variable_beside, made)):
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
@@ -561,11 +551,9 @@ class Patch:
     def _generators(self) -> set[Variable]:
         """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
         script, variables = self._script, set[Variable]()
-        for used in self._used:
-            if any(script.is_iterator(value) for value in script.values(used)):
-                self._refuse(
-                    script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
-                )
+        for used in (e for e in self._used if any(map(script.is_iterator, script.values(e)))):
+            problem = "goes on from epoch to epoch: make it in the epoch"
+            self._refuse(script.first(used), f"`{used.name}` {problem}")
         for call in (node for node in script.nodes if isinstance(node, ast.Call)):
             owner = script.definition(dotted(call))
             if owner is not None and owner[0].is_data_that_changes(owner[1], script.methods_in_use):
@@ -575,9 +563,7 @@ class Patch:
                 for each in call.keywords
             ):
                 self._refuse(call, "its workers go on from epoch to epoch: take out persistent_workers")
-            elif called(call) in GENERATORS and not any(
-                called(each) == "random_split" for each in script.above(call)
-            ):
+            elif called(call) in GENERATORS and "random_split" not in map(called, script.above(call)):
                 homes = [n for n in script.stores if same_object(script.stored_value(n)) is call]
                 variables |= {*map(script.variable, homes)}
                 if not homes:
@@ -599,7 +585,7 @@ class Patch:
             inner = {e for e in (variable, *map(script.variable, names)) if script.kind(e) == "state"}
             if not isinstance(
                 variable.scope, ast.FunctionDef | None
-            ):  # `p` of `[p for n in nets for p in n]`
+            ):  # as `p` of `[p for n in k for p in n]`
                 continue
             is_own = name.id not in script.symbols
             if is_own and not inner:
@@ -636,10 +622,8 @@ class Patch:
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
         entries = [*dict.fromkeys(state)]
-        entries += [
-            f'"{each.name}": {self._attributes(each)}'
-            for each in sorted(self._records - self._made, key=lambda each: each.name)
-        ]
+        records = sorted(self._records - self._made, key=lambda each: each.name)
+        entries += [f'"{each.name}": {self._attributes(each)}' for each in records]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
