@@ -676,6 +676,195 @@ def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None
         assert Patch(text, "x").refused
 
 
+DECO = """def deco(f):
+    h = []
+    def g(x):
+        h.append(x)
+        return f(x)
+    return g
+@deco
+def f(x):
+    return x
+"""
+MAKE = """def make():
+    n = 0
+    def g(x):
+        nonlocal n
+        n += x
+    return g
+f = make()
+"""
+RNG = "import itertools, random, torch, numpy as np\nrng = np.random.RandomState(0)\n"
+COUNT = "def count(x=0):\n    global n\n    n += 1\n    return n\nn = 0\n"
+CLASS = """class C:
+    n, h = 0, []
+    def __init__(self): self.k = 0
+    def mean(self, x):
+        self.k += x
+        return self.k
+    def make(x): return C()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "other"),
+    [
+        ("import other", "other.rng.random()", RNG),
+        ("from other import rng as r", "r.random()", RNG),
+        ("from more import rng", "rng.random()", "print(1)\n"),
+        ("import more.sub as s", "s.draw()", RNG),
+        (
+            "import other",
+            "torch.rand(1, generator=other.rng)",
+            RNG.replace("np.random.RandomState(0)", "torch.Generator()"),
+        ),
+        ("from other import *", "next(rng)", RNG.replace("np.random.RandomState(0)", "itertools.count()")),
+        ("from other import draw", "draw()", RNG + "def draw():\n    return rng.random()\n"),
+        ("from other import draw", "draw()", "from more import rng\ndef draw():\n    return rng.random()\n"),
+        ("from other import draw", "draw()", "import more\ndef draw():\n    return more.sub.rng.random()\n"),
+        ("from other import count", "count()", COUNT),
+        ("import other", "other.count()", COUNT),
+        ("import other", "other.n += 1", COUNT),
+        ("import other", "other.h.append(1)", "h = []\n"),
+        ("from other import h", "a = h\n        a.append(1)", "h = deque()\n"),
+        ("import other", "other.f(1)", "def f(x, h=[]):\n    h.append(x)\n"),
+        ("import other", "other.f(1)", "def f(x, *, h=dict()):\n    h[x] = x\n"),
+        ("import other", "other.f()", "def f():\n    f.n += 1\nf.n = 0\n"),
+        ("import other", "other.f(1)", "@lru_cache\ndef f(x):\n    return torch.rand(x)\n"),
+        ("import other", "other.f(1)", DECO),
+        ("import other", "other.f(1)", MAKE),
+        ("import other", "other.f()", RNG + "f = rng.random\n"),
+        ("import other\nf = other.rng.random", "f()", RNG),
+        ("import other\na = other.h", "a.append(1)", "h = []\n"),
+        ("import other", "other.f()", RNG + "f = lambda: rng.random()\n"),
+        ("import other", "other.f()", RNG + "def f(x=rng):\n    return x.random()\n"),
+        (
+            "import other",
+            "torch.rand(1, generator=other.g)",
+            "def make():\n    return Generator()\ng = make()\n",
+        ),
+        ("import other", "for a in other.g: break", "g = (a for a in range(9))\n"),
+        ("import other", "other.f(1)", "class deco:\n    pass\n@deco\ndef f(x):\n    return x\n"),
+        ("import other", "other.f(1)", DECO.replace("@deco", "") + "f = deco(f)\n"),
+        ("import other\nother.net.train()", "other.net(row)", "net = torch.nn.Linear(4, 1)\n"),
+        ("import other\nnet.register_forward_hook(other.count)", "pass", COUNT),
+        (
+            "from other import Net\nmore = Net()",
+            "more(row)",
+            COUNT + "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * count()\n",
+        ),
+        ("from other import C", "C.n += 1", CLASS),
+        ("import other", "other.C.h.append(1)", CLASS),
+        (
+            "from other import C",
+            "C.mean(1)",
+            "class C:\n    @staticmethod\n    def mean(x):\n        C.n += x\n",
+        ),
+        (
+            "from other import C",
+            "C.mean(1)",
+            CLASS.replace("def mean(self", "@classmethod\n    def mean(cls").replace("self.k +", "cls.k +"),
+        ),
+        ("from other import C\nc = C()", "c.mean(1)", CLASS.replace("self.k +", "self.__class__.n +")),
+        ("from other import C\nc = C()", "c.mean(1)", CLASS.replace("self.k +", "type(self).n +")),
+        ("from other import c", "c.mean(1)", CLASS + "c = C()\n"),
+        ("from other import C\nc = []\nc.append(C())", "c[0].mean(1)", CLASS),
+        ("from other import C\nc = C.make(1)", "c.mean(1)", CLASS),
+        (
+            "from other import D\nd = D()",
+            "d.c.mean(1)",
+            CLASS + "class D:\n    def __init__(self): self.c = C()\n",
+        ),
+        (
+            "from other import D\nd = D()",
+            "d.get(1)",
+            CLASS
+            + "class D:\n    def __init__(self): self.c = C()\n    def get(self, x): return self.c.mean(x)\n",
+        ),
+    ],
+)
+def test_what_a_module_beside_a_script_keeps_is_refused(
+    tmp_path: Path, line: str, step: str, other: str
+) -> None:
+    """After a kill such programs ended with other weights, and nothing was said."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/__init__.py").write_text("from .sub import rng\nfrom . import sub\n")
+    (tmp_path / "more/sub.py").write_text(f"{RNG}def draw():\n    return rng.random()\n")
+    (tmp_path / "other.py").write_text(other)
+    assert Patch(around(f"{line}\n", step=f"{STEP}{step}\n"), "x", folder=tmp_path).refused
+
+
+HARMLESS = """import logging, random, re, time, torch, inflect
+from torch import nn
+logger, words = logging.getLogger(), re.compile("a")
+engine, device, last = inflect.engine(), torch.device("cpu"), time.time()
+COLORS, MODELS, MEAN = [1, 2], {"a": nn.Linear}, torch.zeros(3)
+DEFAULT = [64, "M"]
+def accuracy(output, target, topk=(1,)):
+    rows = []
+    for k in topk: rows.append(output.topk(k)[1].mean() - MEAN.to(device))
+    return rows
+def deco(f):
+    def g(*a):
+        return f(*a)
+    return g
+@deco
+def bar(x):
+    global last
+    last = time.time()
+    logger.info(x, COLORS.index(1), random.random())
+class Data(torch.utils.data.Dataset):
+    def __getitem__(self, i):
+        return words.match(engine.plural(i))
+class Net(nn.Module):
+    def __init__(self, layers=DEFAULT):
+        super().__init__()
+        layers.append(1)
+        self.made = MODELS["a"](1, 1)
+    def forward(self, x):
+        return self.made(x)
+"""
+
+
+def test_a_module_beside_a_script_that_keeps_nothing_stands_in_no_way(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(HARMLESS)
+    (tmp_path / "notes.py").write_text("def note(h, x):\n    h.append(x)\n")
+    made = "from other import *\nimport notes\nmore, d, h = Net(), Data(), []\n"
+    step = "more(row)\n        accuracy(row, row)\n        bar(1)\n        d[0]\n        notes.note(h, 1)"
+    patch = Patch(around(made, step=f"{STEP}{step}\n"), "x", folder=tmp_path)
+    assert "notes.note(kept.h, 1)" in patch.text and not patch.refused, patch.refused
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_refused"),
+    [
+        ("w = net.weight.detach(); h.append(w)", True),
+        ("w = net.weight.data; h = w", True),
+        ("h = net.weight.data, epoch", True),
+        ("h.append((epoch, {'w': net.weight.data[0]}))", True),
+        ("h.extend([net.weight.detach().view(-1).numpy()])", True),
+        ("h += [p.data for p in net.parameters()]", True),
+        ("for p in net.parameters(): h.insert(0, p)", True),
+        ("for k, v in net.state_dict().items(): h.append(v)", True),
+        ("s = net.state_dict(); h.append(s['weight'])", True),
+        ("add(net.weight.data)", True),
+        ("h[0].append(list(net.parameters()))", True),
+        ("layer = net.fc; h.append(layer.weight.data)", True),
+        ("w = net.weight.detach().clone(); h.append((epoch, w))", False),
+        ("h.append(net(x).detach().numpy())", False),
+        ("h += [float(p.norm()) for p in net.parameters()]", False),
+        ("for p in net.parameters(): h.append(p.norm())", False),
+        ("for g in optimizer.param_groups: h.append(g['lr'])", False),
+    ],
+)
+def test_weights_are_known_by_other_names(tail: str, is_refused: bool) -> None:
+    made = "h = []\ndef add(w):\n    h.append(w)\n"
+    patch = Patch(around(made, tail=f"{TAIL}{tail}\n", after="print(h)\n"), "x")
+    assert any("has weights that change" in problem for _, problem in patch.refused) == is_refused, (
+        patch.refused
+    )
+
+
 DATA = """class Own(torch.utils.data.Dataset):
     def __init__(self):
         self.n = 0

@@ -57,6 +57,17 @@ _OPTIONS = {"lr", "momentum", "weight_decay", "betas", "eps"}
 """Settings of an optimizer's group: to assign one changes no other object."""
 _VIEWS = re.compile("view(_as)?|reshape|flatten|(un)?squeeze|t|transpose|permute|narrow|detach|numpy")
 """Methods whose result is a part of their tensor."""
+_SAME_ITEMS = re.compile(
+    "list|tuple|dict|OrderedDict|enumerate|zip|reversed|sorted|next|getattr|values|items|get|from_numpy|asarray"
+    "|chunk|split|unbind|(named_)?(parameters|modules|children)|Variable"
+)
+"""What gives the very objects of which it is made, and those of a module."""
+_FILLING = {"append", "appendleft", "add", "insert", "extend", "update", "setdefault"}
+_MODULES = ("nn.", "optim.", "Module")
+_LITERALS = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.UnaryOp, ast.BinOp)
+_HOLDING: tuple[type[ast.AST], ...] = (ast.Subscript, ast.Starred, ast.NamedExpr, ast.Tuple, ast.List)
+_HOLDING += (ast.Set, ast.Dict, ast.IfExp, ast.BoolOp, *_COMPREHENSIONS)
+"""What has the very objects of which it is made."""
 _PARTS = {"get", "setdefault", "values", "items"}
 WRAPPED = {"zip", "map", "filter", "chain", "cycle", "islice", "iter", "tqdm"}
 DRAWS = {
@@ -67,14 +78,22 @@ DRAWS = {
 
 
 class Variable(NamedTuple):
-    """A name, and the function or class that it is local to; None: the module."""
+    """A name, and the function or class that it is local to; None: the script; or a module beside it."""
 
     scope: ast.AST | None
     name: str
 
 
-def parameters(function: ast.FunctionDef) -> list[Variable]:
+def parameters(function: ast.FunctionDef | ast.Lambda) -> list[Variable]:
     return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+
+
+def passed(
+    call: ast.Call, function: ast.FunctionDef | None = None, skipped: int = 0
+) -> list[tuple[str, Any]]:
+    """Return what a call gives, with the names of the parameters of a function."""
+    names = [each.arg for each in function.args.args[skipped:]] if function else [""] * len(call.args)
+    return [*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)]
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -120,17 +139,22 @@ def assignments(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 
 
 @cache
-def _module(file: Path) -> Script | None:
+def _module(file: Path, root: Path) -> Script | None:
     with suppress(OSError, SyntaxError, ValueError):  # another package's
-        return Script(file.read_text(encoding="utf-8"), file.parent)
+        return Script(file.read_text(encoding="utf-8"), root, file)
     return None
 
 
 class Script:
-    """A parsed script."""
+    """A parsed script, or a module beside it.
 
-    def __init__(self, source: str, folder: Path | None = None) -> None:
-        self.tree, self._folder = ast.parse(source), folder
+    Args:
+        folder: that of the script, where modules are looked for.
+        file: of the module.
+    """
+
+    def __init__(self, source: str, folder: Path | None = None, file: Path | None = None) -> None:
+        self.tree, self._folder, self.file = ast.parse(source), folder, file
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
@@ -139,11 +163,6 @@ class Script:
         every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
         every = [each for each in every if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
-        inner = [
-            e for e in self.nodes if isinstance(e, ast.FunctionDef) and e not in every and e.name != "forward"
-        ]
-        methods = [each.name for each in inner]
-        self.methods = {each.name: each for each in inner if methods.count(each.name) == 1}
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
         self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
         self._assigned = {k: v for n in self.nodes if isinstance(n, ast.Assign) for k, v in assignments(n)}
@@ -158,10 +177,9 @@ class Script:
             (getattr(node, "module", None) or each.name).split(".")[0]: node for node, each in self._imports
         }
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
-        bound = {*names, *arguments, *(each.id for each in self.stores)}
-        self.symbols = self.imported | self.functions.keys() | self.classes.keys()
-        self.symbols |= {*dir(builtins)} - {each.id for each in self.stores} | self.read_names - bound
-        """Names that are no variables."""
+        self._bound = {*names, *arguments, *(each.id for each in self.stores)}
+        self._definitions = dict[str, tuple[Script, Any] | None]()
+        self._changed_by = dict[ast.FunctionDef, set[str]]()
         self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
         self.guessed = set[Variable]()
         """Loss functions and schedulers from elsewhere, which are taken for state."""
@@ -210,7 +228,46 @@ class Script:
             in_class = isinstance(node, ast.ClassDef) and self._parents[name] in node.body
             if in_class or name.id in self._locals.get(node, ()):
                 return Variable(node, name.id)
-        return Variable(None, name.id)
+        return self.variable_beside(name) or Variable(None, name.id)
+
+    def variable_beside(self, node: Any, kind: Any = ast.Name) -> Variable | None:
+        """Return the variable of a module beside the script that `rng` or `other.rng` is."""
+        owner = self.definition(dotted(node), kind) if isinstance(node, ast.Name | ast.Attribute) else None
+        if owner is None or owner[0] is self:
+            return None
+        return Variable(owner[0].tree, getattr(owner[1], "id", getattr(owner[1], "name", "")))
+
+    def holder(self, node: Any, is_target: bool = False) -> Variable | None:
+        """Return the variable `net` of `net.layers[0](x)`, `Log` of `Log.losses.append(x)`."""
+        parts = int(is_target)
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            kinds = (ast.Name, ast.ClassDef) if parts > 1 else ast.Name
+            if (variable := self.variable_beside(node, kinds)) is not None:
+                return variable
+            if parts > 1 and (getattr(node, "attr", "") == "__class__" or called(node) == "type"):
+                owner = self.nearest(node, ast.ClassDef)
+                return Variable(None, owner.name) if owner is not None else None
+            parts += isinstance(node, ast.Attribute)
+            node = node.func if isinstance(node, ast.Call) else node.value
+        if not isinstance(node, ast.Name):
+            return None
+        if parts > 1 and (owner := self.variable_beside(node, ast.ClassDef)) is not None:
+            return owner
+        variable, is_class = self.variable(node), parts > 1 and node.id in self.classes
+        method: Any = variable.scope
+        is_method = "classmethod" in map(dotted, getattr(method, "decorator_list", ()))
+        if parts > 1 and is_method and variable == parameters(method)[0]:
+            return Variable(None, self.nearest(method, ast.ClassDef).name)
+        is_builtin = variable.scope is None and node.id not in self._top and hasattr(builtins, node.id)
+        return variable if is_target or is_class or not (is_builtin or node.id in self.symbols) else None
+
+    @cached_property
+    def symbols(self) -> set[str]:
+        """Names that are no variables."""
+        stored = {each.id for each in self.stores}
+        names = self.imported | {*dir(builtins)} - stored | self.read_names - self._bound
+        names = {each for each in names if each in stored or self.definition(each, ast.Name) is None}
+        return names | self.functions.keys() | self.classes.keys()
 
     def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -218,13 +275,11 @@ class Script:
 
     @cached_property
     def passed_arguments(self) -> list[tuple[Variable, ast.expr]]:
-        """The parameters of functions of the script, with what each call gives them."""
+        """The parameters of functions of the script and beside it, with what each call here gives them."""
         arguments = list[tuple[Variable, ast.expr]]()
-        for function in self.functions.values():
-            names = [each.arg for each in function.args.args]
-            for call in self.calls_of(function):
-                pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
-                arguments += [(Variable(function, name or ""), value) for name, value in pairs]
+        for call in (node for node in self.nodes if isinstance(node, ast.Call)):
+            if (owner := self.definition(dotted(call), ast.FunctionDef)) is not None:
+                arguments += [(Variable(owner[1], k), value) for k, value in passed(call, owner[1])]
         return arguments
 
     # ------------------------------------------------------------------------------ what it holds
@@ -236,6 +291,8 @@ class Script:
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
+        if isinstance(variable.scope, ast.Module):
+            return self.modules[variable.scope].values(Variable(None, variable.name))
         assigned = [self.stored_value(each) for each in self.stores if self.variable(each) == variable]
         return [value for parameter, value in self.passed_arguments if parameter == variable] + assigned
 
@@ -249,14 +306,21 @@ class Script:
         """Return the methods that are called of what a variable holds, also in functions that get it."""
         calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         pairs = [(each.value, each.attr) for each in calls if isinstance(each, ast.Attribute)]
-        receivers = [(node, name) for node, name in pairs if isinstance(node, ast.Name)]
-        methods = {name for node, name in receivers if self.variable(node) == variable}
-        for parameter, value in self.passed_arguments if len(self.open) < 5 else ():
-            if isinstance(value, ast.Name) and self.variable(value) == variable:
-                self.open.append(parameter)
-                methods |= self._methods(parameter)
-                self.open.pop()
-        return methods
+        receivers, names = (
+            [(node, name) for node, name in pairs if isinstance(node, ast.Name)],
+            self._aliases(variable),
+        )
+        return {name for node, name in receivers if self.variable(node) in names}
+
+    def _aliases(self, variable: Variable) -> set[Variable]:
+        """Return a variable, and the parameters of functions that get it."""
+        names = [
+            (parameter, value) for parameter, value in self.passed_arguments if isinstance(value, ast.Name)
+        ]
+        aliases = {variable}
+        while more := {parameter for parameter, value in names if self.variable(value) in aliases} - aliases:
+            aliases |= more
+        return aliases
 
     def kind(self, variable: Variable) -> str:
         """Return what a variable holds: "state", "plain", "record", "reporter", "function"; "" if unknown.
@@ -264,6 +328,10 @@ class Script:
         A record is an object of a class of the script's own whose attributes are all that it keeps.
         A reporter only tells of the training, or stays as it is.
         """
+        if isinstance(variable.scope, ast.Module) and variable.scope in self.modules:
+            owner = self.modules[variable.scope]
+            owner.methods_in_use = self.methods_in_use
+            return owner.kind(Variable(None, variable.name))
         if variable in self.open:
             return "plain"
         self.open.append(variable)
@@ -292,24 +360,57 @@ class Script:
         return "state" if is_state else "reporter" if "reporter" in kinds else min(kinds, default="")
 
     def items_of(self, variable: Variable) -> list[ast.expr]:
-        """Return what is put into a list or a dictionary."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) == "append"]
-        roots = [(getattr(each.func, "value", None), each.args[0]) for each in calls if each.args]
-        roots += [(k.value, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
-        return [v for root, v in roots if isinstance(root, ast.Name) and self.variable(root) == variable]
+        """Return what is put into a list or a dictionary, also by functions that get it."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and called(node) in _FILLING]
+        pairs = [(each.func, item) for each in calls for item in each.args]
+        pairs += [(k, v) for k, v in self._assigned.items() if isinstance(k, ast.Subscript)]
+        sums = [
+            each for each in self.nodes if isinstance(each, ast.AugAssign)
+        ]  # `h += [w]`; `n += w` makes a number
+        pairs += [
+            (each.target, each.value) for each in sums if isinstance(each.value, ast.List | ast.ListComp)
+        ]
+        names = self._aliases(variable)
+        roots = [(_root(place), item) for place, item in pairs]
+        return [item for root, item in roots if isinstance(root, ast.Name) and self.variable(root) in names]
 
-    def is_view_of_weights(self, value: ast.expr | None) -> bool:
-        """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`."""
-        value = self.returned(value) or value
-        parts = [*ast.walk(value)] if value is not None else []
-        copies = [each for each in parts if called(each) == "deepcopy"]
-        for each in (part for part in parts if isinstance(part, _COMPREHENSIONS)):
-            copies += [each] * any(called(part) in ("clone", "deepcopy", "tolist") for part in ast.walk(each))
-        copied = {part for each in copies for part in ast.walk(each)}
-        is_part = isinstance(value, ast.Attribute) and value.attr in ("data", "weight", "bias")
-        root = _root(value) if is_part or called(value) in ("detach", "numpy") else None
-        is_weight = isinstance(root, ast.Name) and self.kind(self.variable(root)) == "state"
-        return is_weight or any(called(each) == "state_dict" for each in parts if each not in copied)
+    def is_view_of_weights(self, value: Any, is_part: bool = False) -> bool:
+        """Return whether a value has weights that go on changing: `net.state_dict()`, `w.data`.
+
+        Args:
+            is_part: whether a tensor of what the value is would be one.
+        """
+        value, parts = self.returned(value) or value, list[Any]()
+        if isinstance(value, ast.Name) and (variable := self.variable(value)) not in self.open:
+            if self.kind(variable) == "state":
+                return is_part
+            self.open.append(variable)
+            parts = [*self.values(variable), *self.items_of(variable), *self._iterables(variable)]
+            is_view = any(self.is_view_of_weights(each, is_part) for each in parts)
+            self.open.pop()
+            return is_view
+        if isinstance(value, ast.Attribute):
+            is_part |= value.attr in ("data", "weight", "bias")
+            return is_part and self.is_view_of_weights(value.value, True)
+        if isinstance(value, ast.Call):
+            is_same = called(value) in _SAME_OBJECT - _STATE_METHODS
+            is_view = is_same or any(each.fullmatch(called(value)) for each in (_VIEWS, _SAME_ITEMS))
+            if isinstance(value.func, ast.Attribute) and is_view:
+                parts, is_part = [value.func.value], True
+            names = {called(each) for each in ast.walk(value)}
+            if "state_dict" in names and "deepcopy" not in names:
+                return True
+            parts += value.args if is_view else []
+        elif isinstance(value, _HOLDING) or isinstance(getattr(value, "right", None), ast.List):
+            items = getattr(value, "values", [*ast.iter_child_nodes(value)])
+            parts = [each for each in items if each is not getattr(value, "key", None)]
+        return any(self.is_view_of_weights(each, is_part) for each in parts)
+
+    def _iterables(self, variable: Variable) -> list[ast.expr]:
+        """Return the data of the loops and comprehensions whose rounds assign a variable."""
+        loops = [node for node in self.nodes if isinstance(node, ast.For | ast.comprehension)]
+        names = [(each.iter, name) for each in loops for name in ast.walk(each.target)]
+        return [data for data, e in names if isinstance(e, ast.Name) and self.variable(e) == variable]
 
     def is_array(self, value: ast.expr | None) -> bool:
         """Return whether a value is an array of NumPy or torch."""
@@ -342,15 +443,13 @@ class Script:
         function: Any = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             for made in self._made_of(value.func.value):
-                owner = self.class_of(dotted(made))
+                owner = self.definition(dotted(made))
                 for each in owner[1].body if owner is not None else ():
                     is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
                     function = each if is_it else function
-        yields = [
-            each for each in ast.walk(function or ast.Pass()) if isinstance(each, ast.Yield | ast.YieldFrom)
-        ]
-        is_wrapped = called(value) in WRAPPED - {"tqdm"}
-        return bool(yields) or is_wrapped or isinstance(value, ast.GeneratorExp)
+        inside = ast.walk(function or ast.Pass())
+        is_wrapped = called(value) in WRAPPED - {"tqdm"} or isinstance(value, ast.GeneratorExp)
+        return is_wrapped or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside)
 
     def is_object(self, name: ast.AST) -> bool:
         """Return whether a name may hold an object of a class that is not torch's."""
@@ -365,18 +464,12 @@ class Script:
 
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
-        passed = {id(value): parameter for parameter, value in self.passed_arguments}
-        names = [each for each in self.names if isinstance(each.ctx, ast.Load)]
-        for name in (each for each in names if each.id == variable.name and self.variable(each) == variable):
-            method = self._parents[name]
-            is_told = isinstance(method, ast.Attribute) and isinstance(
-                self.nearest(method, ast.stmt), ast.Expr
-            )
-            if id(name) in passed:
-                is_told = self._answers_nothing(passed[id(name)])
-            if not is_told:
-                return False
-        return True
+        names, own = self._aliases(variable), {*self.functions.values()}
+        given = {id(value) for parameter, value in self.passed_arguments if parameter.scope in own}
+        reads = [each for each in self.names if isinstance(each.ctx, ast.Load) and id(each) not in given]
+        methods = [self._parents[each] for each in reads if self.variable(each) in names]
+        statements = [self.nearest(each, ast.stmt) for each in methods if isinstance(each, ast.Attribute)]
+        return len(statements) == len(methods) and all(isinstance(each, ast.Expr) for each in statements)
 
     def _is_named_as_state(self, variable: Variable) -> bool:
         """Return whether a variable is named as a scheduler, or as a loss function and called."""
@@ -410,20 +503,29 @@ class Script:
 
     def kind_of(self, value: ast.expr | None) -> str:
         value = same_object(value)
+        if isinstance(value, ast.Call) and self.keeps(value):
+            return ""
         if (returned := self.returned(value)) is not None:
             return self.kind_of(returned)
+        beside = self.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
+        if beside is not None and isinstance(beside.scope, ast.Module):
+            kind = self.kind(beside)
+            return kind if self.variable_beside(value) or kind in ("reporter", "function") else ""
         if isinstance(value, ast.Name):
             is_function = value.id in self.functions or value.id in self.imported
             return "function" if is_function else self.kind(self.variable(value))
         if isinstance(value, ast.IfExp):  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
             kinds = {self.kind_of(value.body), self.kind_of(value.orelse)} - {"plain"}  # or None
             return kinds.pop() if kinds in ({"function"}, {"reporter"}) else ""
-        is_librarys = isinstance(value, ast.Attribute) and dotted(value).partition(".")[0] in self.imported
-        if is_librarys or isinstance(value, ast.Lambda) or called(value) in ("partial", "namedtuple"):
-            return "function"
+        is_librarys = (
+            dotted(value).partition(".")[0] in self.imported or getattr(value, "attr", "") == "apply"
+        )
         name, parts = called(value), ast.walk(value) if isinstance(value, ast.BinOp) else [value]
-        if isinstance(value, ast.Call) and (owner := self.class_of(dotted(value))) is not None:
-            arguments = [*value.args, *(each.value for each in value.keywords)]
+        is_function = isinstance(value, ast.Attribute) and is_librarys
+        if is_function or isinstance(value, ast.Lambda) or name in ("partial", "namedtuple"):
+            return "function"
+        arguments = [item for _, item in passed(value)] if isinstance(value, ast.Call) else []
+        if isinstance(value, ast.Call) and (owner := self.definition(dotted(value))) is not None:
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
             kind = owner[0]._kind_of_objects(owner[1], self.methods_in_use)
@@ -431,88 +533,153 @@ class Script:
                 return kind if kind != "record" or is_plain else "object"
         if name == "SimpleNamespace":
             return "record"
-        is_tracker = TRACKERS.get(dotted(value).rpartition(".")[0]) == name
-        is_reporter = is_tracker or name.endswith("Loss") or _LOGGER.search(name)
-        if is_reporter or any(called(each) in _REPORTERS for each in parts):
+        is_known = TRACKERS.get(dotted(value).rpartition(".")[0]) == name or dotted(value) == "re.compile"
+        if (
+            is_known
+            or name.endswith("Loss")
+            or _LOGGER.search(name)
+            or any(called(each) in _REPORTERS for each in parts)
+        ):
             return "reporter"
-        is_module = any(part in dotted(value) for part in ("nn.", "optim.", "Module"))
+        is_module = any(part in dotted(value) for part in _MODULES)
         if name in _STATE or name.endswith(("LR", "LROnPlateau")) or (is_module and name[:1].isupper()):
             return "state"
         inner: list[Any] = value.values if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-        inner = inner or [
-            getattr(value, each)
-            for each in ("elt", "value")
-            if isinstance(value, _COMPREHENSIONS) and hasattr(value, each)
-        ]
-        kinds = {self.kind_of(each) for each in inner if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
+        if isinstance(value, _COMPREHENSIONS):
+            inner = [getattr(value, "elt", getattr(value, "value", None))]
+        named = arguments if name == "dict" else inner
+        kinds = {self.kind_of(each) for each in named if isinstance(each, ast.Name | ast.Call | ast.Lambda)}
         if kinds == {"function"}:
             return "function"
-        if "record" in kinds:
+        if "record" in kinds and inner:
             return "record" if len(kinds) == 1 else ""
-        unknown = [
-            each for each in inner if called(each)[:1].isupper() and self.kind_of(each) in ("", "object")
-        ]
-        arguments = (
-            [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
-        )
-        if name == "defaultdict" and not all(
-            getattr(e, "id", "") in _PLAIN | {"str", "bool"} for e in arguments
-        ):
+        types = _PLAIN | {"str", "bool"}
+        if name == "defaultdict" and not all(getattr(each, "id", "") in types for each in arguments):
             return ""
-        deep = [part for each in (*inner, *arguments) for part in ast.walk(each) if part not in inner]
-        if any(
-            called(each)[:1].isupper() and self.kind_of(each) in ("record", "object")
-            for each in deep
-            if isinstance(each, ast.Call)
-        ):
+        every: list[Any] = [part for each in (*inner, *arguments) for part in ast.walk(each)]
+        objects = [each for each in every if called(each)[:1].isupper()]
+        is_unknown = any(self.kind_of(each) == "" for each in objects if each in inner)
+        if is_unknown or {self.kind_of(each) for each in objects} & {"record", "object"}:
             return ""
-        if unknown or any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
+        if any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
             return ""
-        plain = (
-            ast.Constant,
-            ast.List,
-            ast.Dict,
-            ast.Set,
-            ast.ListComp,
-            ast.DictComp,
-            ast.UnaryOp,
-            ast.BinOp,
-        )
-        return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, plain) else ""
+        return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, _LITERALS) else ""
 
-    def class_of(self, path: str, depth: int = 0) -> tuple[Script, ast.ClassDef] | None:
-        """Find the class "Meter" or "utils.Meter", of the script or of a module beside it."""
-        module, _, name = path.rpartition(".")
-        if not module and name in self.classes:
-            return self, self.classes[name]
-        for node, alias in self._imports if self._folder is not None and depth < 4 else ():
-            is_from, known = isinstance(node, ast.ImportFrom), alias.asname or alias.name
-            source = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            if is_from and not module and known in (name, "*"):
-                wanted = name if known == "*" else alias.name
-            elif known == module:
-                source, wanted = [*source, alias.name], name
-            else:
-                continue
-            stem = Path(self._folder or "", *".".join(source).split("."))
-            for script in (_module(stem.with_suffix(".py")), _module(stem / "__init__.py")):
-                if script is not None and (owner := script.class_of(wanted, depth + 1)) is not None:
+    @cached_property
+    def modules(self) -> dict[ast.AST, Script]:
+        """The script, and the modules beside it that these import, by their trees."""
+        scripts = [self]
+        for script in scripts:  # which grows
+            for node, alias in script._imports:
+                source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for path in (source, [*source, alias.name]):
+                    scripts += [each for each in script._files(node, path) if each not in scripts]
+        return {each.tree: each for each in scripts}
+
+    def _files(self, node: ast.Import | ast.ImportFrom, source: Sequence[str]) -> list[Script]:
+        """Return the module "a.b" beside the script, as a file and as a package."""
+        if self._folder is None or not "".join(source):
+            return []
+        own, above = [*self.file.parents] if self.file else [self._folder], getattr(node, "level", 0)
+        folders = own[above - 1 : above] if above else [self._folder, own[0]]
+        stems = [Path(folder, *".".join(filter(None, source)).split(".")) for folder in folders]
+        paths = [path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py")]
+        files = [_module(each, self._folder) for each in paths]
+        return [each for each in files if each is not None]
+
+    @cached_property
+    def _top(self) -> dict[str, Any]:
+        stores = {e.id: e for e in self.stores if not self.nearest(e, (*_SCOPES, ast.ClassDef))}
+        return stores | self.functions | self.classes
+
+    def definition(self, path: str, kind: Any = ast.ClassDef) -> tuple[Script, Any] | None:
+        """Find what "Meter" or "utils.Meter" is, in the script or in a module beside it."""
+        if path not in self._definitions:
+            self._definitions[path] = None  # while it is looked for
+            self._definitions[path] = self._find(path)
+        owner = self._definitions[path]
+        return owner if owner is not None and isinstance(owner[1], kind) else None
+
+    def _find(self, path: str) -> tuple[Script, Any] | None:
+        if path in self._top:
+            return self, self._top[path]
+        for node, alias in self._imports:
+            known, rest = alias.asname or alias.name, ""
+            source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if source and "." not in path and known in (path, "*"):
+                rest = path if known == "*" else alias.name
+            elif path.startswith(f"{known}."):
+                source, rest = [*source, alias.name], path.removeprefix(f"{known}.")
+            for script in self._files(node, source) if rest else ():
+                if (owner := script.definition(rest, ast.AST)) is not None:
                     return owner
         return None
 
-    def changed_unseen(self) -> set[Variable]:
-        """Return variables of the module that hooks, and methods of classes, assign or change."""
-        calls = {id(node.func) for node in self.nodes if isinstance(node, ast.Call)}
-        hooks = {each.id for each in self.names if each.id in self.functions and id(each) not in calls}
-        methods = [
-            each
-            for each in self.nodes
-            if isinstance(each, ast.FunctionDef) and self.nearest(each, ast.ClassDef)
-        ]
-        flow = Flow(self)
-        for function in [*(self.functions[each] for each in hooks), *methods]:
+    @cached_property
+    def methods(self) -> dict[str, list[tuple[Script, ast.FunctionDef]]]:
+        """The methods of classes of the script and beside it, by their names."""
+        methods = dict[str, list[tuple[Script, ast.FunctionDef]]]()
+        for script in self.modules.values():
+            for each in script.nodes:
+                if isinstance(each, ast.FunctionDef) and script.nearest(each, ast.ClassDef):
+                    methods.setdefault(each.name, []).append((script, each))
+        return methods
+
+    def is_made_elsewhere(self, variable: Variable) -> bool:
+        """Return whether what a variable holds is made by another package."""
+        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
+        return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
+
+    def is_drawn(self, variable: Variable) -> bool:
+        """Return whether a variable holds a generator or an iterator, which reads change."""
+        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
+        made = [same_object(owner.returned(each) or each) for each in values]
+        is_iterator = any(map(owner.is_iterator, values))
+        return is_iterator or any(called(each) in GENERATORS | _ITERATORS for each in made)
+
+    def changed_by(self, function: ast.FunctionDef) -> set[str]:
+        """Return the names of the parameters that a function may change."""
+        if function not in self._changed_by:
+            self._changed_by[function] = set()  # while it is looked at
+            flow = Flow(self)
             flow.run(function.body, {*parameters(function)})
-        return {each for each in flow.assigned | flow.changed if each.scope is None}
+            self._changed_by[function] = {each.name for each in flow.changed if each.scope is function}
+        return self._changed_by[function]
+
+    def keeps(self, decorator: Any) -> bool:
+        """Return whether a decorator, or a function that makes one, keeps values from call to call."""
+        if dotted(decorator).rpartition(".")[2] in ("lru_cache", "cache"):
+            return True
+        owner = self.definition(dotted(decorator), (ast.FunctionDef, ast.ClassDef))
+        if owner is not None and isinstance(owner[1], ast.ClassDef):
+            return self.nearest(decorator, ast.AST) is not None and isinstance(
+                self._parents[decorator], ast.FunctionDef
+            )
+        inside = [*ast.walk(owner[1])] if owner is not None else []
+        functions = [each for each in inside if isinstance(each, ast.FunctionDef)]
+        flow = Flow(owner[0] if owner is not None else self)
+        for inner in functions[1:]:
+            flow.run(inner.body, {*parameters(inner)})
+            flow.assigned = {each for each in flow.assigned if each.scope is not inner}
+        changed = flow.changed - {each for function in functions for each in parameters(function)}
+        return any(each.scope in functions for each in flow.assigned | changed)
+
+    @cached_property
+    def unseen(self) -> Flow:
+        """What hooks and methods of classes read, assign and change, here and in the modules beside."""
+        flow = Flow(self)
+        for name, owners in self.methods.items():
+            for owner in owners if name != "__init__" else ():
+                flow.enter(*owner, set())
+        for script in self.modules.values():
+            for function in (each for each in script.nodes if isinstance(each, ast.Lambda)):
+                flow.enter(script, function, set())
+            calls = {id(node.func) for node in script.nodes if isinstance(node, ast.Call)}
+            for node in (each for each in script.nodes if isinstance(each, ast.Name | ast.Attribute)):
+                hook = script.definition(dotted(node), ast.FunctionDef) if id(node) not in calls else None
+                if hook is not None:
+                    flow.enter(*hook, set())
+        return flow
 
     def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
@@ -542,9 +709,12 @@ class Script:
     def methods_in_use(self) -> frozenset[str]:
         """Names of methods that are called of anything but `self`."""
         names = set[str]()
-        for node in (each for each in self.nodes if isinstance(each, ast.Attribute)):
-            method = self.nearest(node, ast.FunctionDef)
-            is_method = method is not None and self.nearest(method, ast.AST) in self.classes.values()
+        nodes: list[tuple[Script, Any]] = [
+            (script, node) for script in self.modules.values() for node in script.nodes
+        ]
+        for script, node in (pair for pair in nodes if isinstance(pair[1], ast.Attribute)):
+            method = script.nearest(node, ast.FunctionDef)
+            is_method = method is not None and script.nearest(method, ast.AST) in script.classes.values()
             own = method.args.args[:1] if is_method else []
             names |= {node.attr} if getattr(node.value, "id", "") not in {each.arg for each in own} else set()
         return frozenset(names)
@@ -567,19 +737,13 @@ class Script:
         """
         methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
         rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
-        values = [
-            getattr(each, "value", None) for each in rest
-        ]  # of attributes of the class, and its docstring
+        values = [getattr(each, "value", None) for each in rest]  # of its attributes, and its docstring
         names, bases = {each.name for each in methods}, [dotted(each) for each in node.bases]
-        if {"state_dict", "load_state_dict"} <= names or any(
-            part in base for base in bases for part in ("nn.", "optim.", "Module")
-        ):
+        is_module = any(part in base for base in bases for part in _MODULES)
+        if is_module or {"state_dict", "load_state_dict"} <= names:
             return "state"
-        if (
-            node.keywords
-            or node.decorator_list
-            or not all(e == "object" or e.endswith("Dataset") for e in bases)
-        ):
+        is_known = all(each == "object" or each.endswith("Dataset") for each in bases)
+        if node.keywords or node.decorator_list or not is_known:
             return ""
         if names & _NO_RECORD or not all(isinstance(each, ast.Constant) for each in values):
             return "object"
@@ -596,18 +760,17 @@ class Script:
             if not {*map(dotted, method.decorator_list)} <= _DECORATORS or (keeps and flow.changed - {me}):
                 return "object"
             changing |= {method} if me in flow.changed else set()
-            kept += method.args.defaults
-            kept += [
-                each.value
-                for each in ast.walk(method)
-                if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign) and each.value is not None
-            ]
+            lines = [e for e in ast.walk(method) if isinstance(e, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+            kept += [*method.args.defaults, *(each.value for each in lines if each.value is not None)]
         is_changed = changing & {*self._methods_of(node, used)}
         parts = [part for each in kept for part in ast.walk(each)]
         is_plain = not any(self._is_object(each) for each in parts)
-        # an iterator, or an object of an own class in a list: a method may change it through other names
+        # an iterator, or an object of an own class: a method may change it through other names
         within = [each for each in parts if not isinstance(self._parents[each], ast.Assign | ast.AnnAssign)]
-        if any(called(each) in _ITERATORS for each in kept) or any(called(e) in self.classes for e in within):
+        owners = [self.definition(dotted(each)) for each in parts if isinstance(each, ast.Call)]
+        kinds = {owner[0]._kind_of_objects(owner[1], used) for owner in owners if owner is not None}
+        is_hidden = any(called(each) in self.classes for each in within) or kinds & {"record", "object"}
+        if is_hidden or any(called(each) in _ITERATORS for each in kept):
             return "object"
         writes = any(called(each) in _REPORTERS or _LOGGER.search(called(each)) for each in parts)
         return "constant" if not is_changed else "writer" if writes else "record" if is_plain else "object"
@@ -708,28 +871,29 @@ class Flow:
         """Note what a target or an expression reads and changes; return what it assigns."""
         script, assigned = self._script, set[Variable]()
         for node in ast.walk(top):
-            if isinstance(node, ast.Name) and node.id in script.functions:
-                self._enter(script.functions[node.id], sure)
+            is_name = isinstance(node, ast.Name | ast.Attribute)
+            function = script.definition(dotted(node), ast.FunctionDef) if is_name else None
+            if function is not None:
+                self.enter(*function, sure)
             elif isinstance(node, ast.Name) and node.id not in script.symbols:
                 is_read = isinstance(node.ctx, ast.Load)
                 self.read |= {script.variable(node)} - sure if is_read else set()
                 assigned |= set() if is_read else {script.variable(node)}
+            elif isinstance(node, ast.Attribute) and (variable := script.holder(node)) is not None:
+                self.read |= {variable} - sure if isinstance(variable.scope, ast.Module) else set()
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            method = script.methods.get(called(node)) if is_method else None
-            if isinstance(node, ast.Call) and method is not None and method not in script.open:
-                script.open.append(method)
-                inner = Flow(script)
-                inner.run(method.body, {*parameters(method)})
-                script.open.pop()
-                for parameter, value in zip(parameters(method)[1:], node.args, strict=False):
-                    if parameter in inner.changed:
-                        self._change(value)
+            is_changing = self._call_method(node) if isinstance(node, ast.Call) and is_method else False
             is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
             is_maths = bool(_MATHS.fullmatch(called(node))) and not script.is_object(_root(node))
             is_pure = is_maths or (
                 bool(_PURE.fullmatch(called(node))) and not script.is_own_object(_root(node))
             )
-            is_pure = is_pure and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            is_pure = (
+                is_pure
+                and is_method
+                and not is_changing
+                and not isinstance(script.nearest(node, ast.AST), ast.Expr)
+            )
             is_pure |= isinstance(node, ast.Call) and dotted(node) in self.own_calls
             is_pure |= called(node) == "set_epoch"  # which each epoch calls again
             # an object that is called may count its calls
@@ -740,16 +904,24 @@ class Flow:
                 changed += node.args[:1] if is_function or called(node) in _CHANGING else []
             is_item = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
             is_filled = is_item and not isinstance(top, ast.AugAssign)
-            for each in changed:
-                is_part = dotted(each).count(".") > 1  # of a class: `Log.losses.append(x)`
-                each = _root(each)
-                is_variable = getattr(each, "id", "") not in script.symbols
-                is_variable |= is_part and getattr(each, "id", "") in script.classes
-                if isinstance(each, ast.Name) and (is_target or is_variable):
-                    (self._filled if is_filled else self._changed).add(script.variable(each))
-                    self.read |= {script.variable(each)} - sure
+            for variable in (script.holder(each, is_target) for each in changed):
+                if variable is not None:
+                    (self._filled if is_filled else self._changed).add(variable)
+                    self.read |= {variable} - sure
         self.assigned |= assigned
         return assigned
+
+    def _call_method(self, call: ast.Call) -> bool:
+        """Note what methods of this name change of their arguments; return whether one changes its object."""
+        is_changing = False
+        for owner, method in self._script.methods.get(called(call), ()):
+            is_bound = "staticmethod" not in map(dotted, method.decorator_list)
+            names = owner.changed_by(method)
+            is_changing |= is_bound and bool(names & {each.arg for each in method.args.args[:1]})
+            for name, value in passed(call, method, int(is_bound)):
+                if name in names:
+                    self._change(value)
+        return is_changing
 
     def _share(self, target: ast.expr, value: ast.expr, is_view: bool) -> None:
         """Note that a change of the target is one of what is read in a value."""
@@ -773,32 +945,41 @@ class Flow:
             variables |= more
         return variables | filled
 
-    def _enter(self, function: ast.FunctionDef, sure: set[Variable]) -> None:
-        """Note what a function of the script reads and changes of other scopes, and of its arguments."""
-        script = self._script
-        if function in script.open:
+    def enter(self, owner: Script, function: Any, sure: set[Variable]) -> None:
+        """Note what a function, here or beside, reads and changes of other scopes, and of its arguments."""
+        script, tree = self._script, None if owner is self._script else owner.tree
+        if function in owner.open:
             return
-        script.open.append(function)
-        inner, inside = Flow(script), {*ast.walk(function)}
-        inner.run(function.body, {Variable(function, each.arg) for each in function.args.args})
-        script.open.pop()
-        self.read |= {each for each in inner.read if each.scope not in inside} - sure
-        self.assigned |= {each for each in inner.assigned if each.scope not in inside}
-        self._changed |= {each for each in inner.changed if each.scope not in inside}
+        owner.open.append(function)
+        inner, inside = Flow(owner), {*ast.walk(function)}
+        is_lambda, wraps = isinstance(function, ast.Lambda), list[Any]()
+        inner.run([ast.Expr(function.body)] if is_lambda else function.body, {*parameters(function)})
+        if not is_lambda:  # `f = counted(f)` is a decorator, too
+            wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
+        keeps, changed = any(map(owner.keeps, wraps)), inner.changed
+        owner.open.pop()
+        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in inside}
+        lifted = {each: Variable(each.scope or tree, each.name) for each in outer}
+        self.read |= {lifted[each] for each in inner.read & outer} - sure
+        self.assigned |= {lifted[each] for each in inner.assigned & outer}
+        self._changed |= {lifted[each] for each in changed & outer}
         for parameter, value in script.passed_arguments:
-            if parameter in inner.changed:
+            if parameter in changed:
                 self._change(value)
-        names = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-        for name, default in zip(names, function.args.defaults, strict=True):
-            if Variable(function, name.arg) in inner.changed and isinstance(default, ast.List | ast.Dict):
-                self._changed.add(Variable(function, name.arg))
-                self.read.add(Variable(function, name.arg))
+        args, held = function.args, {Variable(tree, function.name)} if keeps else set[Variable]()
+        pairs = [*zip(reversed([*args.posonlyargs, *args.args]), reversed(args.defaults), strict=False)]
+        for argument, value in [*pairs, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]:
+            if Variable(function, argument.arg) in changed and not isinstance(value, ast.Constant | None):
+                is_named = isinstance(value, ast.Name | ast.Attribute)
+                default = owner.holder(value) if is_named else Variable(tree, getattr(function, "name", ""))
+                held |= {Variable(default.scope or tree, default.name)} if default else set()
+        self._changed |= held
+        self.read |= held
 
     def _change(self, value: ast.expr) -> None:
         """Note that a function changes what it is given."""
         inner: Any = [value.value] if isinstance(value, ast.Starred) else getattr(value, "elts", [])
         for part in inner:
             self._change(part)
-        root = _root(value)
-        if isinstance(root, ast.Name) and root.id not in self._script.symbols:
-            self._changed.add(self._script.variable(root))
+        if (variable := self._script.holder(value)) is not None:
+            self._changed.add(variable)

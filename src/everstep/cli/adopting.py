@@ -374,7 +374,8 @@ class Patch:
         epoch.round(epochs, set())
         tail.run(self._rest, set())
         after.run(script.beside(epochs, self._home)[1], set())
-        self._used, self._carried, self._records = epoch.read, set[Variable](), set[Variable]()
+        self._used = {each for each in epoch.read if not isinstance(each.scope, ast.Module)}
+        self._carried, self._records = set[Variable](), set[Variable]()
         self._made = set[Variable]()
         """The records that a resume makes anew, after the checkpoint was opened."""
         self._losses = dict[Variable, list[Any]]()
@@ -385,15 +386,21 @@ class Patch:
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         moved = step.read & in_step | tail.read & (in_step - sure) | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self._home is not None}
-        moved |= {each for each in script.changed_unseen() if script.kind(each) == "plain"}
+        read, unseen = script.unseen.read | epoch.read | after.read, script.unseen.assigned
+        unseen = unseen | script.unseen.changed
+        is_plain = {each: script.kind(each) == "plain" or each.name in script.classes for each in unseen}
+        moved |= {each for each in unseen if each.scope is None and is_plain[each]}
+        # an engine of another package is taken for one that stays as it is, if only methods use it
+        changed = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
+        changed = changed & read | {each for each in read if script.is_drawn(each)}
+        moved |= {each for each in changed if isinstance(each.scope, ast.Module)}
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         for each in sorted(moved, key=lambda each: each.name):
             if each not in in_loop and (calls := self._backward_calls(each)):
                 self._losses[each] = calls
             else:
-                self._carry(
-                    each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
-                )
+                is_assigned = each in step.assigned | epoch.assigned
+                self._carry(each, each in step.changed | epoch.changed, is_assigned)
         for name in (each for each in script.stores if (record := script.variable(each)) in self._records):
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
             if name in inside or is_choice or record.scope not in (None, self._home):
@@ -416,31 +423,24 @@ class Patch:
             flow = Flow(script)
             flow.run([node], set())
             flows.append((node, flow))
-        late = {
-            v for _, flow in flows for v in flow.read if v in kept - counters or script.kind(v) == "state"
-        }
+        read_here = {each for _, flow in flows for each in flow.read}
+        late = {each for each in read_here if each in kept - counters or script.kind(each) == "state"}
         while more := {v for _, f in flows if f.read & late for v in f.assigned | f.changed} - late:
             late |= more
         for node, flow in flows if late else ():
-            used = (
-                (flow.assigned | flow.changed) & (read | data) - kept if flow.read & late else set[Variable]()
-            )
+            made = flow.assigned | flow.changed if flow.read & late else set[Variable]()
+            used = made & (read | data) - kept
             is_data = {e for e in used if any(called(value) == "DataLoader" for value in script.values(e))}
             used = {e for e in used if script.kind(e) not in ("reporter", "state", "function")} | is_data
             if used:
-                problem = "is made of values that steps change; a resume would find later ones"
-                self._refuse(
-                    node, f"`{min(each.name for each in used)}` {problem}: see docs/guide/exactness.md"
-                )
-
-        drawn = {
-            e for e in data if any(called(same_object(value)) in GENERATORS for value in script.values(e))
-        }
-        state = {e for e in data if script.kind(e) == "state" or e in kept - counters}
-        for each in (late & data | state) - drawn:
-            self._refuse(
-                self._steps, f"the data is made of `{each.name}`, of which a resume would find a later value"
-            )
+                name, problem = min(each.name for each in used), "is made of values that steps change"
+                remedy = "a resume would find later ones: see docs/guide/exactness.md"
+                self._refuse(node, f"`{name}` {problem}; {remedy}")
+        state = {each for each in data if script.kind(each) == "state" or each in kept - counters}
+        drawn = {e for e in data if any(called(same_object(v)) in GENERATORS for v in script.values(e))}
+        for name in sorted(each.name for each in (late & data | state) - drawn):
+            problem = "of which a resume would find a later value"
+            self._refuse(self._steps, f"the data is made of `{name}`, {problem}")
 
     def _backward_calls(self, variable: Variable) -> list[Any]:
         """Return the lines `loss.backward()`, if this is the last that the loop does with a loss."""
@@ -449,11 +449,8 @@ class Patch:
         for name in (each for each in script.names if script.variable(each) == variable):
             method = script.nearest(name, ast.AST)
             statement = script.nearest(script.nearest(method, ast.AST), ast.AST)
-            if (
-                name in inside
-                and getattr(method, "attr", "") == "backward"
-                and isinstance(statement, ast.Expr)
-            ):
+            is_backward = getattr(method, "attr", "") == "backward" and isinstance(statement, ast.Expr)
+            if name in inside and is_backward:
                 calls.append(statement)
             elif name not in inside and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
                 return []
@@ -467,26 +464,25 @@ class Patch:
         targets = [each for loop in (self._epochs, self._steps) for each in ast.walk(loop.target)]
         is_target = any(isinstance(each, ast.Name) and script.variable(each) == variable for each in targets)
         is_left_out = kind == "reporter" or (kind == "function" and not assigned)
+        if isinstance(scope, ast.Module) or (scope is None and name in script.symbols):
+            file, owner = script.modules[scope].file if scope else None, script.definition(name, ast.AST)
+            node = owner[1] if owner and not file else script.packages.get(file.stem if file else name)
+            place = f"`{name}` of {file.name}" if file else f"`{name}`"
+            problem = "changes in the loop, and no checkpoint has it: make it a variable of this script"
+            return None if is_left_out else self._refuse(node or self._epochs, f"{place} {problem}")
         if not isinstance(scope, ast.FunctionDef | None):
             return
         arguments = [] if scope is None else [n.arg for n in ast.walk(scope.args) if isinstance(n, ast.arg)]
-        stores = [
-            e
-            for e in script.stores
-            if script.variable(e) == variable and (e is not first or name in arguments)
-        ]
+        stores = [each for each in script.stores if script.variable(each) == variable]
+        stores = [each for each in stores if each is not first or name in arguments]
         values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
         is_anew = any(not isinstance(e, ast.Name) or script.variable(e) != variable for e in values)
         made = [*map(same_object, script.values(variable))]
-        objects = [
-            each
-            for each in made
-            if isinstance(each, ast.Call)
-            and (called(each) in ("deepcopy", "partial", "Path") or called(each)[:1].isupper())
-            and script.kind_of(each) in ("", "object", "function")
-            and "state_dict" not in ast.unparse(each)
-        ]
+        calls = [e for e in made if isinstance(e, ast.Call) and "state_dict" not in ast.unparse(e)]
+        calls = [e for e in calls if called(e) in ("deepcopy", "partial", "Path") or called(e)[:1].isupper()]
+        objects = [each for each in calls if script.kind_of(each) in ("", "object", "function")]
         is_replaced = assigned or script.is_stored_in(variable)
+        items = [] if any(map(script.is_array, made)) else script.items_of(variable)  # an array has copies
         if kind == "reporter" and is_replaced and any(called(each) == "DataLoader" for each in made):
             problem = "changes in the loop, and a resume would begin with the first: make one for all epochs"
         elif is_left_out:
@@ -504,9 +500,9 @@ class Patch:
             problem = "changes in the loop, and is an argument or has a namesake: copy it to a new name first"
         elif kind == "function":
             problem = "is a function, and a checkpoint has none: keep a number or a name that chooses it"
-        elif any(script.is_view_of_weights(each) for each in (*made, *script.items_of(variable))):
+        elif any(map(script.is_view_of_weights, [*made, *items])):
             problem = "has weights that change: write copy.deepcopy(net.state_dict()), or w.detach().clone()"
-        elif (kind != "plain" and changed) or objects:
+        elif (kind != "plain" and changed) or objects or any(map(script.variable_beside, made)):
             problem = "may change unseen in the loop: assign a module, a number or a list here, on its own"
         else:
             self._carried.add(variable)
@@ -555,13 +551,11 @@ class Patch:
     def _generators(self) -> set[Variable]:
         """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
         script, variables = self._script, set[Variable]()
-        for used in self._used:
-            if any(script.is_iterator(value) for value in script.values(used)):
-                self._refuse(
-                    script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
-                )
+        for used in (e for e in self._used if any(map(script.is_iterator, script.values(e)))):
+            problem = "goes on from epoch to epoch: make it in the epoch"
+            self._refuse(script.first(used), f"`{used.name}` {problem}")
         for call in (node for node in script.nodes if isinstance(node, ast.Call)):
-            owner = script.class_of(dotted(call))
+            owner = script.definition(dotted(call))
             if owner is not None and owner[0].is_data_that_changes(owner[1], script.methods_in_use):
                 self._refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
             elif any(
@@ -569,9 +563,7 @@ class Patch:
                 for each in call.keywords
             ):
                 self._refuse(call, "its workers go on from epoch to epoch: take out persistent_workers")
-            elif called(call) in GENERATORS and not any(
-                called(each) == "random_split" for each in script.above(call)
-            ):
+            elif called(call) in GENERATORS and "random_split" not in map(called, script.above(call)):
                 homes = [n for n in script.stores if same_object(script.stored_value(n)) is call]
                 variables |= {*map(script.variable, homes)}
                 if not homes:
@@ -582,24 +574,18 @@ class Patch:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""
         variables, script = set[Variable](), self._script
         nodes = [*ast.walk(parameters)]
-        pairs = [
-            pair
-            for each in nodes
-            if isinstance(each, ast.Dict)
-            for pair in zip(each.keys, each.values, strict=True)
-        ]
+        groups = [each for each in nodes if isinstance(each, ast.Dict)]
+        pairs = [pair for each in groups for pair in zip(each.keys, each.values, strict=True)]
         options = [value for key, value in pairs if getattr(key, "value", "") != "params"]
         nodes = [each for each in nodes if not any(each in ast.walk(option) for option in options)]
         for name in (each for each in nodes if isinstance(each, ast.Name)):
             variable = script.variable(name)
             values = [ast.walk(value) for value in script.values(variable) if value is not None]
             names = [each for nodes in values for each in nodes if isinstance(each, ast.Name)]
-            inner = {
-                each for each in (variable, *map(script.variable, names)) if script.kind(each) == "state"
-            }
+            inner = {e for e in (variable, *map(script.variable, names)) if script.kind(e) == "state"}
             if not isinstance(
                 variable.scope, ast.FunctionDef | None
-            ):  # `p` of `[p for n in nets for p in n]`
+            ):  # as `p` of `[p for n in k for p in n]`
                 continue
             is_own = name.id not in script.symbols
             if is_own and not inner:
@@ -636,10 +622,8 @@ class Patch:
         unit = "\t" if self._source[self._at(epochs.body[0].lineno) :].startswith(b"\t") else "    "
         limit, number = ("1", "1") if is_one else self._range()
         entries = [*dict.fromkeys(state)]
-        entries += [
-            f'"{each.name}": {self._attributes(each)}'
-            for each in sorted(self._records - self._made, key=lambda each: each.name)
-        ]
+        records = sorted(self._records - self._made, key=lambda each: each.name)
+        entries += [f'"{each.name}": {self._attributes(each)}' for each in records]
         entries += [f'"{kept}": vars({kept})'] * self._is_kept
         arguments = [f'"runs/{self._name}"', f"{{{', '.join(entries)}}}", f"max_epoch={limit}"]
         lines = [f"with everstep.TrainLoop({', '.join(arguments)}) as {loop}:"]
