@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 53_548,
-    "lines of tests": 55_269,
+    "lines of tests": 55_270,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
