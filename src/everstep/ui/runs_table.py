@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +65,8 @@ class RunsTable(RunColumns):
             "matched": len(runs),
             "columns": [{"name": name, "kind": kind_of(name, columns[name].values())} for name in headers],
             "rows": [
-                heading(run) | {"values": {name: json_safe(columns[name].get(run["id"])) for name in headers}}
+                heading(run)
+                | {"values": {name: _cell(name, columns[name].get(run["id"])) for name in headers}}
                 for run in runs[options.offset : options.offset + options.limit]
             ],
         }
@@ -146,12 +148,16 @@ def streams_of(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     return [{"stream": phase, "metrics": names} for phase, names in streams.items()]
 
 
+def _cell(name: str, value: Any) -> Any:
+    return ", ".join(json.loads(value)) if name == "tags" and value else json_safe(value)
+
+
 def heading(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands of a run in every list."""
     beat = run["heartbeat"]
     return {
         "id": run_id(run),
-        **{name: run[name] for name in ("name", "status", "diverged", "created")},
+        **{name: run[name] for name in ("name", "status", "diverged", "created", "step", "duration")},
         "heartbeat": None if beat is None else max(0.0, time.time() - beat),
     }
 

@@ -205,9 +205,10 @@ class ProgramVariables:
         lists = [each for each in self._objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
         in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
-        marks = {} if self._opener is None else self._marks_on_stack(in_state)
+        seen: dict[int, str] = {}
+        marks = {} if self._opener is None else self._marks_on_stack(in_state, seen)
         for service in self._services:
-            for path, part in _parts_of_service(service, in_state):
+            for path, part in _parts_of_service(service, seen | in_state):
                 with suppress(Exception):
                     if (mark := self._mark(part)) is not None:
                         marks[_SERVICES, path] = mark, part
@@ -217,7 +218,10 @@ class ProgramVariables:
                     marks[_HELD, path] = mark, number
         return marks
 
-    def _marks_on_stack(self, in_state: dict[int, str]) -> dict[Variable, tuple[str, Any]]:
+    def _marks_on_stack(
+        self, in_state: dict[int, str], seen: dict[int, str]
+    ) -> dict[Variable, tuple[str, Any]]:
+        """Mark variables of functions on the stack; note in `seen` identities of the program's objects."""
         marks: dict[Variable, tuple[str, Any]] = {}
         lines: dict[str, tuple[str, int]] = {}
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
@@ -241,6 +245,7 @@ class ProgramVariables:
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
                     skip = dict.fromkeys(_restored_ids(read), "") | in_state
+                seen |= {id(each): "" for _, _, each in items if _vars(each) is not None}
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):

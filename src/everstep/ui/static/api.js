@@ -5,6 +5,7 @@ import { useEffect, useState } from "./preact.js";
 import { bests } from "./words.js";
 
 const MOST_SETTINGS = 6; // in a report's list of runs
+const MOST_BEST = 5;
 const embedded = document.getElementById("data");
 
 /** The data of a report; null in the page of a server. */
@@ -125,13 +126,13 @@ function carried(path, params) {
     return { x: params.x, series: params.x === "time" ? lines.map(overTime) : lines };
   }
   if (id) return part === "log" ? report.logs[id] : report.runs[id];
-  const best = [...new Set(report.runs.flatMap((run) => bests(run).map((one) => one.name)))].slice(0, 3);
+  const best = [...new Set(report.runs.flatMap((run) => bests(run).map((one) => one.name)))].slice(0, MOST_BEST);
   const results = best.map((name) => ({ name: `best/${name}`, values: report.runs.map((run) => bests(run).find((one) => one.name === name)?.value) }));
   if (where === "compare") {
     const compared = (all) => all.map(({ name, values }) => ({ name, values: ids.map((id) => values[id]) }));
     return { runs: ids.map((id) => report.runs[id]), results: compared(results), settings: compared(report.settings), streams: report.streams };
   }
-  const kinds = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ...results.map(({ name }) => [name, "number"])];
+  const kinds = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ["duration", "duration"], ...results.map(({ name }) => [name, "number"])];
   const settings = report.settings.slice(0, MOST_SETTINGS).map(({ name, values }) => [name, values.every((one) => typeof one === "number") ? "number" : "text"]);
   const values = (run, i) => ({ ...run, ...Object.fromEntries([...results, ...report.settings].map((row) => [row.name, row.values[i]])) });
   const rows = report.runs.map((run, i) => ({ ...run, values: values(run, i) }));

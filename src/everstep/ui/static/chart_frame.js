@@ -56,7 +56,7 @@ const NAME = 230; // pixels for a name below it
 const EDGE = 12;
 
 /** The chart with its title, its names and what its marks mean as one PNG. */
-function picture({ plot, data, series }) {
+function picture({ plot, data, series, options }) {
   const ratio = devicePixelRatio;
   const look = ink();
   const listed = series ?? [];
@@ -73,7 +73,7 @@ function picture({ plot, data, series }) {
   context.scale(ratio, ratio);
   context.fillStyle = look.strong;
   context.font = `600 13px ${FONT}`;
-  context.fillText(plain(data.title), EDGE, 18);
+  context.fillText(plain(data.title) + (options.smooth ? ` (smoothing ${options.smooth})` : ""), EDGE, 18);
   context.font = `12px ${FONT}`;
   listed.forEach((one, i) => {
     const x = EDGE + NAME * (i % columns);

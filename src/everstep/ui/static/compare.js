@@ -5,9 +5,10 @@ import { useAnswer, useChanges } from "./api.js";
 import { link, setQuery } from "./route.js";
 import { Empty, Problem, Share, Swatch } from "./parts.js";
 import { ChartBar, ChartGrid, looks } from "./chart_view.js";
-import { format, words } from "./words.js";
+import { duration, format, words } from "./words.js";
 
 const MOST = 200;
+const FACTS = ["status", "step", "duration"];
 
 export function Compare({ query }) {
   const ids = useMemo(() => (query.runs ?? "").split(",").filter(Boolean).slice(0, MOST), [query.runs]);
@@ -41,7 +42,7 @@ export function Compare({ query }) {
           ? html`<${ChartBar} look=${look} part=${query.find ?? ""} />
               <${ChartGrid} streams=${answer.streams} find=${query.find} runs=${runs.filter((run) => !hidden.has(run.id))} look=${look}
                 changed=${changes.sizes} pick=${(id) => (location.hash = link("run", id))} />
-              <${Settings} results=${answer.results ?? []} rows=${answer.settings} runs=${runs} />`
+              <${Settings} results=${[...FACTS.map((name) => ({ name, values: answer.runs.map((run) => run[name]) })), ...answer.results]} rows=${answer.settings} runs=${runs} />`
           : html`<${Empty}>${error ? "" : "Reading the runs …"}<//>`}
       </div>
     </main>
@@ -49,13 +50,11 @@ export function Compare({ query }) {
 }
 
 const Settings = ({ results, rows, runs }) =>
-  results.length + rows.length
-    ? html`<section><h2>${results.length ? "Result, and settings that differ" : "Settings that differ"}</h2>
+  html`<section><h2>Result, and settings that differ</h2>
         <div class="wide-table"><table class="list side">
           <thead><tr><th></th>${runs.map((run) => html`<th key=${run.id}><${Swatch} slot=${run.slot} /> <a href=${link("run", run.id)} title=${run.label}>${run.label}</a></th>`)}</tr></thead>
           <tbody>
-            ${[...results, ...rows].map((row) => html`<tr key=${row.name}><th scope="row">${row.name}</th>${row.values.map((value, i) => html`<td key=${i}>${typeof value === "number" && results.includes(row) ? format(value) : words(value ?? undefined)}</td>`)}</tr>`)}
+            ${[...results, ...rows].map((row) => html`<tr key=${row.name}><th scope="row">${row.name}</th>${row.values.map((value, i) => html`<td key=${i}>${row.name === "duration" ? duration(value ?? 0) : typeof value === "number" && results.includes(row) ? format(value) : words(value ?? undefined)}</td>`)}</tr>`)}
           </tbody>
         </table></div>
-      </section>`
-    : null;
+      </section>`;

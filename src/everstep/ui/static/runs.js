@@ -29,7 +29,7 @@ export function Runs({ query }) {
       <div class="bar">
             ${report
               ? null
-              : html`<${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="valid_loss<0.3 status=finished" error=${isOfColumns ? null : error} />
+              : html`<${Field} name="where" words="Filter runs" value=${query.where ?? ""} hint="best/valid_loss<0.3 status=finished" error=${isOfColumns ? null : error} />
                   <${Field} name="columns" words="Columns" value=${query.columns ?? ""} hint="columns: name,status,config.lr" error=${isOfColumns ? error : null} />`}
             <span class="count" role="status">${error || !answer ? "" : (answer.matched === answer.total ? "" : `${answer.matched.toLocaleString("en")} of `) + count(answer.total, "run")}</span>
             <button class="main" disabled=${ids.length < 2 || ids.length > MOST} onClick=${() => compare(ids)}>Compare ${picked.size || !ids.length ? ids.length : `all ${ids.length}`}</button>

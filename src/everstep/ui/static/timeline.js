@@ -269,11 +269,12 @@ export function timelinePng(run) {
     left += 50 + context.measureText(words).width;
   }
   for (const sign of new Set(rows.flatMap((row) => row.signs.map((one) => one.icon)))) {
-    if (!sign) continue;
+    const y = 64 + ROW * rows.length + 14;
     context.fillStyle = context.strokeStyle = isBad(sign) ? look.bad : look.strong;
-    drawIcon(context, sign, left + 7, 64 + ROW * rows.length + 14, look.back);
-    write(sign, left + 20, 64 + ROW * rows.length + 18);
-    left += 40 + context.measureText(sign).width;
+    if (sign) drawIcon(context, sign, left + 7, y, look.back);
+    else context.fillRect(left + 6, y - 8, 2, 16);
+    write(sign ?? "resumed", left + 20, y + 4);
+    left += 40 + context.measureText(sign ?? "resumed").width;
   }
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
