@@ -850,7 +850,10 @@ def test_a_module_beside_a_script_that_keeps_nothing_stands_in_no_way(tmp_path: 
         ("add(net.weight.data)", True),
         ("h[0].append(list(net.parameters()))", True),
         ("layer = net.fc; h.append(layer.weight.data)", True),
+        ("h.append(net.get_input_embeddings().weight.data)", True),
+        ("h = dict(w=net.state_dict(), o=copy.deepcopy(optimizer.state_dict()))", True),
         ("w = net.weight.detach().clone(); h.append((epoch, w))", False),
+        ("h.append(copy.deepcopy([net.state_dict(), optimizer.state_dict()]))", False),
         ("h.append(net(x).detach().numpy())", False),
         ("h += [float(p.norm()) for p in net.parameters()]", False),
         ("for p in net.parameters(): h.append(p.norm())", False),
@@ -863,6 +866,13 @@ def test_weights_are_known_by_other_names(tail: str, is_refused: bool) -> None:
     assert any("has weights that change" in problem for _, problem in patch.refused) == is_refused, (
         patch.refused
     )
+
+
+def test_parameters_whose_gradients_are_clipped_stay_as_they_are() -> None:
+    made = "weights = [p for p in net.parameters() if p.requires_grad]\n"
+    step = f"{STEP}torch.nn.utils.clip_grad_norm_(weights, 0.1)\n"
+    patch = Patch(around(made, step=step), "x")
+    assert not patch.refused and "kept" not in patch.text
 
 
 DATA = """class Own(torch.utils.data.Dataset):

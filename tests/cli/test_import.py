@@ -127,7 +127,18 @@ def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -
         ).items(),
         *dict.fromkeys(("acc/val", "accuracy/valid", "top1 acc", "loss_acc"), "max").items(),
         *dict.fromkeys(
-            ("f1", "glossary", "accept", "loss/acc/val", "loss_scale", "accuracy_time", ""), None
+            (
+                "f1",
+                "glossary",
+                "accept",
+                "loss_scale",
+                "accuracy_time",
+                "valid/loss/std",
+                "loss/lr",
+                "val",
+                "",
+            ),
+            None,
         ).items(),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from array import array
 from collections import Counter, OrderedDict, defaultdict
@@ -102,21 +103,21 @@ def kept(kind: str) -> tuple[list[Service], dict[str, Any], Callable[[Any], obje
     match kind:
         case "decay.count":
             return [Decay(settings)], state, lambda loop: None
-        case "on after_step 1.fn.count":
+        case "Calls.count":
             return [], state, on(Moment.AFTER_STEP, calls)
-        case "on after_epoch 1.fn.count":
+        case "Calls.count at epochs":
             return [], state, on(Moment.AFTER_EPOCH, calls.note)
-        case "measured.evaluator.count":
+        case "Calls.count of an evaluator":
             return [Evaluate(every=Every(steps=2), evaluator=calls.measure, name="measured")], state, id
-        case "when.condition.count":
+        case "Calls.count of a condition":
             change = SetValue("settings.rate", times=0.5)
             return [When(calls.at_third, change, every=Every(steps=1), name="when")], state, id
     raise AssertionError(kind)
 
 
 KINDS = (
-    *("decay.count", "on after_step 1.fn.count", "on after_epoch 1.fn.count"),
-    *("measured.evaluator.count", "when.condition.count"),
+    *("decay.count", "Calls.count", "Calls.count at epochs"),
+    *("Calls.count of an evaluator", "Calls.count of a condition"),
 )
 
 
@@ -126,10 +127,12 @@ def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume
 ) -> None:
     services, state, begin = kept(kind)
     (at_save,) = lines_of(tmp_path, services, 6, state, begin)
-    assert at_save.startswith(f"warning: {kind}: a service of yours, or an object that it calls, changes")
+    assert at_save.startswith(
+        f"warning: {kind.split()[0]}: a service of yours, or an object that it calls, changes"
+    )
     services, state, begin = kept(kind)
     at_resume = lines_of(tmp_path, services, None, state, begin)[0]
-    assert at_resume.startswith(f"warning: {kind} (0, was ") and "data or service" in at_resume
+    assert at_resume.startswith(f"warning: {kind.split()[0]} (0, was ") and "data or service" in at_resume
 
 
 def test_what_a_service_or_the_state_saves_is_not_named(tmp_path: Path) -> None:
@@ -268,22 +271,72 @@ def test_a_state_with_an_ordered_dictionary_is_as_it_was(tmp_path: Path) -> None
     assert not [line for line in train(None) if line.startswith("warning: ")]
 
 
-def test_weights_are_evaluated_once_where_a_step_and_an_epoch_ask_for_it(tmp_path: Path) -> None:
-    seen: list[int] = []
+class Shown(Service):
+    """Prints; a resume may begin anew what it keeps."""
 
-    def evaluator(service: Evaluate) -> dict[str, float]:
-        seen.append(len(seen))
-        return {"valid/loss": 1.0}
+    def __init__(self) -> None:
+        super().__init__("shown", Every(steps=1))
+        self._count, self.line, self.last, self.recent, self.first = 0, "", 0.0, [0], None
 
-    with everstep.TrainLoop(
-        tmp_path,
-        {},
-        seed=1,
-        max_epoch=3,
-        services=[Evaluate(every=Every(steps=2) | Every(epochs=1), evaluator=evaluator)],
-    ) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(BATCHES[:3]):
-                pass
-    # after steps 2, 4, 6 and 8; step 6 ends the second epoch, and 3 and 9 the others
-    assert len(seen) == 6
+    def run(self, boundary: Boundary) -> None:
+        self._count += 1
+        self.line, self.last, self.first = f"step {self._count}", time.monotonic(), self.first or 1
+        self.recent.append(self._count)
+
+
+class Control:
+    """An entry of the state that saves what it holds."""
+
+    def __init__(self) -> None:
+        self.early = Calls()
+
+    def state_dict(self) -> Any:
+        return self.early.count
+
+    def load_state_dict(self, state: Any) -> None:
+        self.early.count = state
+
+
+def test_what_may_begin_anew_or_is_saved_by_its_owner_is_not_named(tmp_path: Path) -> None:
+    for stop_at in (6, None):
+        control = Control()
+        state = {"control": control}
+        assert lines_of(tmp_path, [Shown()], stop_at, state, on(Moment.AFTER_STEP, control.early)) == []
+
+
+class Warm:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> Any:
+        return self.count
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state
+
+
+class SavingTask(Task):
+    def build_model(self) -> nn.Module:
+        self.warm = Warm()
+        return nn.Linear(1, 1)
+
+    def forward(self, batch: Any) -> Any:
+        return {"loss": self.model(batch[0]).square().mean() * (1 + self.warm.count)}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "warm": self.warm}
+
+    def train_loop_end(self) -> None:
+        self.warm.count += 1
+
+
+def test_an_object_that_a_task_returns_from_its_state_is_not_named_before_its_third_step(
+    tmp_path: Path,
+) -> None:
+    data = {"train": everstep.data.arrays(torch.ones(2, 1), batch_size=2)}
+    for max_epoch in (2, 3):
+        _lines: list[str] = []
+        services = [Console(sink=_lines.append)]
+        task = SavingTask()
+        everstep.Trainer(task, data, tmp_path, max_epoch=max_epoch, seed=1, services=services).run_training()
+        assert task.warm.count == max_epoch and not [line for line in _lines if "warm" in line]

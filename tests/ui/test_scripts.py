@@ -64,12 +64,13 @@ def test_a_smooth_value_does_not_depend_on_the_part_that_is_seen() -> None:
         console.log(JSON.stringify([
             Math.max(...part.map((one, i) => Math.abs(one - all[60 + i]))),
             Math.abs(dense[190] - direct[69]),
-            smoothed([0, 1, 2], [1, NaN, 4], 0.5), smoothed([], [], 0.5), smoothed([3], [7], 0.9),
+            smoothed([0, 1, 2], [1, NaN, 4], 0.5), smoothed([], [], 0.5, { x: [], values: [] }),
+            smoothed([2, 2], [1, 3], 0.5), smoothed([3], [7], 0.9),
         ]));
     """
     difference, of_density, *rest = evaluated("charts.js", code)
     assert difference < 1e-9 and of_density < 0.06  # of a line that rises by 0.1 from point to point
-    assert rest == [[1, None, 3.125 / 0.875], [], [7]]
+    assert rest == [[1, None, 3.125 / 0.875], [], [1, 2], [7]]
 
 
 def test_words_of_numbers_times_and_sizes() -> None:

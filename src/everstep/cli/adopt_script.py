@@ -395,12 +395,16 @@ class Script:
         if isinstance(value, ast.Call):
             is_same = called(value) in _SAME_OBJECT - _STATE_METHODS
             is_view = is_same or any(each.fullmatch(called(value)) for each in (_VIEWS, _SAME_ITEMS))
-            if isinstance(value.func, ast.Attribute) and is_view:
+            # `net.embedding().weight`; what has arguments, as `net.loss(x)`, makes a new tensor
+            is_got = is_part and not value.args
+            if isinstance(value.func, ast.Attribute) and (is_view or is_got):
                 parts, is_part = [value.func.value], True
-            names = {called(each) for each in ast.walk(value)}
-            if "state_dict" in names and "deepcopy" not in names:
+            copied = {
+                each for copy in ast.walk(value) if called(copy) == "deepcopy" for each in ast.walk(copy)
+            }
+            if any(called(each) == "state_dict" for each in {*ast.walk(value)} - copied):
                 return True
-            parts += value.args if is_view else []
+            parts += [*value.args, *(each.value for each in value.keywords)] if is_view else []
         elif isinstance(value, _HOLDING) or isinstance(getattr(value, "right", None), ast.List):
             items = getattr(value, "values", [*ast.iter_child_nodes(value)])
             parts = [each for each in items if each is not getattr(value, "key", None)]
@@ -898,8 +902,10 @@ class Flow:
             is_pure |= called(node) == "set_epoch"  # which each epoch calls again
             # an object that is called may count its calls
             changed: list[Any] = [node] if is_target or (isinstance(node, ast.Call) and not is_pure) else []
-            if isinstance(node, ast.Call) and (called(node) in _CHANGING or called(node).endswith("_")):
-                # as shuffle(order) and clip_(parameters) do; x.copy_(y) leaves y as it is
+            is_in_place = called(node) in _CHANGING or called(node).endswith("_")
+            # clip_grad_norm_(parameters) changes gradients alone, which no state has
+            if isinstance(node, ast.Call) and is_in_place and not called(node).startswith("clip_grad_"):
+                # as shuffle(order) does; x.copy_(y) leaves y as it is
                 is_function = dotted(node).partition(".")[0] in script.symbols
                 changed += node.args[:1] if is_function or called(node) in _CHANGING else []
             is_item = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 _BETTER: dict[str, Literal["min", "max"]] = {"loss": "min", "acc": "max", "accuracy": "max"}
 """Word in the name of a metric -> which value is better."""
+_DATA = {"train", "val", "valid", "validation", "dev", "test", "eval"}
 
 
 class Block(NamedTuple):
@@ -46,8 +47,9 @@ def phases_and_names(text: str) -> Iterator[tuple[str, str]]:
 def better_when(metric: str) -> Literal["min", "max"] | None:
     """Return which value of a metric is better, by its name; None where the name does not tell.
 
-    The word loss, acc or accuracy at the name's end decides, or else at that of a part ("loss/val").
+    The word loss, acc or accuracy at the name's end decides, or before the name of data ("loss/val").
     """
-    words = [re.split(r"[_. -]", part)[-1] for part in metric.lower().split("/")]
-    directions = {_BETTER[word] for word in words if word in _BETTER}
-    return _BETTER.get(words[-1]) or (directions.pop() if len(directions) == 1 else None)
+    for part in reversed(metric.lower().split("/")):
+        if part not in _DATA:
+            return _BETTER.get(re.split(r"[_. -]", part)[-1])
+    return None

@@ -75,7 +75,8 @@ class Documents(list[dict[str, Any]]):
         rows = [dict(flat(row)) for row in self]
         for row in rows:
             for name in row.keys() & self._times:
-                row[name] = None if row[name] is None else datetime.fromtimestamp(row[name], UTC)
+                is_time = row[name] is not None and 0 <= row[name] < 1e11
+                row[name] = datetime.fromtimestamp(row[name], UTC) if is_time else None
         names = dict.fromkeys(name for row in rows for name in row)
         first = [name for name in self.columns if name in names or not rows]
         return rows, [*dict.fromkeys((*first, *names))]

@@ -83,12 +83,11 @@ class Evaluate(BuiltIn):
     def due(self, when: Instant) -> bool:
         if when.step == self.left_out_at:
             return False
-        is_due = super().due(when)
-        if not when.at_epoch_end or (is_due and self.schedule.wall):
-            return is_due
-        # also where the run ends; but not the same weights again, after the epoch's last step
-        is_end = self.ends is not None and self.ends()
-        return (is_due or is_end) and not super().due(when._replace(at_epoch_end=False))
+        if super().due(when):
+            return True
+        # where the run ends, and its last step was not evaluated
+        is_end = when.at_epoch_end and self.ends is not None and self.ends()
+        return is_end and not super().due(when._replace(at_epoch_end=False))
 
     def run(self, boundary: Boundary) -> Outcome | None:
         # a baseline comes before step 1 only, also where a resume enters an epoch again

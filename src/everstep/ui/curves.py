@@ -132,11 +132,11 @@ def zeros_of(connection: Connection, runs: Sequence[int]) -> dict[int, dict[int,
     query = query.where(segments.c.run.in_(runs)).order_by(segments.c.run, segments.c.number)
     zeros: dict[int, dict[int, float]] = {run: {} for run in runs}
     for run, starts in groupby(connection.execute(query), itemgetter(0)):
-        alive = 0.0
+        zero, latest = 0.0, 0.0
         for _, number, started, last in starts:
             begin = started or last or 0.0
-            zeros[run][number] = begin - alive
-            alive += max(0.0, (last or begin) - begin)
+            zero += max(0.0, begin - latest)  # imports overlap
+            zeros[run][number], latest = zero, max(latest, last or begin)
     return zeros
 
 

@@ -409,8 +409,7 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            parts = (part for each in contents(self._objects) for part in _parts(each))
-            self._state_ids = {id(part) for part in parts if type(part) not in SCALARS}
+            self._state_ids = self._find_state_ids()
             self._outside = list(map(weakref.ref, self._find_outside()))
             self._marks = self._take_marks()
         in_epoch, self._epoch = epoch == self._epoch, epoch
@@ -437,9 +436,6 @@ class TorchUnsavedObjects:
             for reference in self._outside
             if (root := reference()) is not None
         }
-        return outside | {(path, 0): mark_of(value) for path, value in self._unsaved_values()}
-
-    def _unsaved_values(self) -> Iterator[tuple[str, Any]]:
         seen_ids = set(self._state_ids)
         leaves = (
             leaf
@@ -448,10 +444,22 @@ class TorchUnsavedObjects:
             if not (saved and is_saveable(value)) and id(value) not in seen_ids
             for leaf in _leaves(where + name, value, seen_ids)
         )
-        return (leaf for leaf in islice(leaves, _MOST) if not leaf[0].endswith(("time", "timer")))
+        some = islice(leaves, _MOST)
+        return outside | {(path, 0): mark for path, mark in some if not path.endswith(("time", "timer"))}
 
     def numbers(self) -> dict[str, Any]:
-        return {path: value for path, value in self._unsaved_values() if type(value) in SCALARS}
+        seen_ids = self._find_state_ids()
+        return {
+            path: number
+            for where, owner, _ in self._owners()
+            for name, value in attributes(owner).items()
+            for path, number in _numbers(where + name, value, seen_ids)
+            if not path.endswith(("time", "timer"))
+        }
+
+    def _find_state_ids(self) -> set[int]:
+        parts = (part for each in contents(self._objects) for part in _parts(each))
+        return {id(part) for part in parts if type(part) not in SCALARS}
 
     def _owners(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the beginning of a path, an object, and whether what can be saved of its attributes is."""
@@ -484,15 +492,27 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of what an object holds in attributes and containers, down to a depth."""
+    """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
     if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
     if isinstance(value, Tensor) or is_saveable(value):
-        yield path, value
+        yield path, mark_of(value)
     elif depth and (isinstance(value, dict | list | tuple | deque) or not _is_foreign(value)):
         seen.add(id(value))
         for place, each in islice(inside(value), 100):
             yield from _leaves(path + place, each, seen, depth - 1)
+
+
+def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield (path, number) of the attributes of an object of the program's own, and of objects in them."""
+    is_own = not isinstance(value, Module | Tensor) and not _is_foreign(value)
+    if is_own and id(value) not in seen and hasattr(value, "__dict__"):
+        seen.add(id(value))
+        for name, each in [*vars(value).items()]:
+            if type(each) in (bool, int, float) and not name.startswith("_"):
+                yield f"{path}.{name}", each
+            elif depth:
+                yield from _numbers(f"{path}.{name}", each, seen, depth - 1)
 
 
 def _parts(root: Any) -> Iterator[Any]:

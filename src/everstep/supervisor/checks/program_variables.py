@@ -20,7 +20,7 @@ import textwrap
 import time
 from argparse import Namespace
 from array import array
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -62,6 +62,8 @@ _SERVICES, _HELD = "<services>", "<state>"
 """In place of the name of a function, for attributes of services and of objects in modules of the state."""
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
+_CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
+_NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -139,7 +141,7 @@ class ProgramVariables:
             if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
                 if name[0] == _SERVICES:
-                    of_services += [name[1]] * isinstance(marks[name][1], _SCALARS)
+                    of_services.append(name[1])
                 elif name[0] == _HELD:
                     held.append(name[1])
                 elif self._epoch_marks[name].startswith(_STATE) and not self._is_set_first(name):
@@ -205,31 +207,27 @@ class ProgramVariables:
         lists = [each for each in self._objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
         in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
-        seen: dict[int, str] = {}
-        marks = {} if self._opener is None else self._marks_on_stack(in_state, seen)
-        for service in self._services:
-            for path, part in _parts_of_service(service, seen | in_state):
-                with suppress(Exception):
-                    if (mark := self._mark(part)) is not None:
-                        marks[_SERVICES, path] = mark, part
-        with suppress(Exception):  # of a property of the program's own
-            for path, number in self._numbers().items():
-                if (mark := self._mark(number)) is not None:
-                    marks[_HELD, path] = mark, number
-        return marks
-
-    def _marks_on_stack(
-        self, in_state: dict[int, str], seen: dict[int, str]
-    ) -> dict[Variable, tuple[str, Any]]:
-        """Mark variables of functions on the stack; note in `seen` identities of the program's objects."""
-        marks: dict[Variable, tuple[str, Any]] = {}
-        lines: dict[str, tuple[str, int]] = {}
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
             parts = [each for entry in self._objects.values() for each in (_vars(entry) or {}).values()]
             # numbers left out: a small one is the same object everywhere
             held_ids = {id(each) for each in parts if not isinstance(each, _SCALARS)}
+        seen_ids = held_ids | in_state.keys()
+        marks = {} if self._opener is None else self._marks_on_stack(in_state, held_ids, seen_ids)
+        numbers: list[tuple[Variable, Any]] = []
+        with suppress(Exception):
+            numbers += [((_SERVICES, path), n) for path, n in _numbers_of(self._services, seen_ids)]
+        with suppress(Exception):  # of a property of the program's own
+            numbers += [((_HELD, path), n) for path, n in self._numbers().items()]
+        return marks | {name: (mark, n) for name, n in numbers if (mark := self._mark(n)) is not None}
+
+    def _marks_on_stack(
+        self, in_state: dict[int, str], held_ids: set[int], seen_ids: set[int]
+    ) -> dict[Variable, tuple[str, Any]]:
+        """Mark variables of functions on the stack; add the identities of their objects to `seen_ids`."""
+        marks: dict[Variable, tuple[str, Any]] = {}
+        lines: dict[str, tuple[str, int]] = {}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -245,7 +243,7 @@ class ProgramVariables:
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
                     skip = dict.fromkeys(_restored_ids(read), "") | in_state
-                seen |= {id(each): "" for _, _, each in items if _vars(each) is not None}
+                seen_ids |= {id(each) for _, _, each in items if _vars(each) is not None}
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
@@ -284,13 +282,9 @@ class ProgramVariables:
             content = len(value)
         elif isinstance(value, Number | itertools.count):
             return repr(value)
-        elif isinstance(value, bytearray | array):
-            content = bytes(value)
-        elif isinstance(value, dict):
-            content = {**value}
-        elif type(value) is list or isinstance(value, tuple):
-            content = [*value]
-        elif backends.of(value) is not None:
+        elif type(value) in (bytearray, array):
+            content = [len(value), bytes(value[:_TEXT]), bytes(value[-_TEXT:])]
+        elif type(value) in _CONTAINERS or hasattr(type(value), "_fields") or backends.of(value) is not None:
             content = value
         else:
             return None
@@ -298,23 +292,39 @@ class ProgramVariables:
         return None if mark is None else f"#{mark:x}"
 
 
-def _parts_of_service(service: Service, skip: dict[int, str]) -> list[tuple[str, Any]]:
-    """List the attributes of a user's service that has no state, and of a user's objects that one calls.
+def _numbers_of(services: Iterable[Service], seen_ids: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers of a user's services that save no state, and of a user's objects that services call.
 
     Of a sink none: what it counts concerns the lines that it has written.
     """
-    kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
-    is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
-    if isinstance(service, Sink | RemoteSink) or (is_own and type(service).state_dict != Service.state_dict):
-        return []
-    parts: list[tuple[str, Any]] = []
-    with suppress(Exception):  # of what a class of the program's own does when it is looked at
-        for name, value in vars(service).items():
+    for service in services:
+        kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
+        is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
+        is_saved = is_own and type(service).state_dict != Service.state_dict
+        attributes = {} if is_saved or isinstance(service, Sink | RemoteSink) else vars(service)
+        for name, value in [*attributes.items()]:
             for each in value if isinstance(value, list | tuple) and not is_own else [value]:
-                owner = getattr(each, "__self__", each) if isinstance(each, MethodType) else each
-                if is_own or _vars(owner) is not None:
-                    parts += _parts(f"{service.name}.{name.lstrip('_')}", owner, skip)
-    return parts
+                owner = each.__self__ if isinstance(each, MethodType) else each
+                if is_own:
+                    yield from _numbers(f"{service.name}.{name}", owner, seen_ids)
+                elif _vars(owner) is not None:
+                    yield from _numbers(type(owner).__name__, owner, seen_ids)
+
+
+def _numbers(path: str, value: Any, seen_ids: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield a number by its path, and those of an object of the program's own, each once."""
+    if path.rpartition(".")[2].startswith("_") or path.endswith(_TIMERS):
+        return
+    if isinstance(value, _NUMBERS):
+        yield path, value
+    elif (
+        depth
+        and (attributes := _vars(value)) is not None
+        and seen_ids.isdisjoint((id(value), id(attributes)))
+    ):
+        seen_ids.add(id(value))
+        for name, each in [*attributes.items()]:
+            yield from _numbers(f"{path}.{name}", each, seen_ids, depth - 1)
 
 
 def _data_of(value: Any) -> Any:
@@ -333,7 +343,8 @@ def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Itera
     if entry := skip.get(id(value)):
         yield path, _Entry(entry)
     is_state = type(value) is dict and value and all(id(each) in skip for each in value.values())
-    if is_state or id(value) in skip or id(_vars(value)) in skip or isinstance(value, type | FunctionType):
+    is_code = isinstance(value, type | ModuleType | FunctionType)
+    if is_state or is_code or id(value) in skip or id(_vars(value)) in skip:
         return
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
@@ -371,10 +382,8 @@ def _is_generator(value: Any) -> bool:
 
 
 def _vars(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object or module of the program's own; None for others."""
+    """Return the attributes of an object of the program's own; None for others."""
     kind: Any = type(value)
-    if kind is ModuleType:
-        return None if _is_library(getattr(value, "__file__", None) or "<") else vars(value)
     return vars(value) if _is_own(kind) or kind in (Namespace, SimpleNamespace) else None
 
 

@@ -133,11 +133,13 @@ function carried(path, params) {
     return { runs: ids.map((id) => report.runs[id]), results: compared(results), settings: compared(report.settings), streams: report.streams };
   }
   const kinds = [["name", "text"], ["status", "status"], ["step", "number"], ["created", "time"], ["duration", "duration"], ...results.map(({ name }) => [name, "number"])];
-  const settings = report.settings.slice(0, MOST_SETTINGS).map(({ name, values }) => [name, values.every((one) => typeof one === "number") ? "number" : "text"]);
+  const settings = report.settings.slice(0, MOST_SETTINGS).map(({ name, values }) => [name, values.every((one) => one === null || typeof one === "number") ? "number" : "text"]);
   const values = (run, i) => ({ ...run, ...Object.fromEntries([...results, ...report.settings].map((row) => [row.name, row.values[i]])) });
   const rows = report.runs.map((run, i) => ({ ...run, values: values(run, i) }));
-  const order = (a, b) => (a === b ? 0 : (b ?? null) === null || a < b ? -1 : 1);
-  if (params.sort) rows.sort((a, b) => (params.desc ? -1 : 1) * order(a.values[params.sort], b.values[params.sort]));
+  const isNone = (value) => (value ?? null) === null || value === "NaN";
+  const order = (a, b) => (typeof a === typeof b ? (a < b ? -1 : Number(a > b)) : String(a) < String(b) ? -1 : 1);
+  const compared = ([a, b]) => (isNone(a) || isNone(b) ? isNone(a) - isNone(b) : (params.desc ? -1 : 1) * order(a, b));
+  if (params.sort) rows.sort((...pair) => compared(pair.map((row) => row.values[params.sort])));
   return { total: rows.length, matched: rows.length, columns: [...kinds, ...settings].map(([name, kind]) => ({ name, kind })), rows };
 }
 

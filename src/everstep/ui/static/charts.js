@@ -40,19 +40,22 @@ export const place = (kind, x) => (kind === "time" ? duration(x) : `step ${forma
  * Exponential moving average without the bias of its first values; gaps stay gaps.  It forgets by distance on the axis, and
  * begins where `whole` begins: so a value does not depend on the part of the axis that is seen.
  */
-export function smoothed(x, values, weight, whole = { x, values }) {
+export function smoothed(x, values, weight, whole) {
   if (!weight) return values;
+  if (!whole?.x.length) whole = { x, values };
   const apart = (whole.x.at(-1) - whole.x[0]) / (whole.x.length - 1) || 1;
   let sum = 0;
   let mass = 0;
-  let before = whole.x[0] - apart;
+  let before = Math.min(x[0], whole.x[0]) - apart;
+  let share = 0;
   const next = (at, value) => {
     if (!Number.isFinite(value)) return value;
     const keep = weight ** ((at - before) / apart);
+    if (at > before) share = 1 - keep; // several at one place count alike
     before = at;
-    sum = sum * keep + value * (1 - keep);
-    mass = mass * keep + (1 - keep);
-    return mass ? sum / mass : value;
+    sum = sum * keep + value * share;
+    mass = mass * keep + share;
+    return sum / mass;
   };
   for (let i = 0; whole.x[i] < x[0]; i++) next(whole.x[i], whole.values[i]);
   return values.map((value, i) => next(x[i], value));
