@@ -107,9 +107,9 @@ def kept(kind: str) -> tuple[list[Service], dict[str, Any], Callable[[Any], obje
             return [], state, on(Moment.AFTER_STEP, calls)
         case "Calls.count at epochs":
             return [], state, on(Moment.AFTER_EPOCH, calls.note)
-        case "Calls.count of an evaluator":
+        case "measured: Calls.count":
             return [Evaluate(every=Every(steps=2), evaluator=calls.measure, name="measured")], state, id
-        case "Calls.count of a condition":
+        case "when: Calls.count":
             change = SetValue("settings.rate", times=0.5)
             return [When(calls.at_third, change, every=Every(steps=1), name="when")], state, id
     raise AssertionError(kind)
@@ -117,7 +117,7 @@ def kept(kind: str) -> tuple[list[Service], dict[str, Any], Callable[[Any], obje
 
 KINDS = (
     *("decay.count", "Calls.count", "Calls.count at epochs"),
-    *("Calls.count of an evaluator", "Calls.count of a condition"),
+    *("measured: Calls.count", "when: Calls.count"),
 )
 
 
@@ -128,11 +128,23 @@ def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume
     services, state, begin = kept(kind)
     (at_save,) = lines_of(tmp_path, services, 6, state, begin)
     assert at_save.startswith(
-        f"warning: {kind.split()[0]}: a service of yours, or an object that it calls, changes"
+        f"warning: {kind.removesuffix(' at epochs')}: a service of yours, or an object that it calls, changes"
     )
     services, state, begin = kept(kind)
     at_resume = lines_of(tmp_path, services, None, state, begin)[0]
-    assert at_resume.startswith(f"warning: {kind.split()[0]} (0, was ") and "data or service" in at_resume
+    assert (
+        at_resume.startswith(f"warning: {kind.removesuffix(' at epochs')} (0, was ")
+        and "data or service" in at_resume
+    )
+
+
+def test_two_objects_of_one_class_are_both_named(tmp_path: Path) -> None:
+    def both(loop: Any) -> None:
+        for calls in (Calls(), Calls()):
+            loop.on(Moment.AFTER_STEP, calls)
+
+    (at_save,) = lines_of(tmp_path, [], 6, begin=both)
+    assert at_save.startswith("warning: Calls.count, Calls.count #2: a service of yours")
 
 
 def test_what_a_service_or_the_state_saves_is_not_named(tmp_path: Path) -> None:

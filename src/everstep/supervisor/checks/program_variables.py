@@ -39,6 +39,7 @@ from everstep.contracts.services import Service
 from everstep.data.adapt import OwnStream
 from everstep.errors import some
 from everstep.record import batch_digest
+from everstep.services.judges import FunctionService
 from everstep.services.sink import RemoteSink, Sink
 from everstep.state import make_entry
 
@@ -216,11 +217,17 @@ class ProgramVariables:
         seen_ids = held_ids | in_state.keys()
         marks = {} if self._opener is None else self._marks_on_stack(in_state, held_ids, seen_ids)
         numbers: list[tuple[Variable, Any]] = []
-        with suppress(Exception):
-            numbers += [((_SERVICES, path), n) for path, n in _numbers_of(self._services, seen_ids)]
+        for service in self._services:
+            with suppress(Exception):
+                numbers += [((_SERVICES, path), n) for path, n in _numbers_of(service, seen_ids)]
         with suppress(Exception):  # of a property of the program's own
             numbers += [((_HELD, path), n) for path, n in self._numbers().items()]
-        return marks | {name: (mark, n) for name, n in numbers if (mark := self._mark(n)) is not None}
+        uses = Counter[Variable]()
+        for (home, path), number in numbers:
+            uses[home, path] += 1  # several objects may be of one class
+            if (mark := self._mark(number)) is not None:
+                marks[home, f"{path} #{uses[home, path]}" if uses[home, path] > 1 else path] = mark, number
+        return marks
 
     def _marks_on_stack(
         self, in_state: dict[int, str], held_ids: set[int], seen_ids: set[int]
@@ -292,23 +299,24 @@ class ProgramVariables:
         return None if mark is None else f"#{mark:x}"
 
 
-def _numbers_of(services: Iterable[Service], seen_ids: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers of a user's services that save no state, and of a user's objects that services call.
+def _numbers_of(service: Service, seen_ids: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield numbers of a user's service that saves no state, and of a user's objects that a service calls.
 
     Of a sink none: what it counts concerns the lines that it has written.
     """
-    for service in services:
-        kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
-        is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
-        is_saved = is_own and type(service).state_dict != Service.state_dict
-        attributes = {} if is_saved or isinstance(service, Sink | RemoteSink) else vars(service)
-        for name, value in [*attributes.items()]:
-            for each in value if isinstance(value, list | tuple) and not is_own else [value]:
-                owner = each.__self__ if isinstance(each, MethodType) else each
-                if is_own:
-                    yield from _numbers(f"{service.name}.{name}", owner, seen_ids)
-                elif _vars(owner) is not None:
-                    yield from _numbers(type(owner).__name__, owner, seen_ids)
+    kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
+    is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
+    is_saved = is_own and type(service).state_dict != Service.state_dict
+    attributes = {} if is_saved or isinstance(service, Sink | RemoteSink) else vars(service)
+    for name, value in [*attributes.items()]:
+        for each in value if isinstance(value, list | tuple) and not is_own else [value]:
+            owner = each.__self__ if isinstance(each, MethodType) else each
+            if is_own:
+                yield from _numbers(f"{service.name}.{name}", owner, seen_ids)
+            elif _vars(owner) is not None:
+                # `loop.on` numbers its services in the order of the calls, which may be another at a resume
+                label = "" if isinstance(service, FunctionService) else f"{service.name}: "
+                yield from _numbers(f"{label}{type(owner).__name__}", owner, seen_ids)
 
 
 def _numbers(path: str, value: Any, seen_ids: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
