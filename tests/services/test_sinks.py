@@ -148,6 +148,40 @@ def test_lines_have_one_order_wherever_the_writer_thread_is_done_with_a_checkpoi
         assert [*JSONLines.lines([*others[:place], announced[0], *others[place:]])] == wanted
 
 
+@pytest.mark.parametrize("every", [Every(steps=1), Every(steps=3), Every(epochs=1)], ids=str)
+def test_files_depend_neither_on_when_they_were_written_nor_on_where_a_start_began(
+    every: everstep.Schedule, tmp_path: Path
+) -> None:
+    """Evaluations at an epoch's last step, at its end and in its tail are lines of one step."""
+
+    def program(name: str, every: everstep.Schedule) -> Tiny:
+        schedule = Every(steps=2) | Every(epochs=1)
+        evaluate = everstep.Evaluate("valid", schedule, evaluator=lambda service: {"valid/loss": 0.5})
+        files = [sink(every=every) for sink in (JSONLines, CSV)]
+        return Tiny(tmp_path / name, max_epoch=2, services=[*files, evaluate, Checkpoints(Every(steps=1))])
+
+    whole = program("whole", Every(steps=1000)).train(tail=evaluated)
+    phases = [line.phase for line in jsonl(whole.run_dir).itertuples()]
+    assert phases[-5:] == ["step", "tail", "eval/valid", "eval/valid", "epoch"]
+    for crash in range(10):
+        left = iter(range(crash, -1, -1))
+
+        def reach(loop: Any, place: int, left: Iterator[int] = left) -> None:
+            if next(left, 1) == 0:
+                raise Boom
+
+        def tail(loop: Any, epoch: int, reach: Any = reach) -> None:
+            evaluated(loop, epoch)
+            reach(loop, epoch)
+
+        with pytest.raises(Boom):
+            program(f"run{crash}", every).train(reach, tail)
+        run = program(f"run{crash}", every).train(tail=evaluated)
+        for name in ("metrics.jsonl", "metrics.csv"):
+            files = [(run_dir / "logs" / name).read_text() for run_dir in (whole.run_dir, run.run_dir)]
+            assert files[0] == files[1], crash
+
+
 def test_final_values_come_last_also_where_a_file_is_made_anew(tmp_path: Path) -> None:
     Tiny(tmp_path, max_epoch=2, services=[FinalValues(lambda: {"norm": 2.0})]).train(tail=evaluated)
     ((_, items),) = RunJournal(tmp_path).parts()

@@ -315,6 +315,23 @@ class StoredBlock(NamedTuple):
         return unpack_block(self.payload)
 
     @property
+    def end(self) -> tuple[int, int]:
+        """Epoch of the rows, and the last of their steps."""
+        block = self.block
+        return block.epoch, max(block.steps)
+
+    def divide_at_last_step(self) -> tuple[list[StoredBlock], StoredBlock]:
+        """Return a block of the rows before the last step, if there are any, and one of the others."""
+        block = self.block
+        rows, last = [*zip(*block[4:], strict=True)], max(block.steps)
+        parts = [row for row in rows if row[0] != last], [row for row in rows if row[0] == last]
+        blocks = (Block(*block[:4], *map(list, zip(*part, strict=True))) for part in parts if part)
+        *earlier, of_last = (
+            self._replace(payload=memoryview(pack_block(each, self.time))) for each in blocks
+        )
+        return earlier, of_last
+
+    @property
     def time(self) -> float:
         """Time when the newest row of the block was added, in seconds since 1970."""
         time: float = _BLOCK.unpack_from(self.payload)[0]

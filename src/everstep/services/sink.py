@@ -58,7 +58,7 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
     """Yield the lines of a journal's items, which must hold every row of the steps that they end with.
 
     Rows come by metric, so the rows of an epoch are held back until the epoch ends, or a checkpoint is
-    announced: by then the rows that belong to its state have been written.
+    announced or resumed from: by then the rows that belong to its state have been written.
     """
     open_lines: dict[tuple[int, int, str, int], Line] = {}
     epoch = 0
@@ -72,8 +72,8 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
 
     for item in items:
         if isinstance(item, Event):
-            if item.kind == "checkpoint":
-                name = CheckpointName.parse(item.data["name"])
+            if (checkpoint := _checkpoint(item)) is not None:
+                name = CheckpointName.parse(checkpoint)
                 # one of an epoch's end comes after all rows of its step but those of the run's end
                 yield from in_order(name.step + (name.epoch is not None))
             continue
@@ -88,6 +88,34 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
             line[column] = value
             line.time = max(line.time, time + seq / 1000)
     yield from in_order()
+
+
+def _checkpoint(event: Event) -> str | None:
+    """Return the checkpoint that an event announces, or from which a start goes on without announcing it."""
+    name: str | None = None
+    if event.kind == "checkpoint":
+        name = event.data["name"]
+    elif event.kind == "segment":
+        name = event.data["facts"].get("resumed_from")
+    return name
+
+
+def divide_at_last_step(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Divide items into those of complete steps, and those of the last step, of which others may follow."""
+    ends = [None if isinstance(item, Event) else item.end for item in items]
+    last = max((end for end in ends if end is not None), default=None)
+    complete, held = list[Item](), list[Item]()
+    for item, end in zip(items, ends, strict=True):
+        if isinstance(item, Event):
+            # in its place: it may announce that the rows before it are all
+            (held if held else complete).append(item)
+        elif end == last:
+            earlier, of_last = item.divide_at_last_step()
+            complete += earlier
+            held.append(of_last)
+        else:
+            complete.append(item)
+    return complete, held
 
 
 def _column(name: str) -> str:
@@ -124,6 +152,9 @@ class Sink(Service, ABC):
     default_schedule = Every(steps=1000) | Every(epochs=1) | Every(seconds=30)
     binary: ClassVar[bool] = False
     """Whether `write` writes bytes."""
+    whole_steps: ClassVar[bool] = True
+    """Whether the rows of the last step are held back until those of a later one come, or the loop ends: so
+    the order of lines does not depend on when they were written, and where a start began."""
 
     def __init__(self, path: str | Path, *, every: Schedule | None = None, name: str | None = None) -> None:
         super().__init__(name, every)
@@ -137,6 +168,7 @@ class Sink(Service, ABC):
             )
         self._file: IO[Any] | None = None
         self._follower: Follower | None = None
+        self._held, self._is_over = list[Item](), False
 
     @property
     def path(self) -> Path:
@@ -161,11 +193,10 @@ class Sink(Service, ABC):
         return False
 
     def begin(self, parts: Parts) -> None:
-        """Make the file with all rows."""
-        *older, (_, own_items) = parts
-        self.make(self.path, (item for _, items in older for item in items))
-        # by itself: rows of the two must not be sorted into each other, whichever start wrote them
-        self._add(own_items)
+        """Make the file with all rows, whichever start wrote them."""
+        items = self._complete([item for _, items in parts for item in items])
+        self.needs_new_file(items)
+        self.make(self.path, items)
 
     def make(self, path: Path, items: Iterable[Item]) -> None:
         """Put a file with these items in the place of the old file, whole or not at all; it stays open."""
@@ -183,7 +214,7 @@ class Sink(Service, ABC):
         os.replace(beside, path)
 
     def open(self, run: RunView) -> None:
-        self._run, self._follower = run, None
+        self._run, self._follower, self._is_over = run, None, False
 
     def run(self, boundary: Boundary) -> None:
         self.catch_up()
@@ -192,6 +223,7 @@ class Sink(Service, ABC):
         self.catch_up()
 
     def close(self) -> None:
+        self._is_over = True
         try:
             self.catch_up()
             assert self._file is not None
@@ -211,30 +243,34 @@ class Sink(Service, ABC):
         """Write the journal's new rows to the file; after a failure all rows anew."""
         self._run.flush()  # first: the follower reads the journal's file
         follower, self._follower = self._follower, None
-        news = [] if follower is None else list(follower.news())
+        news = [] if follower is None else self._complete([*self._held, *follower.news()])
         if follower is None or self.needs_new_file(news):
             follower = Follower(self._run.run_dir, self._run.segment)
-            parts = [*follower.older(), (self._run.segment, list(follower.news()))]
-            self.needs_new_file(item for _, items in parts for item in items)
-            self.begin(parts)
+            self.begin([*follower.older(), (self._run.segment, list(follower.news()))])
         else:
             self._add(news)
         self._follower = follower  # only now: a file that could not be written is made anew next time
 
+    def _complete(self, items: list[Item]) -> list[Item]:
+        """Return the items of complete steps; the others wait for the next call, or the loop's end."""
+        if self.whole_steps and not self._is_over:
+            items, self._held = divide_at_last_step(items)
+        return items
+
     def _add(self, items: Iterable[Item]) -> None:
         assert self._file is not None
         hazard.reach("sink.write")
-        size = self._size()
+        changed = self._changed()
         self.write(self._file, items)
         self._file.flush()
-        if not self._file.tell() and self._size() != size:
+        if not self._file.tell() and self._changed() != changed:
             raise UsageError(
                 f"write() of {self.name!r} has written to {self.path}, whose rows the next start deletes: "
                 "write to the file that it is given; for a database, give a RemoteSink"
             )
 
-    def _size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+    def _changed(self) -> int:
+        return self.path.stat().st_mtime_ns if self.path.exists() else 0
 
     def _release(self) -> None:
         if self._file is not None:

@@ -67,6 +67,7 @@ class TensorBoard(Sink):
 
     moments = SCHEDULED | {Moment.SUMMARY_ADDED}
     binary = True
+    whole_steps = False  # its points have no order
 
     isolate = False  # it draws no random numbers
 
