@@ -128,6 +128,58 @@ def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
     assert not any("is not as it was" in line for line in named), named
 
 
+class ScheduledOptim:
+    """Of a public Transformer: it counts the steps, and `zero_grad` resets nothing of its own."""
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+
+    def zero_grad(self) -> None:
+        pass
+
+    def step(self) -> None:
+        self.n_steps += 1
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "lost", "left_out"),
+    [
+        (10, ["rate (0.5, was 0.125)", "temperature (0.25, was 0.5)"], ["ratio"]),
+        (-8, ["rate (1.0, was 0.25)"], ["ratio", "temperature"]),  # of these the next head makes new ones
+    ],
+)
+def test_what_heads_change_from_epoch_to_epoch_is_named(
+    tmp_path: Path, stop_at: int, lost: list[str], left_out: list[str]
+) -> None:
+    def start(_lines: list[str], stop_at: int | None) -> None:
+        rate, order, ratio, temperature, halved = 1.0, [1, 2, 3, 4, 5], 1.0, 4.0, {"now": 4.0}
+        optimizer, pending, activation = ScheduledOptim(), list[Any](), math.ceil
+        with opened(tmp_path, {"halved": halved}, _lines) as loop:
+            for epoch in loop.iter_epochs():
+                rate *= 0.5
+                random.shuffle(order)
+                ratio = 1 - epoch / 10
+                halved["now"] *= 0.5
+                temperature = halved["now"]  # of a state that a resume inside an epoch has halved already
+                activation = math.floor if epoch == 2 else activation
+                for step, batch in loop.iter_steps(BATCHES):
+                    optimizer.zero_grad()
+                    optimizer.step()
+                    loop.collect_metrics(loss=activation(rate * ratio * temperature * batch))
+                    pause(loop, step == stop_at)
+                pending.append(object())
+                pause(loop, -loop.step == stop_at)
+
+    first, again = cut(start, stop_at)
+    hints = [line.partition(": your loop")[0] for line in first if ": your loop changes" in line]
+    assert hints == ["warning: optimizer.n_steps", "warning: rate"], first
+    named = lost_of(again).partition(": this variable")[0]
+    others = [f"{name} (another value)" for name in ("order", "activation", "pending")]
+    for each in (*lost, *others, "optimizer.n_steps (0, was"):
+        assert each in named
+    assert not any(name in named for name in left_out)
+
+
 def test_an_object_of_the_state_whose_name_gets_another_one_is_named(tmp_path: Path) -> None:
     def start(_lines: list[str], stop_at: int | None) -> None:
         baseline, recent, tail, kept, mine = np.zeros(()), [0.0], [0], np.zeros(2), Stopper()

@@ -278,7 +278,7 @@ class Epochs(LoopDriver):
             engine.resume()
         if warning is not None:
             engine.warn_once(warning)
-        engine.variables.steps_begin()
+        engine.variables.steps_begin(current.epoch_loop if self._calls == 1 else None)
         engine.decisions.check_limits(False)
         pass_began = -1 if run_stream is None or run_stream.in_pass else current.step
         finished = exhausted = False

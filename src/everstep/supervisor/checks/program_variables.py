@@ -14,6 +14,7 @@ import itertools
 import linecache
 import os
 import random
+import re
 import sys
 import sysconfig
 import textwrap
@@ -23,12 +24,21 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from enum import Enum
+from functools import lru_cache, partial
 from inspect import CO_OPTIMIZED
 from itertools import islice, pairwise
 from numbers import Number
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Literal
 
 import numpy
@@ -58,11 +68,16 @@ _LIBRARIES = (
 """Beginnings of the names of files that are not the user's."""
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
-_RESETS = ("clear", "reset", "zero")
+_RESETS = re.compile(
+    "(clear|reset|zero)(_(all|buffers?|counters?|history|losses|meters?|metrics?|stat(e|s|istics)))?_?|set_epoch"
+)
+"""Methods that give all attributes of their object other values; `zero_grad` and `reset_noise` do not."""
 _SERVICES, _HELD = "<services>", "<state>"
 """In place of the name of a function, for attributes of services and of objects in modules of the state."""
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
+_HEAD = "head "
+"""Beginning of the name of a variable that the head of an epoch has set, saved as its steps began."""
 _CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
 _NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
@@ -108,7 +123,11 @@ class ProgramVariables:
         self._first_names: Collection[Variable] | None = None
         """The variables that existed when the first steps of this start began."""
         self._epoch_marks: dict[Variable, str] = {}
-        """Marks of the variables when the steps of this epoch began."""
+        """Marks of the variables when the steps of this epoch began, or of the one before it."""
+        self._begun: tuple[object, dict[Variable, str]] = (None, {})
+        """Loop over epochs in which steps began last, and the marks then."""
+        self._set_in_head: set[Variable] = set()
+        """What steps read and the head of each epoch sets: there again after a resume, if it is the same."""
         self._changed: set[Variable] = set()
         self._unrestored: dict[Variable, str] = {}
         """Marks of generators not in their saved state when an epoch began; data may still bring it back."""
@@ -121,10 +140,24 @@ class ProgramVariables:
             frame = frame.f_back
         self._opener = None if frame is None else frame.f_code
 
-    def steps_begin(self) -> None:
-        """Look at the variables before the first step of an epoch, or of a loop without epochs."""
-        self._epoch_marks = {name: mark for name, (mark, _) in self._read_marks().items()}
-        lost = [name[1] for name, mark in self._unrestored.items() if self._epoch_marks.get(name) == mark]
+    def steps_begin(self, loop: object = None) -> None:
+        """Look at the variables before the first step of an epoch, or of a loop without epochs.
+
+        `loop`: number of the loop over epochs; None where other steps of the epoch come before.
+        """
+        marks = {name: mark for name, (mark, _) in self._read_marks().items()}
+        last_loop, last_marks = self._begun
+        self._epoch_marks = dict(marks)
+        for name, last_mark in last_marks.items() if loop is not None and loop == last_loop else ():
+            if last_mark == marks.get(name):
+                continue
+            if not self._is_set_first(name, in_head=True):
+                self._epoch_marks[name] = last_mark  # the head of an epoch, or a tail, goes on from its value
+            elif self._is_read_by_steps(name):
+                self._set_in_head.add(name)
+        if loop is not None:
+            self._begun = loop, marks
+        lost = [name[1] for name, mark in self._unrestored.items() if marks.get(name) == mark]
         self._unrestored = {}
         if lost:
             self._warn(
@@ -172,20 +205,28 @@ class ProgramVariables:
                 "x.copy_(...) or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
-        return {
+        in_head = {f"{_HEAD}{'.'.join(name)}": self._begun[1].get(name, "") for name in self._set_in_head}
+        return in_head | {
             ".".join(name): marks[name][0]
             for name in sorted(self._changed & marks.keys())
             if not self._is_set_first(name)
         }
 
-    def _is_set_first(self, name: Variable) -> bool:
-        """Whether the loops around a line set a variable before they read it: its old value is of no use."""
-        function, variable = name
-        if function in (_SERVICES, _HELD):
+    def _is_set_first(self, name: Variable, *, in_head: bool = False) -> bool:
+        """Whether the loops around a line set a variable before they read it: its old value is of no use.
+
+        `in_head`: whether the loop that begins in this line, over steps, is left out.
+        """
+        if name[0] in (_SERVICES, _HELD):
             return False
-        is_own = function in self._lines
-        lines = [self._lines[function]] if is_own else [*self._lines.values()]
-        return _is_set_in(tuple(lines), variable, is_own)
+        return _is_set_in(self._lines_of(name), name[1], name[0] in self._lines, in_head)
+
+    def _is_read_by_steps(self, name: Variable) -> bool:
+        lines = self._lines_of(name)
+        return any("read" in _FirstUse(name[1]).of_round(loop) for loop in _loops_that_begin_at(lines))
+
+    def _lines_of(self, name: Variable) -> tuple[tuple[str, int], ...]:
+        return (self._lines[name[0]],) if name[0] in self._lines else (*self._lines.values(),)
 
     def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
@@ -196,6 +237,8 @@ class ProgramVariables:
         marks = saved if isinstance(saved, dict) else {}  # None: no variable had changed
         for name, (mark, _) in self._read_marks().items():
             old = str(marks.get(".".join(name), mark))
+            if old == mark and not at_epoch_end:
+                old = str(marks.get(f"{_HEAD}{'.'.join(name)}", mark))
             if old != mark and at_epoch_end and mark.startswith("~"):
                 self._unrestored[name] = mark
             elif old != mark:
@@ -266,7 +309,7 @@ class ProgramVariables:
         return {}  # the run was opened in another thread, or by a function that has returned
 
     def _mark(self, value: Any) -> str | None:
-        """Mark a value: a number as it is, a generator by "~", others by "#"; None: of no known kind."""
+        """Mark a value: a number as it is, a generator by "~", others by "#"; None: by the clock."""
         if isinstance(value, _Entry):
             return f"{_STATE}{value}"
         if isinstance(value, numpy.generic):
@@ -285,18 +328,23 @@ class ProgramVariables:
             content = value._num_yielded
         elif isinstance(value, deque):
             content = [len(value), *islice(value, _ENDS), *islice(reversed(value), _ENDS)]
-        elif isinstance(value, set) or (isinstance(value, dict) and len(value) > _MOST_KEYS):
+        elif isinstance(value, set):
             content = len(value)
-        elif isinstance(value, Number | itertools.count):
+        elif isinstance(value, dict) and len(value) > _MOST_KEYS:
+            content = [len(value), *islice(value.items(), _ENDS), *islice(reversed(value.items()), _ENDS)]
+        elif isinstance(value, Number | Enum | itertools.count):
             return repr(value)
         elif type(value) in (bytearray, array):
             content = [len(value), bytes(value[:_TEXT]), bytes(value[-_TEXT:])]
         elif type(value) in _CONTAINERS or hasattr(type(value), "_fields") or backends.of(value) is not None:
             content = value
+        elif isinstance(value, dict | list | tuple):  # of a class of its own
+            content = dict(value) if isinstance(value, dict) else list(value)
         else:
-            return None
-        mark = batch_digest(content, 0, depth=_DEPTH)
-        return None if mark is None else f"#{mark:x}"
+            return f"#{_name_of(value)}"
+        if (mark := batch_digest(content, 0, depth=_DEPTH)) is None:  # with objects of other kinds in it
+            return f"#{len(content)} {list(map(_name_of, islice(content, _ENDS)))}"
+        return f"#{mark:x}"
 
 
 def _numbers_of(service: Service, seen_ids: set[int]) -> Iterator[tuple[str, Any]]:
@@ -335,6 +383,14 @@ def _numbers(path: str, value: Any, seen_ids: set[int], depth: int = 2) -> Itera
             yield from _numbers(f"{path}.{name}", each, seen_ids, depth - 1)
 
 
+def _name_of(value: Any) -> str:
+    """Return the name of a class or function, and the name of the class of anything else."""
+    function = value.func if isinstance(value, partial) else value
+    is_named = isinstance(function, type | FunctionType | MethodType | BuiltinFunctionType)
+    named: Any = function if is_named else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def _data_of(value: Any) -> Any:
     """Return the data that a stream of ours reads, as of `prefetch(data)`; any other value as it is."""
     source = value.source if isinstance(value, Stream) else value
@@ -351,8 +407,7 @@ def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Itera
     if entry := skip.get(id(value)):
         yield path, _Entry(entry)
     is_state = type(value) is dict and value and all(id(each) in skip for each in value.values())
-    is_code = isinstance(value, type | ModuleType | FunctionType)
-    if is_state or is_code or id(value) in skip or id(_vars(value)) in skip:
+    if is_state or isinstance(value, ModuleType) or id(value) in skip or id(_vars(value)) in skip:
         return
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
@@ -456,8 +511,19 @@ def _parents(path: str) -> dict[ast.AST, ast.AST]:
     return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
 
+def _loops_around(path: str, line: int) -> list[Any]:
+    """List the loops around a line, inner ones first."""
+    loops: list[Any] = [each for each in _parents(path) if isinstance(each, _LOOPS)]
+    around = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
+    return sorted(around, key=lambda each: -each.lineno)
+
+
+def _loops_that_begin_at(lines: tuple[tuple[str, int], ...]) -> list[Any]:
+    return [each for path, line in lines for each in _loops_around(path, line) if line < each.body[0].lineno]
+
+
 @lru_cache(maxsize=1024)
-def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> bool:
+def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool, in_head: bool = False) -> bool:
     """Whether the loops around lines of functions, inner ones first, set a variable before they read it.
 
     What a round sets only in some cases is left out if nothing reads it before it is set again; of variables
@@ -465,9 +531,9 @@ def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> b
     """
     for path, line in lines:
         parents = _parents(path)
-        loops: list[Any] = [each for each in parents if isinstance(each, _LOOPS)]
-        enclosing = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
-        for loop in sorted(enclosing, key=lambda each: -each.lineno):
+        for loop in _loops_around(path, line):
+            if in_head and line < loop.body[0].lineno:
+                continue
             first = _FirstUse(name, parents, loop if is_own else None)
             uses = {None if use == "leave" else use for use in first.of_round(loop)}
             if "read" in uses or None not in uses:
@@ -555,7 +621,7 @@ class _FirstUse:
                 return {"set" if isinstance(node.ctx, ast.Store) else "read"}
             case ast.Attribute(ast.Name(), ctx=ast.Store()) if is_attribute:
                 return {None}  # another attribute of the same object; to get one may call a property
-            case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if method.startswith(_RESETS):
+            case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if _RESETS.fullmatch(method):
                 return {"set" if owner == self._root else "read"}
             case ast.Name() | ast.NamedExpr() | ast.AsyncFor() | ast.Match() | ast.ClassDef():
                 return {"read" if is_used else None}
