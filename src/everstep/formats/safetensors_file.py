@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -26,11 +27,8 @@ LARGEST_HEADER = 100_000_000
 
 def open_file(path: Path) -> dict[str, Unread]:
     """List the arrays of a file by name, from its header; each is read when it is needed."""
-    try:
-        with open_regular(path) as file:
-            spans = _spans(path, file)
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path), open_regular(path) as file:
+        spans = _spans(path, file)
     return {
         name: Unread(span.dtype, span.shape, partial(_read, path, name, span)) for name, span in spans.items()
     }
@@ -59,12 +57,9 @@ def _spans(path: Path, file: FileIO) -> dict[str, Span]:
 
 
 def _read(path: Path, name: str, span: Span) -> HostArray:
-    try:
-        with open_regular(path) as file:
-            file.seek(span.start)
-            data = np.fromfile(file, np.uint8, span.end - span.start)
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path), open_regular(path) as file:
+        file.seek(span.start)
+        data = np.fromfile(file, np.uint8, span.end - span.start)
     if len(data) < span.end - span.start:
         refuse(path, f"ended early while array {name!r} was read")
     return HostArray(span.dtype, span.shape, data, "")
@@ -76,9 +71,14 @@ def refuse(
     raise CheckpointError(f"{path} {problem}; {remedy}") from cause
 
 
-def raise_unreadable(path: Path, error: OSError) -> NoReturn:
-    is_missing = isinstance(error, FileNotFoundError)
-    refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Refuse a file that the system does not let the block read."""
+    try:
+        yield
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
 def inside(folder: Path, name: object, source: Path) -> Path:
