@@ -133,31 +133,29 @@ class Evaluating:
         ((name, data),) = self._streams.chosen([stream], "valid")
         if self._loop is None and isinstance(stream, str):
             return self._evaluate_saved(name, steps(num_steps)).metrics
-        return self._measure(name, data, steps(num_steps), self._by_stream.get(name))
+        return self._measure(name, data, steps(num_steps))
 
     def _due(self, service: Evaluate) -> dict[str, float]:
         """Evaluate the stream of a service that is due in the loop."""
         loop = self._loop
         assert loop is not None
         began = loop.clock()
-        metrics = self._measure(service.stream, self._streams.get(service.stream), service.num_steps, service)
+        metrics = self._measure(service.stream, self._streams.get(service.stream), service.num_steps)
         seconds = loop.clock() - began
         loop.evaluated(metrics, seconds)
         return {**metrics, f"{service.stream}/eval_time": seconds}
 
-    def _measure(
-        self, name: str, stream: Stream, num_steps: int = -1, service: Evaluate | None = None
-    ) -> dict[str, float]:
+    def _measure(self, name: str, stream: Stream, num_steps: int = -1) -> dict[str, float]:
         """Evaluate a stream on the weights as they are, and record nothing."""
         with self._together() as group:
-            return self._metrics(group, name, stream, num_steps, service)
+            return self._metrics(group, name, stream, num_steps)
 
     def _evaluate_saved(self, name: str, num_steps: int) -> Evaluation:
         """Evaluate a stream outside the loop, and record it."""
         with self._together() as group:
-            weights, stream, began = self._weights, self._streams.get(name), time.monotonic()
+            weights, began = self._weights, time.monotonic()
             assert weights is not None
-            metrics = self._metrics(group, name, stream, num_steps, self._by_stream.get(name))
+            metrics = self._metrics(group, name, self._streams.get(name), num_steps)
             seconds = time.monotonic() - began
             evaluation = Evaluation(
                 name,
@@ -201,10 +199,8 @@ class Evaluating:
             self._weights = Loaded(**gathered[0])
             yield group
 
-    def _metrics(
-        self, group: Group, name: str, stream: Stream, num_steps: int, service: Evaluate | None
-    ) -> dict[str, float]:
-        loop = self._loop
+    def _metrics(self, group: Group, name: str, stream: Stream, num_steps: int) -> dict[str, float]:
+        loop, service = self._loop, self._by_stream.get(name)
         if loop is not None:  # it would move the training's data; a resume brings that back
             self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
@@ -216,8 +212,8 @@ class Evaluating:
         metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look, ranks=ranks)
         if (notice := ranks.notice(name)) is not None and notice not in self._printed:
             self._printed.add(notice)
-            if self._loop is not None:
-                self._loop.println(notice)
+            if loop is not None:
+                loop.println(notice)
         if loop is not None and loop.updates != updates:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"

@@ -300,7 +300,7 @@ class Trainer(Evaluating):
         for name, stream in self._streams.chosen(eval_streams, "valid"):
             service = self._by_stream.get(name)
             with loop.evaluation():
-                loop.collect_evaluation(self._measure(name, stream, service=service))
+                loop.collect_evaluation(self._measure(name, stream))
             if service is not None and service.is_default:
                 service.left_out_at = loop.step
 
