@@ -22,8 +22,8 @@ from everstep.backends import torch_files
 from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
 from everstep.formats import safetensors_file
-from everstep.formats.safetensors_file import inside, readable, refuse
-from everstep.untrusted_files import open_regular, parse_json, read_regular
+from everstep.formats.safetensors_file import inside, refuse
+from everstep.untrusted_files import open_regular, parse_json, read_regular, readable
 
 METADATA = ".metadata"
 LARGEST_METADATA = 256 << 20
@@ -86,7 +86,7 @@ class _Chunk(NamedTuple):
 def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """List the arrays of a folder, each read when it is needed, and the names of its other objects."""
     path = folder / METADATA
-    with readable(path):
+    with readable(path, refuse):
         raw = read_regular(path, LARGEST_METADATA)
     try:
         return _content(folder, read_pickle(raw))
@@ -124,7 +124,7 @@ def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, i
         refuse(folder, f"has {name!r} in an encoding of another program", remedy="save without extensions")
     file = inside(folder, place["relative_path"], folder / METADATA)
     start, size = _lengths((place["offset"], place["length"]))
-    with readable(file):
+    with readable(file, refuse):
         length = file.stat().st_size
     if start + size > length:
         refuse(file, f"has {length:,} bytes, and {name!r} should end at {start + size:,}")
@@ -163,7 +163,7 @@ def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -
 
 
 def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
-    with readable(chunk.file), open_regular(chunk.file) as file:
+    with readable(chunk.file, refuse), open_regular(chunk.file) as file:
         file.seek(chunk.start)
         raw = file.read(chunk.size)
     tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
@@ -235,7 +235,7 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
 
 def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
-    with readable(path), open_regular(path) as file:
+    with readable(path, refuse), open_regular(path) as file:
         start = file.read(9)
     if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
@@ -251,7 +251,7 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _open_shards(index: Path) -> dict[str, Any]:
-    with readable(index):
+    with readable(index, refuse):
         raw = read_regular(index, _LARGEST_INDEX)
     try:
         weight_map = parse_json(raw)["weight_map"]

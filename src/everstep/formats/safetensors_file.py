@@ -6,8 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -19,7 +18,7 @@ from everstep.checkpoint import files, write_arrays
 from everstep.checkpoint.array_file import ITEM_BYTES, Span, parse_header
 from everstep.contracts.state import HostArray, Unread
 from everstep.errors import CheckpointError, ConfigError
-from everstep.untrusted_files import is_file_name, open_regular
+from everstep.untrusted_files import is_file_name, open_regular, readable
 
 LARGEST_HEADER = 100_000_000
 """Most bytes of a header; the limit of the safetensors library."""
@@ -27,7 +26,7 @@ LARGEST_HEADER = 100_000_000
 
 def open_file(path: Path) -> dict[str, Unread]:
     """List the arrays of a file by name, from its header; each is read when it is needed."""
-    with readable(path), open_regular(path) as file:
+    with readable(path, refuse), open_regular(path) as file:
         spans = _spans(path, file)
     return {
         name: Unread(span.dtype, span.shape, partial(_read, path, name, span)) for name, span in spans.items()
@@ -57,7 +56,7 @@ def _spans(path: Path, file: FileIO) -> dict[str, Span]:
 
 
 def _read(path: Path, name: str, span: Span) -> HostArray:
-    with readable(path), open_regular(path) as file:
+    with readable(path, refuse), open_regular(path) as file:
         file.seek(span.start)
         data = np.fromfile(file, np.uint8, span.end - span.start)
     if len(data) < span.end - span.start:
@@ -69,16 +68,6 @@ def refuse(
     path: Path, problem: str, cause: Exception | None = None, remedy: str = "give another copy of it"
 ) -> NoReturn:
     raise CheckpointError(f"{path} {problem}; {remedy}") from cause
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Refuse a file that the system does not let the block read."""
-    try:
-        yield
-    except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
 def inside(folder: Path, name: object, source: Path) -> Path:
