@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -96,15 +95,17 @@ def facts_at(folder: str | Path) -> Mapping[str, Any] | None:
 
 def id_at(folder: str | Path) -> str | None:
     """Return the id of the run in a folder; None if there is no run, or it cannot be read."""
+    path = os.path.join(folder, "run.json")
     try:
-        file = os.lstat(os.path.join(folder, "run.json"))
+        file = os.lstat(path)
     except OSError:
         return None
-    return _id_in(folder, file.st_dev, file.st_ino, file.st_ctime_ns, file.st_size)
+    version = (file.st_dev, file.st_ino, file.st_ctime_ns, file.st_size)
+    if _ids.get(path, (None,))[0] != version:
+        facts = facts_at(folder)
+        _ids[path] = version, None if facts is None else str(facts["id"])
+    return _ids[path][1]
 
 
-@cache
-def _id_in(folder: str | Path, *version: int) -> str | None:
-    """Read the id in a version of a file, once: the page looks at thousands of runs, again and again."""
-    facts = facts_at(folder)
-    return None if facts is None else str(facts["id"])
+_ids: dict[str, tuple[tuple[int, ...], str | None]] = {}
+"""Ids by path, and which file they were read from: the page looks at thousands of runs, again and again."""
