@@ -25,7 +25,7 @@ from pathlib import Path
 
 import timeline
 
-from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike, Undisturbed, cause
+from everstep.drill.program import INDEX, Program, ProgramStart, StepDigests, Strike, cause, first_divergence
 from everstep.drill.report import bars
 from everstep.proof.compare import compare_runs
 from everstep.record import Difference, RunJournal
@@ -198,7 +198,7 @@ def half(twin: Twin, epoch: int) -> str:
 
 def verdict(calm: Twin, struck: Twin) -> Difference | None:
     """The first thing that differs, in the steps, the rows or the end; None if nothing does."""
-    return Undisturbed(calm).first_divergence(struck)
+    return first_divergence(calm, struck)
 
 
 def say_equal(calm: Twin, struck: Twin) -> None:

@@ -79,6 +79,18 @@ def remedy(error: BaseException | None) -> str:
     return _REMEDIES.get(number or 0, "look at the disk")
 
 
+@contextlib.contextmanager
+def no_disk_error(problem: str, path: Path, hint: str = "") -> Iterator[None]:
+    """Raise an error of the disk in a block as one of the run directory, with a remedy."""
+    try:
+        yield
+    except RunDirError:
+        raise
+    except OSError as error:
+        problem = f"{problem}: {error.strerror}; {hint or remedy(error)}"
+        raise RunDirError(error.errno, problem, str(path)) from error
+
+
 def temporary(target: Path) -> Path:
     """Return the path beside `target`, on the same file system, at which this process prepares it."""
     return target.with_name(f"{TMP}{target.name}-{os.getpid()}")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.durable import remedy, require_no_link, write_whole
+from everstep.durable import no_disk_error, require_no_link, write_whole
 from everstep.errors import ConfigError, RunDirError, nearest
 from everstep.redaction import redacted
 from everstep.untrusted_files import misfits, read_note
@@ -92,18 +92,16 @@ def _changing(run_dir: Path) -> Iterator[tuple[Labels, Callable[[Labels], Labels
         write_whole(path, json.dumps(new._asdict(), indent=1).encode() + b"\n", "labels")
         return new
 
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        for each in (path, lock):
-            require_no_link(each, run_dir)
-        with open(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)) as locked:
-            fcntl.lockf(locked, fcntl.LOCK_EX)
-            yield _read(run_dir), write
-    except (RunDirError, ConfigError):
+        with no_disk_error("the labels cannot be written", path):
+            for each in (path, lock):
+                require_no_link(each, run_dir)
+            with open(os.open(lock, flags, 0o666)) as locked:
+                fcntl.lockf(locked, fcntl.LOCK_EX)
+                yield _read(run_dir), write
+    except ConfigError:
         raise
-    except OSError as error:
-        raise RunDirError(
-            error.errno, f"the labels cannot be written: {error.strerror}; {remedy(error)}", str(path)
-        ) from error
     except ValueError as error:
         raise RunDirError(f"{path} is damaged ({error}): correct or delete it") from error
 

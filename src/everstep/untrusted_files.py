@@ -12,7 +12,9 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import FileIO
+from pathlib import Path
 from typing import Any, Literal, NewType, TypeGuard, get_args, get_origin
 
 LARGEST_NOTE = 1 << 20
@@ -76,6 +78,16 @@ def read_regular(path: str | os.PathLike[str], largest: int | None = None) -> by
         if largest is not None and size > largest:
             raise OSError(errno.EFBIG, f"has {size:,} bytes, {largest:,} are allowed", str(path))
         return file.read()
+
+
+@contextmanager
+def readable(path: Path, refuse: Callable[[Path, str, Exception], object]) -> Iterator[None]:
+    """Refuse a file that the system does not let the block read: `refuse` gets the fault, and its cause."""
+    try:
+        yield
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
 def require_no_hole(file: FileIO) -> None:

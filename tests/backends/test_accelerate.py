@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import everstep
 from everstep.backends.torch.torch_entries import make_entry
-from everstep.drill.program import Program, Undisturbed, cause
+from everstep.drill.program import Program, cause, first_divergence
 from everstep.errors import ConfigError, DataError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Boom, events
@@ -218,6 +218,6 @@ def test_a_drill_names_what_the_run_has_warned_of(tmp_path: Path) -> None:
         program = Program(("true",), tmp_path / name, 1.0)
         trained(program.root / "run", [4, 2], rate)
         ends.append(program)
-    found = Undisturbed(ends[0]).first_divergence(ends[1])
+    found = first_divergence(ends[0], ends[1])
     assert found is not None and found.component == "state", found
     assert "is compiled" in cause(found) and "a counter" not in cause(found)

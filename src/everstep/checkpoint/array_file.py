@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from everstep.checkpoint import files
 from everstep.contracts.state import HostArray
 from everstep.errors import CheckpointError, DamagedCheckpointError
-from everstep.untrusted_files import open_regular, parse_json
+from everstep.untrusted_files import open_regular, parse_json, readable
 
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
@@ -109,38 +109,35 @@ def read_arrays(
         checksums: of each wanted array's bytes, by its name: then only these arrays are read and verified.
     """
     arrays: dict[str, Any] = {}
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            check_size(path, size, record)
-            digest = xxhash.xxh3_128()
-            length = int.from_bytes(_read(file, min(8, size), digest), "little")
-            text = _read(file, length if length <= size - 8 else 0, digest)
-            try:
-                spans, metadata = parse_header(bytes(text), size - 8 - len(text))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                if checksums is None:  # a checksum that is wrong says more
-                    _pass_over(file, size - file.tell(), digest)
-                    check_digest(path, digest, record)
-                raise_damaged(path, "is not a safetensors file")
-            if lacking := sorted((checksums or {}).keys() - spans.keys()):
-                raise_damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
-            for name, span in spans.items():
-                count = span.end - span.start
-                if checksums is not None and name in checksums:
-                    data = _read(file, count, own := xxhash.xxh3_128())
-                    check_digest(path, own, {"xxh3_128": checksums[name]})
-                    arrays[name] = keep(name, data)
-                elif checksums is not None:
-                    file.seek(count, os.SEEK_CUR)
-                elif names is None or name in names:
-                    arrays[name] = keep(name, _read(file, count, digest))
-                else:  # read for the checksum
-                    _pass_over(file, count, digest)
-            if checksums is None:
+    with readable(path, raise_damaged), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        check_size(path, size, record)
+        digest = xxhash.xxh3_128()
+        length = int.from_bytes(_read(file, min(8, size), digest), "little")
+        text = _read(file, length if length <= size - 8 else 0, digest)
+        try:
+            spans, metadata = parse_header(bytes(text), size - 8 - len(text))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if checksums is None:  # a checksum that is wrong says more
+                _pass_over(file, size - file.tell(), digest)
                 check_digest(path, digest, record)
-    except OSError as error:
-        raise_unreadable(path, error)
+            raise_damaged(path, "is not a safetensors file")
+        if lacking := sorted((checksums or {}).keys() - spans.keys()):
+            raise_damaged(path, f"is not a safetensors file with {', '.join(lacking[:3])}")
+        for name, span in spans.items():
+            count = span.end - span.start
+            if checksums is not None and name in checksums:
+                data = _read(file, count, own := xxhash.xxh3_128())
+                check_digest(path, own, {"xxh3_128": checksums[name]})
+                arrays[name] = keep(name, data)
+            elif checksums is not None:
+                file.seek(count, os.SEEK_CUR)
+            elif names is None or name in names:
+                arrays[name] = keep(name, _read(file, count, digest))
+            else:  # read for the checksum
+                _pass_over(file, count, digest)
+        if checksums is None:
+            check_digest(path, digest, record)
     return ArrayFile(arrays, metadata)
 
 
@@ -199,14 +196,11 @@ def _fill(file: FileIO, chunk: memoryview, digest: xxhash.xxh3_128) -> None:
 def verified_chunks(path: Path, record: Record) -> Iterator[memoryview]:
     """Yield the bytes of a file, each chunk in the same memory; at their end raise unless they are right."""
     digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
-    try:
-        with open_regular(path) as file:
-            check_size(path, os.fstat(file.fileno()).st_size, record)
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-                yield buffer[:count]
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path, raise_damaged), open_regular(path) as file:
+        check_size(path, os.fstat(file.fileno()).st_size, record)
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            yield buffer[:count]
     check_digest(path, digest, record)
 
 
@@ -230,8 +224,3 @@ def check_digest(path: Path, checksum: xxhash.xxh3_128, record: Record) -> None:
 
 def raise_damaged(path: Path, how: str, cause: Exception | None = None) -> NoReturn:
     raise DamagedCheckpointError(f"checkpoint {path.parent.name} is damaged: {path} {how}") from cause
-
-
-def raise_unreadable(path: Path, error: OSError) -> NoReturn:
-    how = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-    raise_damaged(path, how, error)

@@ -58,7 +58,6 @@ from everstep.checkpoint.array_file import (
     check_size,
     copy_file,
     raise_damaged,
-    raise_unreadable,
     read_arrays,
     verified_chunks,
     write_arrays,
@@ -68,7 +67,7 @@ from everstep.checkpoint.retention import CheckpointName
 from everstep.contracts.state import HostArray, Json, Regions
 from everstep.errors import CheckpointError, CheckpointVersionError, RestoreError
 from everstep.state import Encoded, merge
-from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular
+from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular, readable
 from everstep.version import __version__
 
 FORMAT = 9
@@ -105,10 +104,8 @@ def versions() -> dict[str, str]:
 def read_body(folder: Path) -> dict[str, Any]:
     """Read and verify the manifest alone, and return its body."""
     path = folder / MANIFEST
-    try:
+    with readable(path, raise_damaged):
         raw = read_regular(path)
-    except OSError as error:
-        raise_unreadable(path, error)
     match = _MANIFEST.fullmatch(raw)
     if match is None:
         raise_damaged(path, "is empty" if not raw else f"is torn or overwritten ({len(raw)} bytes)")
@@ -186,10 +183,8 @@ def _require_version(folder: Path, body: Mapping[str, Any]) -> None:
 def check_sizes(folder: Path, body: Mapping[str, Any]) -> None:
     """Verify the cheap half: all files are there and have their sizes."""
     for name, record in body["files"].items():
-        try:
+        with readable(folder / name, raise_damaged):
             byte_count = (folder / name).stat().st_size
-        except OSError as error:
-            raise_unreadable(folder / name, error)
         check_size(folder / name, byte_count, record)
 
 

@@ -19,7 +19,7 @@ from everstep.cli import common as cli
 from everstep.display.cells import cell, in_line, plural, size
 from everstep.durable import write_whole
 from everstep.errors import ConfigError, RunIndexError, nearest, some
-from everstep.index import FACTS, GONE
+from everstep.index import GONE
 from everstep.untrusted_files import open_regular
 
 _MOST_SETTINGS = 20
@@ -179,19 +179,15 @@ def compare_command(
     """
     if len(runs) < 2:
         raise click.UsageError("give two runs or more")
-    from everstep.views.describe_run import side_by_side
+    from everstep.views.describe_run import comparison_tables, side_by_side
 
     comparison = side_by_side(runs, cli.find_all(runs, index))
-    facts = comparison.facts if show_all else comparison.differing()
     if as_json:
+        facts = comparison.facts if show_all else comparison.differing()
         cli.print_json({"runs": comparison.runs, "facts": facts, "metrics": comparison.metrics})
         return
-    facts = facts if show_all else comparison.folded()
-    texts = {name: {t: cell(name, v[t]) for t in v} if name in FACTS else v for name, v in facts.items()}
-    title = "facts" if show_all else "facts that differ"
-    for heading, values in {title: texts, "metrics": comparison.metrics}.items():
-        cli.say(heading)
-        rows = [{"": name, **of_runs} for name, of_runs in values.items()]
+    for title, rows in comparison_tables(comparison, everything=show_all).items():
+        cli.say(title)
         cli.print_table(rows, ("", *comparison.runs), indent="  ", widest=60)
         cli.say()
     if (verdict := comparison.verdict()) is not None:

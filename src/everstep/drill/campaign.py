@@ -14,7 +14,7 @@ from typing import Any
 
 from everstep.arguments import integer, number
 from everstep.drill.processes import last_lines, owned_folder
-from everstep.drill.program import Program, Strike, Undisturbed, command
+from everstep.drill.program import Program, Strike, command, first_divergence
 from everstep.drill.report import (
     CHANCE,
     DrillReport,
@@ -175,7 +175,7 @@ class _ScriptCampaign(Campaign):
         self.points = [(second.folder / f"trace-{rank}").read_text().split() for rank in range(report.ranks)]
         records = second.starts[0].records
         self.seconds = records[-1].time - records[0].time
-        self.undisturbed = Undisturbed(first)
+        self.undisturbed = first
         self.place = {step: number for number, step in enumerate(first.starts[0].steps, 1)}
         report.runs = [f"/{run}" for run in first.runs]
         report.steps, report.seconds = len(self.place), second.starts[0].seconds
@@ -211,7 +211,7 @@ class _ScriptCampaign(Campaign):
     def _difference(self, program: Program) -> Difference | None:
         """Find the first divergence; a run that cannot be read counts as one."""
         try:
-            return self.undisturbed.first_divergence(program)
+            return first_divergence(self.undisturbed, program)
         except EverstepError as error:
             return Difference("journal", str(error), "a whole run", "damaged", place="end")
 

@@ -283,39 +283,33 @@ def cause(difference: Difference) -> str:
     return difference.note or CAUSES[difference.component]
 
 
-class Undisturbed:
-    """Undisturbed program, with which others are compared."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._digests = by_place(record for start in program.starts for record in start.witnessed)
-
-    def first_divergence(self, other: Program) -> Difference | None:
-        """Find the place where `other` first differs from this program; None if its runs ended the same."""
-        runs, differences = self.program.runs, list[Difference]()
-        for run in {*runs} ^ {*other.runs}:
-            values = ("there", ABSENT) if run in runs else (ABSENT, "there")
-            differences.append(Difference("journal", "the run itself", *values, place="end", run=run))
-        for number, start in enumerate(other.starts):
-            # a later start enters with the state of a checkpoint, the one of step 0 included: that has the
-            # changes made by the lines between `with` and the loop
-            differences += differing_digests(self._digests, start.witnessed, enters=number == 0)
-        common = [run for run in other.runs if run in runs]
-        for run in common:  # all rows that were ever written, also those superseded later
-            expected = dict(self.program.journal(run).comparable())
-            differences += differing_rows(expected, other.journal(run).comparable(valid=False), run)
-        if not differences:  # the ends can differ even if all steps are the same
-            for run in common:
-                ends = compare_runs(self.program.root / run, other.root / run)
-                differences += [one._replace(run=run) for one in ends]
-        first = first_difference(differences, runs)
-        if first is None or first.component not in _FROM_OUTSIDE or first.run not in runs:
-            return first
-        ends = compare_runs(self.program.root / first.run, other.root / first.run)
-        first = in_entry(first, ends, any(one.name != first.name for one in differences))
-        # what the run itself has warned of is a likelier cause than those that every program may have
-        warned = self.program.journal(first.run).events(WARNED, valid=False)
-        return first._replace(note=first.note or "; ".join(str(event.data["message"]) for event in warned))
+def first_divergence(undisturbed: Program, other: Program) -> Difference | None:
+    """Find where a program first differs from an undisturbed one; None if its runs ended the same."""
+    runs, differences = undisturbed.runs, list[Difference]()
+    for run in {*runs} ^ {*other.runs}:
+        values = ("there", ABSENT) if run in runs else (ABSENT, "there")
+        differences.append(Difference("journal", "the run itself", *values, place="end", run=run))
+    digests = by_place(record for start in undisturbed.starts for record in start.witnessed)
+    for number, start in enumerate(other.starts):
+        # a later start enters with the state of a checkpoint, the one of step 0 included: that has the
+        # changes made by the lines between `with` and the loop
+        differences += differing_digests(digests, start.witnessed, enters=number == 0)
+    common = [run for run in other.runs if run in runs]
+    for run in common:  # all rows that were ever written, also those superseded later
+        expected = dict(undisturbed.journal(run).comparable())
+        differences += differing_rows(expected, other.journal(run).comparable(valid=False), run)
+    if not differences:  # the ends can differ even if all steps are the same
+        for run in common:
+            ends = compare_runs(undisturbed.root / run, other.root / run)
+            differences += [one._replace(run=run) for one in ends]
+    first = first_difference(differences, runs)
+    if first is None or first.component not in _FROM_OUTSIDE or first.run not in runs:
+        return first
+    ends = compare_runs(undisturbed.root / first.run, other.root / first.run)
+    first = in_entry(first, ends, any(one.name != first.name for one in differences))
+    # what the run itself has warned of is a likelier cause than those that every program may have
+    warned = undisturbed.journal(first.run).events(WARNED, valid=False)
+    return first._replace(note=first.note or "; ".join(str(event.data["message"]) for event in warned))
 
 
 def in_entry(first: Difference, ends: Sequence[Difference], more: bool) -> Difference:

@@ -7,10 +7,11 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import xxhash
 
@@ -60,30 +61,16 @@ def _name(settings: Mapping[str, Any]) -> str:
     return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(_json(settings).encode())[:6]}"
 
 
-@dataclass(frozen=True)
-class Between:
-    """Range of numbers to draw from, both ends included; integers if both ends are.
-
-    With `log`, logarithms are drawn uniformly.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-
-    def draw(self, source: random.Random) -> float:
-        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
-        if not self.log:
-            draw = source.randint if is_whole else source.uniform
-            return draw(self.low, self.high)  # type: ignore[arg-type]
-        value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
-        # Rounding in exp and log may lead just outside the range.
-        value = min(max(value, self.low), self.high)
-        return round(value) if is_whole else value
-
-
-Space: TypeAlias = "Sequence[Any] | Between"
-"""Values to choose from, or a range."""
+def _between(low: float, high: float, log: bool, source: random.Random) -> float:
+    """Draw a number, both ends included, an integer if both are; with `log`, uniformly by its logarithm."""
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    if not log:
+        draw = source.randint if is_whole else source.uniform
+        return draw(low, high)  # type: ignore[arg-type]
+    value = math.exp(source.uniform(math.log(low), math.log(high)))
+    # Rounding in exp and log may lead just outside the range.
+    value = min(max(value, low), high)
+    return round(value) if is_whole else value
 
 
 def trials(
@@ -107,8 +94,7 @@ def trials(
         draws: "PATH=[VALUE, ...]" or "PATH={low: 1e-4, high: 1e-1, log: true}" each, to draw from.
         run_dir: beginning of the run directories' names; None: the config's.
     """
-    axes: dict[str, Any] = _spaces(grid, "--grid", ranges=False)
-    spaces = _spaces(draws, "--random", ranges=True)
+    axes, spaces = _spaces(grid, "--grid", ranges=False), _spaces(draws, "--random", ranges=True)
     for path in axes.keys() & spaces.keys():
         raise ConfigError(f"{path} varies twice; give all of its values in one option")
     if not axes and not spaces:
@@ -119,7 +105,7 @@ def trials(
     for _ in range(count if spaces else 1):
         # Sorted, because each draw takes the next random numbers.
         draw = {
-            path: space.draw(source) if isinstance(space, Between) else source.choice(space)
+            path: space(source) if callable(space) else source.choice(space)
             for path, space in sorted(spaces.items())
         }
         for values in itertools.product(*axes.values()):
@@ -137,9 +123,9 @@ def trials(
     return listed
 
 
-def _spaces(texts: Iterable[str], option: str, *, ranges: bool) -> dict[str, Space]:
-    """Read what varies: "PATH=[VALUE, ...]", or "PATH={low: A, high: B, log: true}" with `ranges`."""
-    spaces: dict[str, Space] = {}
+def _spaces(texts: Iterable[str], option: str, *, ranges: bool) -> dict[str, Any]:
+    """Read what varies: a list of values, or, with `ranges`, the function that draws from a range."""
+    spaces: dict[str, Any] = {}
     for text in texts:
         origin = f"{option} {text!r}"
         keys, value = assignment(text, origin)
@@ -154,13 +140,13 @@ def _spaces(texts: Iterable[str], option: str, *, ranges: bool) -> dict[str, Spa
     return spaces
 
 
-def _range(name: str, ends: Mapping[str, Any]) -> Between:
+def _range(name: str, ends: Mapping[str, Any]) -> Callable[[random.Random], float]:
     low, high, log = (ends.get(name, False) for name in ("low", "high", "log"))
     numbers = all(type(end) in (int, float) for end in (low, high))
     known = type(log) is bool and ends.keys() <= {"low", "high", "log"}
     if not (numbers and known and -math.inf < low < high < math.inf) or (log and low <= 0):
         raise ConfigError(f"{name}: give a range, {{low: 1, high: 9, log: true}}, low < high, low > 0 if log")
-    return Between(low, high, log)
+    return partial(_between, low, high, log)
 
 
 def _json(value: Any) -> str:

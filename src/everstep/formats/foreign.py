@@ -22,8 +22,8 @@ from everstep.backends import torch_files
 from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
 from everstep.formats import safetensors_file
-from everstep.formats.safetensors_file import inside, raise_unreadable, refuse
-from everstep.untrusted_files import open_regular, parse_json, read_regular
+from everstep.formats.safetensors_file import inside, refuse
+from everstep.untrusted_files import open_regular, parse_json, read_regular, readable
 
 METADATA = ".metadata"
 LARGEST_METADATA = 256 << 20
@@ -86,10 +86,8 @@ class _Chunk(NamedTuple):
 def open_folder(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """List the arrays of a folder, each read when it is needed, and the names of its other objects."""
     path = folder / METADATA
-    try:
+    with readable(path, refuse):
         raw = read_regular(path, LARGEST_METADATA)
-    except OSError as error:
-        raise_unreadable(path, error)
     try:
         return _content(folder, read_pickle(raw))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -126,10 +124,8 @@ def _place(folder: Path, name: str, place: dict[str, Any]) -> tuple[Path, int, i
         refuse(folder, f"has {name!r} in an encoding of another program", remedy="save without extensions")
     file = inside(folder, place["relative_path"], folder / METADATA)
     start, size = _lengths((place["offset"], place["length"]))
-    try:
+    with readable(file, refuse):
         length = file.stat().st_size
-    except OSError as error:
-        raise_unreadable(file, error)
     if start + size > length:
         refuse(file, f"has {length:,} bytes, and {name!r} should end at {start + size:,}")
     return file, start, size
@@ -167,12 +163,9 @@ def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -
 
 
 def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
-    try:
-        with open_regular(chunk.file) as file:
-            file.seek(chunk.start)
-            raw = file.read(chunk.size)
-    except OSError as error:
-        raise_unreadable(chunk.file, error)
+    with readable(chunk.file, refuse), open_regular(chunk.file) as file:
+        file.seek(chunk.start)
+        raw = file.read(chunk.size)
     tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
     if not isinstance(tensor, Unread):
         refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
@@ -242,11 +235,8 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
 
 
 def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        with open_regular(path) as file:
-            start = file.read(9)
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path, refuse), open_regular(path) as file:
+        start = file.read(9)
     if start[8:] == b"{":
         return "safetensors", dict(safetensors_file.open_file(path))
     if not start.startswith((b"PK\x03\x04", b"\x80")):
@@ -261,13 +251,13 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _open_shards(index: Path) -> dict[str, Any]:
+    with readable(index, refuse):
+        raw = read_regular(index, _LARGEST_INDEX)
     try:
-        weight_map = parse_json(read_regular(index, _LARGEST_INDEX))["weight_map"]
+        weight_map = parse_json(raw)["weight_map"]
         names: dict[str, set[str]] = {}
         for name, file in weight_map.items():
             names.setdefault(file, set()).add(name)
-    except OSError as error:
-        raise_unreadable(index, error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         refuse(index, f'is not an index with a "weight_map" of names to files ({error!r:.200})', error)
     tree: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from everstep.checkpoint import files, write_arrays
 from everstep.checkpoint.array_file import ITEM_BYTES, Span, parse_header
 from everstep.contracts.state import HostArray, Unread
 from everstep.errors import CheckpointError, ConfigError
-from everstep.untrusted_files import is_file_name, open_regular
+from everstep.untrusted_files import is_file_name, open_regular, readable
 
 LARGEST_HEADER = 100_000_000
 """Most bytes of a header; the limit of the safetensors library."""
@@ -26,11 +26,8 @@ LARGEST_HEADER = 100_000_000
 
 def open_file(path: Path) -> dict[str, Unread]:
     """List the arrays of a file by name, from its header; each is read when it is needed."""
-    try:
-        with open_regular(path) as file:
-            spans = _spans(path, file)
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path, refuse), open_regular(path) as file:
+        spans = _spans(path, file)
     return {
         name: Unread(span.dtype, span.shape, partial(_read, path, name, span)) for name, span in spans.items()
     }
@@ -59,12 +56,9 @@ def _spans(path: Path, file: FileIO) -> dict[str, Span]:
 
 
 def _read(path: Path, name: str, span: Span) -> HostArray:
-    try:
-        with open_regular(path) as file:
-            file.seek(span.start)
-            data = np.fromfile(file, np.uint8, span.end - span.start)
-    except OSError as error:
-        raise_unreadable(path, error)
+    with readable(path, refuse), open_regular(path) as file:
+        file.seek(span.start)
+        data = np.fromfile(file, np.uint8, span.end - span.start)
     if len(data) < span.end - span.start:
         refuse(path, f"ended early while array {name!r} was read")
     return HostArray(span.dtype, span.shape, data, "")
@@ -74,11 +68,6 @@ def refuse(
     path: Path, problem: str, cause: Exception | None = None, remedy: str = "give another copy of it"
 ) -> NoReturn:
     raise CheckpointError(f"{path} {problem}; {remedy}") from cause
-
-
-def raise_unreadable(path: Path, error: OSError) -> NoReturn:
-    is_missing = isinstance(error, FileNotFoundError)
-    refuse(path, "is missing" if is_missing else f"cannot be read ({error.strerror})", error)
 
 
 def inside(folder: Path, name: object, source: Path) -> Path:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 
-from everstep.durable import TMP
+from everstep.durable import TMP, no_disk_error
 from everstep.errors import JournalError, RunDirError, RunIndexError
 from everstep.index import GONE
 from everstep.index.database import Database
@@ -153,14 +153,9 @@ def _gone_runs(database: Database, with_noted: bool = False) -> list[dict[str, A
 def run_dirs(folder: Path) -> list[Path]:
     """Return a folder itself if it is a run directory, and the run directories in it, by name."""
     itself = [folder] if is_run(folder) else []
-    try:
-        with os.scandir(folder) as entries:
-            children = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
-            return [*itself, *map(Path, sorted(e.path for e in children if e.is_dir() and is_run(e.path)))]
-    except OSError as error:
-        raise RunDirError(
-            error.errno, f"cannot look for runs: {error.strerror}; check the path", str(folder)
-        ) from error
+    with no_disk_error("cannot look for runs", folder, "check the path"), os.scandir(folder) as entries:
+        children = [entry for entry in entries if not entry.name.startswith(TMP)]  # those are being made
+        return [*itself, *map(Path, sorted(e.path for e in children if e.is_dir() and is_run(e.path)))]
 
 
 def is_here(database: Database, host: str | None) -> bool:
@@ -220,23 +215,17 @@ def journal_sizes(run_dir: Path) -> dict[int, int]:
     journal, sizes = run_dir / "journal", {}
     if journal.is_symlink():
         raise RunDirError(f"{journal} is a link, and is not read; put the folder itself there")
-    try:
-        with os.scandir(journal) as entries:
-            for entry in entries:
-                if _SEGMENT.fullmatch(entry.name):
-                    if not entry.is_file(follow_symlinks=False):
-                        raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
-                    sizes[int(entry.name[8:-4])] = entry.stat().st_size
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise _read_error(error, journal) from error
+    with _readable(journal), contextlib.suppress(FileNotFoundError), os.scandir(journal) as entries:
+        for entry in entries:
+            if _SEGMENT.fullmatch(entry.name):
+                if not entry.is_file(follow_symlinks=False):
+                    raise OSError(errno.EINVAL, f"{entry.name} is not a regular file")
+                sizes[int(entry.name[8:-4])] = entry.stat().st_size
     return sizes
 
 
-def _read_error(error: OSError, path: Path) -> RunDirError:
-    message = f"the journal cannot be read: {error.strerror}; check the disk"
-    return RunDirError(error.errno, message, str(path))
+def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
+    return no_disk_error("the journal cannot be read", path, "check the disk")
 
 
 def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
@@ -333,10 +322,8 @@ def _read_on(
 
     path = segment_path(home.path, number)
     start = earlier or _NEW | {"run": run, "number": number}
-    try:
+    with _readable(path):
         segment = read_segment(path, start["size"], home.id)
-    except OSError as error:
-        raise _read_error(error, path) from error
     problems = segment.problems
     if start["size"]:  # the faults of the bytes before are known, and the header is one of these
         problems = stored(start["problems"], list) + [text for text in problems if "the header" not in text]

@@ -19,7 +19,7 @@ from typing import Any
 
 from everstep import hazard
 from everstep.contracts.metrics import Block
-from everstep.durable import fsync_folder, remedy, require_no_link
+from everstep.durable import fsync_folder, no_disk_error, remedy, require_no_link
 from everstep.errors import JournalError, UsageError
 from everstep.record.journal_format import (
     EVENT,
@@ -32,7 +32,7 @@ from everstep.record.journal_format import (
     pack_header,
     segment_path,
 )
-from everstep.record.rundir import certain_id, no_disk_error
+from everstep.record.rundir import certain_id
 from everstep.redaction import redacted, without_credentials
 
 PENDING_LIMIT = 64 << 20

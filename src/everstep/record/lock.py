@@ -24,11 +24,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep import hazard
-from everstep.durable import fsync_folder, rename, write_whole
+from everstep.durable import fsync_folder, no_disk_error, rename, write_whole
 from everstep.errors import JournalError, RunDirError, RunLockedError
 from everstep.polling import wait_until
 from everstep.record.journal_reader import RunJournal
-from everstep.record.rundir import RunDir, no_disk_error
+from everstep.record.rundir import RunDir
 from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}

@@ -7,13 +7,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.durable import fsync_folder, make_dirs, remedy, require_no_link, write_whole
+from everstep.durable import fsync_folder, make_dirs, no_disk_error, require_no_link, write_whole
 from everstep.errors import ConfigError, RunDirError, RunLockedError, some
 from everstep.record import journal_format
 from everstep.record.journal_format import segment_number
@@ -61,18 +61,6 @@ def to_read(path: str | os.PathLike[str]) -> Path:
     """Locate a run directory for reading: as `located`, or `path` itself if the located one is missing."""
     folder = located(path)
     return folder if folder.exists() else Path(path)
-
-
-@contextmanager
-def no_disk_error(problem: str, path: Path, hint: str = "") -> Iterator[None]:
-    """Raise an error of the disk in a block as one of the run directory, with a remedy."""
-    try:
-        yield
-    except RunDirError:
-        raise
-    except OSError as error:
-        problem = f"{problem}: {error.strerror}; {hint or remedy(error)}"
-        raise RunDirError(error.errno, problem, str(path)) from error
 
 
 @dataclass(frozen=True)

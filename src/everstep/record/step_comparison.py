@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 from everstep.arguments import integer
 from everstep.contracts.metrics import Block
 from everstep.display.cells import plural
+from everstep.durable import no_disk_error
 from everstep.errors import ConfigError
 from everstep.record.badges import REPORTS
 from everstep.record.event_fields import ACCEPTED
@@ -25,7 +26,7 @@ from everstep.record.journal import Journal
 from everstep.record.journal_format import Position, bits_float
 from everstep.record.journal_reader import Key, RunJournal, Value, comparable_rows
 from everstep.record.lock import RunLock
-from everstep.record.rundir import RunDir, no_disk_error
+from everstep.record.rundir import RunDir
 from everstep.record.trail import TrailContent, read_trail, trail_path
 
 COMPONENTS = ("samples", "random state", "loss", "weights", "optimizer", "state", "service", "journal")

@@ -82,8 +82,6 @@ class Console(Service):
         self._log = LogFile(run.run_dir / "logs" / "run.log", self._emit)
         if self._sink is None:
             self._line = live_line(self._lock, self._content)
-        if self._line is not None:
-            self._line.open()
 
     def run(self, boundary: Boundary) -> None:
         now = self._run.clock()
@@ -297,12 +295,9 @@ class LiveLine:
     """
 
     def __init__(self, stream: TextIO, lock: threading.RLock, content: Content) -> None:
-        self.stream, self.lock, self.pid, self.is_open = stream, lock, os.getpid(), False
+        self.stream, self.lock, self.pid, self.is_open = stream, lock, os.getpid(), True
         self._content = content
         self._is_drawn = self._midline = False
-
-    def open(self) -> None:
-        self.is_open = True
         self._stand_ins = {"stdout": Above(sys.stdout, self)}
         if sys.stderr is not None and sys.stderr.isatty():
             self._stand_ins["stderr"] = Above(sys.stderr, self)
@@ -380,8 +375,6 @@ class NotebookLine:
         self.stream: TextIO = sys.stdout
         self._content = content
         self._output: Any = None
-
-    def open(self) -> None: ...
 
     def close(self) -> None: ...
 

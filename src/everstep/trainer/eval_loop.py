@@ -86,16 +86,19 @@ def evaluate(
         `eval_end`, or `agg_func`, returns: on all ranks those of one process.  Of a stream that is split
         already: those of this rank's part.
     """
-    reduction = _Reduction(task, service)
+    stats = {} if service is None else service.stats
+    # the service from here on, if its functions reduce the outputs in place of the task
+    service = service if service is not None and (service.agg_func or service.online_agg_func) else None
+    takes_all = service is not None or type(task).eval_reduce is not Task.eval_reduce
     ranks = ranks or EvalRanks()
     stream = ranks.share_of(stream, name)
-    metrics = _Metrics({} if service is None else service.stats, reduction.takes_all, takes, ranks)
+    metrics = _Metrics(stats, takes_all, takes, ranks)
     with (
         evaluating(task, seed),
         places_kept([stream], comes_again),
         closing(ranks.with_notes(stream.open(name, 0, seed=seed))) as batches,
     ):
-        state = reduction.begin()
+        state = task.eval_begin() if service is None else None
         empty = True
         for inputs, logs in _inputs(task, batches, num_steps, poll):
             empty = False
@@ -111,11 +114,11 @@ def evaluate(
                 )
             metrics.add(outputs, ranks.weight(*_samples(task, inputs), batches))
             outputs = {**outputs, **logs}
-            state = reduction.reduce(state, outputs, metrics.batches - 1)
+            state = _reduce(task, service, state, outputs, metrics.batches - 1)
             on_step(EvalStep(name, metrics.batches, inputs, outputs))
         if empty and not stream.may_be_empty:
             raise DataError(f"stream {name!r} gave no batch to evaluate; give it data")
-        results = reduction.end(state)
+        results = _results(task, service, state)
     values = metrics.read()
     if metrics.faults:
         text = ", ".join(f"{each!r} is {value} in batch {at}" for each, (at, value) in metrics.faults.items())
@@ -131,35 +134,23 @@ def _samples(task: Task, inputs: Any) -> tuple[float, bool]:
     return weight, type(task).batch_size is not Task.batch_size or counted(inputs) is not None
 
 
-class _Reduction:
-    """Reduction of outputs to metrics, by the task or by the functions given to `Evaluate`."""
+def _reduce(task: Task, service: Evaluate | None, state: Any, outputs: dict[str, Any], step: int) -> Any:
+    if service is None:
+        return task.eval_reduce(state, outputs)
+    if service.online_agg_func is not None:
+        return service.online_agg_func(state, outputs, step)
+    state = [] if state is None else state
+    state.append(outputs)
+    return state
 
-    def __init__(self, task: Task, service: Evaluate | None) -> None:
-        self._task = task
-        has_function = service is not None and (service.agg_func or service.online_agg_func)
-        self._service = service if has_function else None
-        self.takes_all = self._service is not None or type(task).eval_reduce is not Task.eval_reduce
-        """Whether outputs may have values that are not metrics."""
 
-    def begin(self) -> Any:
-        return self._task.eval_begin() if self._service is None else None
-
-    def reduce(self, state: Any, outputs: dict[str, Any], step: int) -> Any:
-        if self._service is None:
-            return self._task.eval_reduce(state, outputs)
-        if self._service.online_agg_func is None:
-            state = [] if state is None else state
-            state.append(outputs)
-            return state
-        return self._service.online_agg_func(state, outputs, step)
-
-    def end(self, state: Any) -> Mapping[str, Any]:
-        if self._service is None:
-            result = self._task.eval_end(state)
-            return {} if result is None else mapping(result, self._task, "eval_end")
-        if self._service.agg_func is None:
-            return mapping(state, self._service, "online_agg_func")
-        return mapping(self._service.agg_func(state), self._service, "agg_func")
+def _results(task: Task, service: Evaluate | None, state: Any) -> Mapping[str, Any]:
+    if service is None:
+        result = task.eval_end(state)
+        return {} if result is None else mapping(result, task, "eval_end")
+    if service.agg_func is None:
+        return mapping(state, service, "online_agg_func")
+    return mapping(service.agg_func(state), service, "agg_func")
 
 
 def _inputs(

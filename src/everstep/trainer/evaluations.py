@@ -5,132 +5,157 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from everstep.arguments import checked_keywords, integer
 from everstep.contracts.data import Stream
 from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
 from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
-from everstep.group import find_group
-from everstep.record import Evaluation, RunDir, RunJournal, evaluations, located, record_evaluation, to_read
+from everstep.group import find_group, group_size
+from everstep.record import (
+    Evaluation,
+    RunDir,
+    RunJournal,
+    evaluations,
+    located,
+    record_evaluation,
+    to_read,
+    values_line,
+)
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
 from everstep.supervisor.data_ranks import divide, read_data_ranks
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.settings import LoopOptions
-from everstep.trainer.checkpoint_follower import CheckpointFollower
+from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import evaluate, evaluating, prefixed
-from everstep.trainer.eval_ranks import EvalRanks, why_whole
+from everstep.trainer.eval_ranks import EvalRanks, refuse_several, whole, why_whole
 from everstep.trainer.named_streams import NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
 
 
-class Evaluations:
-    """What a Trainer evaluates, in its loop and outside.
+class Evaluating:
+    """The part of a Trainer that evaluates: the weights of its open loop, or weights that are loaded."""
 
-    Attributes:
-        by_stream: the services that evaluate a stream of the Trainer, by its name.
-        loop: the Trainer's loop while it is open.
-        weights: source of the task's objects, while they are as the run left them.
-        takes: outputs of evaluations that services look at.
-    """
+    task: Task
+    run_dir: str | Path
+    _streams: NamedStreams
+    _loop: TrainerLoop | None = None
+    """The Trainer's loop while it is open."""
+    _weights: Loaded | None = None
+    """Source of the task's objects, while they are as the run left them."""
+    _facts: dict[str, Any] | None = None
 
-    def __init__(
-        self,
-        task: Task,
-        run_dir: str | Path,
-        streams: NamedStreams,
-        services: Sequence[Service],
-        options: LoopOptions,
-    ) -> None:
-        self.task, self.run_dir = task, run_dir
-        self._streams, self._services = streams, services
-        self.by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
+    def __init__(self, services: Sequence[Service], options: LoopOptions) -> None:
+        self._services = services
+        self._by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
+        """The services that evaluate a stream of the Trainer, by its name."""
         self._data_ranks = read_data_ranks(options.get("data_ranks"))
         self._config = Configuration.of(options.get("config")) or Configuration({})
-        self._facts: dict[str, Any] | None = None
-        self.loop: TrainerLoop | None = None
-        self.weights: Loaded | None = None
         looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
-        self.takes = {name for each in looking for name in each.output_names}
+        self._takes = {name for each in looking for name in each.output_names}
+        """Outputs of evaluations that services look at."""
         self._looks_at_batches = bool(looking)
         self._printed: set[str] = set()
         """Sentences about evaluations that were printed."""
 
-    def names(self) -> list[str]:
-        """List the streams to evaluate: those of services, else "valid"."""
-        return list(self.by_stream) or ["valid"]
+    def _load(self, spec: str | Path | None, *, newest: bool = False) -> None:
+        """Load weights: those asked for, or the newest checkpoint, if it is asked for or nothing is loaded.
 
-    def load(self, spec: str | Path | None = None) -> None:
-        """Load weights: those asked for, else the newest checkpoint; an open loop has loaded its own."""
-        if self.loop is not None:
+        An open loop has loaded its own.
+        """
+        if self._loop is not None:
             if spec is not None:
                 raise UsageError(f"weights={str(spec)!r} inside the loop, which has its own; leave it first")
-            return
-        if spec is not None:
-            self.weights = load(weights_of(self.run_dir, spec), self.task.state())
-            return
-        try:
-            self.weights = load(self.run_dir, self.task.state())
-        except (NoCheckpointError, RunDirError) as error:
-            raise NoCheckpointError(f"nothing to evaluate: {error}; train first") from error
-
-    def _require_weights(self, spec: str | Path | None) -> None:
-        if spec is not None or self.weights is None:
-            self.load(spec)
+        elif spec is not None:
+            self._weights = load(weights_of(self.run_dir, spec), self.task.state())
+        elif newest or self._weights is None:
+            try:
+                self._weights = load(self.run_dir, self.task.state())
+            except (NoCheckpointError, RunDirError) as error:
+                raise NoCheckpointError(f"nothing to evaluate: {error}; train first") from error
 
     @property
     def _seed(self) -> int:
-        if self.loop is not None:
-            return self.loop.seed
-        assert self.weights is not None
-        seed = self.weights.seed
+        if self._loop is not None:
+            return self._loop.seed
+        assert self._weights is not None
+        seed = self._weights.seed
         return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
 
-    def evaluate(self, stream: Any, num_steps: int, spec: str | Path | None) -> dict[str, float]:
-        """Evaluate a stream, by its name, or data; outside the loop a named one is recorded.
+    def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
+        """Evaluate all of a stream on the run's newest checkpoint, and print the metrics.
 
         Args:
-            num_steps: number of batches, 1 or more; -1: until the stream ends.
-            spec: weights to load; None: as they are, or the newest checkpoint.
+            weights: other weights, as for `evaluate`.
         """
-        self._require_weights(spec)
-        ((name, data),) = self._streams.chosen([stream], "valid")
-        if self.loop is None and isinstance(stream, str):
-            return self._evaluate_saved(name, steps(num_steps)).metrics
-        return self.measure(name, data, steps(num_steps), self.by_stream.get(name))
+        if weights is None:
+            self._load(None, newest=True)
+        metrics = self.evaluate(stream, weights=weights)
+        print(values_line(metrics))
+        return metrics
 
-    def due(self, service: Evaluate) -> dict[str, float]:
+    def evaluate(
+        self, stream: Any = "valid", num_steps: int = -1, *, weights: str | Path | None = None
+    ) -> dict[str, float]:
+        """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
+
+        Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
+        come from: see `everstep.runs.evaluations`.  Weights that you load into the task's objects by hand are
+        not noticed: the newest checkpoint overwrites them, or they are recorded as that checkpoint.  Give
+        them as `weights=`.
+
+        Args:
+            stream: its name, or data, which is called "valid".
+            num_steps: number of batches, 1 or more; -1: until the stream ends (an endless stream needs a
+                number).
+            weights: weights to load for it: "best" or "best/METRIC" of this run, the name of one of its
+                checkpoints, or a path as for `everstep.load`.  All of the task's state comes from there, an
+                average of the weights, too.
+
+        Returns:
+            Names, with the stream's prefix, to values.
+
+        Raises:
+            NoCheckpointError: nothing was trained: random weights are not evaluated.
+            ConfigError: no stream has that name; the run has no best weights, or those of several metrics.
+            UsageError: `weights` in a loop that is open.
+        """
+        self._load(weights)
+        ((name, data),) = self._streams.chosen([stream], "valid")
+        if self._loop is None and isinstance(stream, str):
+            return self._evaluate_saved(name, steps(num_steps)).metrics
+        return self._measure(name, data, steps(num_steps))
+
+    def _due(self, service: Evaluate) -> dict[str, float]:
         """Evaluate the stream of a service that is due in the loop."""
-        loop = self.loop
+        loop = self._loop
         assert loop is not None
         began = loop.clock()
-        metrics = self.measure(service.stream, self._streams.get(service.stream), service.num_steps, service)
+        metrics = self._measure(service.stream, self._streams.get(service.stream), service.num_steps)
         seconds = loop.clock() - began
         loop.evaluated(metrics, seconds)
         return {**metrics, f"{service.stream}/eval_time": seconds}
 
-    def measure(
-        self, name: str, stream: Stream, num_steps: int = -1, service: Evaluate | None = None
-    ) -> dict[str, float]:
+    def _measure(self, name: str, stream: Stream, num_steps: int = -1) -> dict[str, float]:
         """Evaluate a stream on the weights as they are, and record nothing."""
         with self._together() as group:
-            return self._metrics(group, name, stream, num_steps, service)
+            return self._metrics(group, name, stream, num_steps)
 
     def _evaluate_saved(self, name: str, num_steps: int) -> Evaluation:
         """Evaluate a stream outside the loop, and record it."""
         with self._together() as group:
-            weights = self.weights
+            weights, began = self._weights, time.monotonic()
             assert weights is not None
-            began = time.monotonic()
-            metrics = self._metrics(group, name, self._streams.get(name), num_steps, self.by_stream.get(name))
+            metrics = self._metrics(group, name, self._streams.get(name), num_steps)
             seconds = time.monotonic() - began
             evaluation = Evaluation(
                 name,
@@ -161,45 +186,59 @@ class Evaluations:
     @contextmanager
     def _together(self) -> Iterator[Group]:
         """Join the ranks that evaluate the same weights: those of the open loop, else all that call this."""
-        if self.loop is not None:
-            yield self.loop.group
+        if self._loop is not None:
+            yield self._loop.group
             return
-        weights = self.weights
+        weights = self._weights
         assert weights is not None
         with closing(find_group()) as group:
             divide(group, self._data_ranks)
             gathered = group.gather(asdict(weights), title := "the step of the weights to evaluate")
             # not the digests: a rank that was in the loop knows that of its own part
             require_same([each["step"] for each in gathered], title)
-            self.weights = Loaded(**gathered[0])
+            self._weights = Loaded(**gathered[0])
             yield group
 
-    def _metrics(
-        self, group: Group, name: str, stream: Stream, num_steps: int, service: Evaluate | None
-    ) -> dict[str, float]:
-        loop = self.loop
+    def _metrics(self, group: Group, name: str, stream: Stream, num_steps: int) -> dict[str, float]:
+        loop, service = self._loop, self._by_stream.get(name)
         if loop is not None:  # it would move the training's data; a resume brings that back
             self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
         updates = None if loop is None else loop.updates
-        look: dict[str, Any] = {"takes": self.takes, "comes_again": comes_again}
+        look: dict[str, Any] = {"takes": self._takes, "comes_again": comes_again}
         if loop is not None:
             look |= {"say": loop.println, "poll": loop.poll_evaluation, "on_step": loop.look_at}
         ranks = EvalRanks(group, why_whole(self.task, service, self._looks_at_batches))
         metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look, ranks=ranks)
         if (notice := ranks.notice(name)) is not None and notice not in self._printed:
             self._printed.add(notice)
-            if self.loop is not None:
-                self.loop.println(notice)
+            if loop is not None:
+                loop.println(notice)
         if loop is not None and loop.updates != updates:
             raise UsageError(
                 f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"
             )
         return prefixed(f"{name}/", metrics)
 
-    def predict(self, name: str, data: Stream, spec: str | Path | None) -> Iterator[Any]:
-        """Yield what the task infers from each batch of a stream; weights as for `evaluate`."""
-        self._require_weights(spec)
+    def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
+        """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
+
+        On several ranks each rank predicts the whole stream.
+
+        Raises:
+            ConfigError: no stream has that name.
+            DataError: the data hands each of several ranks a part.
+        """
+        ((name, data),) = self._streams.chosen([stream], "test")
+        if self._loop is not None:
+            self._streams.require_apart(name, data, "evaluation")
+        if group_size() > 1:
+            data = whole(data, "predict() yields what one process predicts")
+        return self._predict(name, data, weights)
+
+    def _predict(self, name: str, data: Stream, spec: str | Path | None) -> Iterator[Any]:
+        """Yield what the task infers from each batch of a stream."""
+        self._load(spec)
         with closing(data.open(name, 0, seed=self._seed)) as batches:
             for batch in batches:
                 # not around the yield: the caller's code must not run in evaluation mode
@@ -207,7 +246,53 @@ class Evaluations:
                     prediction = self.task.inference_step(batch)
                 yield prediction
 
+    @checked_keywords
     def watch(
+        self,
+        streams: Iterable[str] | str | None = None,
+        *,
+        every: Which = "each",
+        throttle: float = 0.0,
+        timeout: float | None = 3600.0,
+        max_step: int | None = None,
+    ) -> Iterator[Evaluation]:
+        """Evaluate the checkpoints of this run while another process trains it; iterate over the results.
+
+            for found in trainer.watch("valid"):
+                print(found)
+
+        Only whole checkpoints are read, and the run's lock is left alone.  A checkpoint that
+        retention deletes meanwhile is passed over, with a line.  Each result is recorded
+        (`everstep.runs.evaluations`): a watch that is killed and started again evaluates no checkpoint twice
+        and misses none.
+
+        The watch ends with the last checkpoint of a run that has ended.
+
+        Args:
+            streams: names; default those of the `Evaluate` services.
+            every: "each" checkpoint, or always the "newest".
+            throttle: seconds at least between two checkpoints.
+            timeout: seconds after which the watch ends if the run does not exist, or nobody trains it (it was
+                killed); None: never.
+            max_step: the watch also ends with a checkpoint of that step or a later one.
+
+        Raises:
+            UsageError: this Trainer's own loop is open, or several processes call this together.
+            ConfigError: no stream has that name, or an argument is out of its range.
+        """
+        if self._loop is not None:
+            raise UsageError("watch() inside the loop; call it in another process than the one that trains")
+        refuse_several("watch()", "start a single process beside them, which evaluates their checkpoints")
+        max_step = integer("max_step", max_step, none="for no limit")
+        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout)
+        if streams is None:
+            streams = self._evaluated()
+        names = [streams] if isinstance(streams, str) else list(streams)
+        for name in names:
+            self._streams.get(name)
+        return self._watch(follower, names, max_step)
+
+    def _watch(
         self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
     ) -> Iterator[Evaluation]:
         """Evaluate checkpoints that another process saves, each stream of each once; yield the results."""
@@ -221,7 +306,7 @@ class Evaluations:
         for committed in follower.checkpoints([key for key, count in on.items() if count == len(pairs)]):
             path = follower.run_dir / "checkpoints" / committed[0]
             try:
-                weights = self.weights = load(path, self.task.state())
+                weights = self._weights = load(path, self.task.state())
             except (CheckpointError, OSError) as error:
                 reason = "it was deleted while it was read" if not path.exists() else str(error)
                 print(f"checkpoint {path.name} is passed over: {reason}", flush=True)
@@ -232,22 +317,27 @@ class Evaluations:
             if max_step is not None and weights.step >= max_step:
                 return
 
-    def all(self, *, newest: bool, spec: str | Path | None) -> dict[str, float]:
-        """Evaluate each stream of `names`; known metrics of the same weights are not found again."""
-        if newest:
-            self.load()
-        else:
-            self._require_weights(spec)
-        is_asked = newest or spec is not None or self.loop is not None
+    def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
+        """Evaluate each stream that has an `Evaluate`, else "valid".
+
+        Unless weights are loaded for this call, metrics that the run's loop found at its last step, or
+        that are recorded of the same weights, are returned again without a new evaluation.
+
+        Args:
+            newest: whether to load the newest checkpoint.
+            weights: other weights to load, as for `evaluate`.
+        """
+        self._load(weights, newest=newest)
+        is_asked = newest or weights is not None or self._loop is not None
         metrics: dict[str, float] = {}
-        names = self.names()
+        names = self._evaluated()
         with self._together() as group:
             # the writer's: the others may have read the record before its last pages
             known = group.share(
                 [{} if is_asked else self._known_metrics(name) for name in names], "earlier evaluations"
             )
         for name, earlier in zip(names, known, strict=True):
-            metrics |= earlier or self.evaluate(name, self._num_steps(name), None)
+            metrics |= earlier or self.evaluate(name, self._num_steps(name))
         return metrics
 
     def _known_metrics(self, stream: str) -> dict[str, float]:
@@ -255,7 +345,7 @@ class Evaluations:
 
         That of the loop is read in the journal: an earlier start may have made it.
         """
-        service, weights, run_dir = self.by_stream.get(stream), self.weights, to_read(self.run_dir)
+        service, weights, run_dir = self._by_stream.get(stream), self._weights, to_read(self.run_dir)
         assert weights is not None
         stats = {} if service is None else service.stats
         required = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
@@ -272,8 +362,12 @@ class Evaluations:
                 return each.metrics
         return {}
 
+    def _evaluated(self) -> list[str]:
+        """List the streams to evaluate: those of services, else "valid"."""
+        return list(self._by_stream) or ["valid"]
+
     def _num_steps(self, stream: str) -> int:
-        service = self.by_stream.get(stream)
+        service = self._by_stream.get(stream)
         return -1 if service is None else service.num_steps
 
 

@@ -11,14 +11,13 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-from everstep.arguments import checked_keywords, integer
+from everstep.arguments import checked_keywords
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, RolledBack, UsageError
-from everstep.group import group_size
 from everstep.loop.train_loop import loop_settings
-from everstep.record import Evaluation, located, values_line
+from everstep.record import located
 from everstep.schedule import Schedule
 from everstep.services.console import Console, EpochLine
 from everstep.services.evaluate import Evaluate
@@ -26,16 +25,15 @@ from everstep.state import decode, encode, isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import LoopOptions, service_list
-from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
 from everstep.trainer.eval_loop import mapping, places_kept, prefixed
-from everstep.trainer.eval_ranks import refuse_several, whole
-from everstep.trainer.evaluations import Evaluations, evaluates, one_batch, require_one_each
+from everstep.trainer.eval_ranks import refuse_several
+from everstep.trainer.evaluations import Evaluating, evaluates, one_batch, require_one_each
 from everstep.trainer.named_streams import Data, NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
 from everstep.unattended import seed_or_drilled
 
 
-class Trainer:
+class Trainer(Evaluating):
     """Runs a task's steps over named streams.
 
         trainer = Trainer(Digits(), {"train": train, "valid": valid}, "runs/digits", max_epoch=20,
@@ -92,9 +90,9 @@ class Trainer:
             task.is_built = True
         settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
-        self._evaluations = Evaluations(task, run_dir, self._streams, self._services, options)
+        super().__init__(self._services, options)
         for service in evaluates(self._services):
-            service.evaluator = service.evaluator or self._evaluations.due
+            service.evaluator = service.evaluator or self._due
 
     def _with_evaluation(self, services: list[Service], defaults: bool) -> list[Service]:
         # copies: each evaluates for one Trainer
@@ -111,10 +109,6 @@ class Trainer:
         for service in (each for each in evaluations if each.evaluator is None):
             self._streams.require_apart(service.stream, self._streams.get(service.stream), "evaluation")
         return [*services, self._line] if defaults else services
-
-    @property
-    def _loop(self) -> TrainerLoop | None:
-        return self._evaluations.loop
 
     @property
     def max_step(self) -> int | None:
@@ -236,17 +230,17 @@ class Trainer:
         loop.belongs_to(self.task)
         self._line.bests, self._line.printed = loop.bests, loop.announce_printed
         # the loop changes the objects: the source of their weights is not known from here on
-        self._evaluations.weights = None
+        self._weights = None
         try:
             with self._streams.in_a_loop(), loop:
-                self._evaluations.loop = loop
+                self._loop = loop
                 self.task.epoch = loop.epoch  # an evaluation may come before an epoch
                 yield loop
         finally:
             if self._loop is not None and self._options.get("resume") is False and loop.is_continued:
                 self._options["resume"] = True  # it has started over; from here on the run continues
-            self._evaluations.loop = None
-        self._evaluations.weights = loop.loaded_weights()
+            self._loop = None
+        self._weights = loop.loaded_weights()
 
     def epoch(
         self, train_streams: Iterable[Any] | str = "train", eval_streams: Iterable[Any] | str = ()
@@ -304,9 +298,9 @@ class Trainer:
                 loop.collect_metrics(prefixed(prefix, mapping(last, task, "train_loop_end")))
             require_epoch(task, loop.epoch)
         for name, stream in self._streams.chosen(eval_streams, "valid"):
-            service = self._evaluations.by_stream.get(name)
+            service = self._by_stream.get(name)
             with loop.evaluation():
-                loop.collect_evaluation(self._evaluations.measure(name, stream, service=service))
+                loop.collect_evaluation(self._measure(name, stream))
             if service is not None and service.is_default:
                 service.left_out_at = loop.step
 
@@ -327,125 +321,11 @@ class Trainer:
         task = self.task
         with unchanged(task, self.streams.values()), scratch() as folder:
             services: list[Service] = [Console(sink=lambda line: None)]
-            services += [one_batch(each, self._evaluations.due) for each in evaluates(self._services)]
+            services += [one_batch(each, self._due) for each in evaluates(self._services)]
             trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self.seed)
-            trainer._evaluations.takes = self._evaluations.takes
+            trainer._takes = self._takes
             trainer.train(1)
             load(f"{folder}/run", task.state())
-
-    def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
-        """Evaluate all of a stream on the run's newest checkpoint, and print the metrics.
-
-        Args:
-            weights: other weights, as for `evaluate`.
-        """
-        if weights is None:
-            self._evaluations.load()
-        metrics = self.evaluate(stream, weights=weights)
-        print(values_line(metrics))
-        return metrics
-
-    def evaluate(
-        self, stream: Any = "valid", num_steps: int = -1, *, weights: str | Path | None = None
-    ) -> dict[str, float]:
-        """Evaluate a stream on the task's weights as they are; before any training, on the newest checkpoint.
-
-        Outside the loop, the evaluation of a named stream is recorded with the checkpoint that the weights
-        come from: see `everstep.runs.evaluations`.  Weights that you load into the task's objects by hand are
-        not noticed: the newest checkpoint overwrites them, or they are recorded as that checkpoint.  Give
-        them as `weights=`.
-
-        Args:
-            stream: its name, or data, which is called "valid".
-            num_steps: number of batches, 1 or more; -1: until the stream ends (an endless stream needs a
-                number).
-            weights: weights to load for it: "best" or "best/METRIC" of this run, the name of one of its
-                checkpoints, or a path as for `everstep.load`.  All of the task's state comes from there, an
-                average of the weights, too.
-
-        Returns:
-            Names, with the stream's prefix, to values.
-
-        Raises:
-            NoCheckpointError: nothing was trained: random weights are not evaluated.
-            ConfigError: no stream has that name; the run has no best weights, or those of several metrics.
-            UsageError: `weights` in a loop that is open.
-        """
-        return self._evaluations.evaluate(stream, num_steps, weights)
-
-    def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
-        """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
-
-        On several ranks each rank predicts the whole stream.
-
-        Raises:
-            ConfigError: no stream has that name.
-            DataError: the data hands each of several ranks a part.
-        """
-        ((name, data),) = self._streams.chosen([stream], "test")
-        if self._loop is not None:
-            self._streams.require_apart(name, data, "evaluation")
-        if group_size() > 1:
-            data = whole(data, "predict() yields what one process predicts")
-        return self._evaluations.predict(name, data, weights)
-
-    @checked_keywords
-    def watch(
-        self,
-        streams: Iterable[str] | str | None = None,
-        *,
-        every: Which = "each",
-        throttle: float = 0.0,
-        timeout: float | None = 3600.0,
-        max_step: int | None = None,
-    ) -> Iterator[Evaluation]:
-        """Evaluate the checkpoints of this run while another process trains it; iterate over the results.
-
-            for found in trainer.watch("valid"):
-                print(found)
-
-        Only whole checkpoints are read, and the run's lock is left alone.  A checkpoint that
-        retention deletes meanwhile is passed over, with a line.  Each result is recorded
-        (`everstep.runs.evaluations`): a watch that is killed and started again evaluates no checkpoint twice
-        and misses none.
-
-        The watch ends with the last checkpoint of a run that has ended.
-
-        Args:
-            streams: names; default those of the `Evaluate` services.
-            every: "each" checkpoint, or always the "newest".
-            throttle: seconds at least between two checkpoints.
-            timeout: seconds after which the watch ends if the run does not exist, or nobody trains it (it was
-                killed); None: never.
-            max_step: the watch also ends with a checkpoint of that step or a later one.
-
-        Raises:
-            UsageError: this Trainer's own loop is open, or several processes call this together.
-            ConfigError: no stream has that name, or an argument is out of its range.
-        """
-        if self._loop is not None:
-            raise UsageError("watch() inside the loop; call it in another process than the one that trains")
-        refuse_several("watch()", "start a single process beside them, which evaluates their checkpoints")
-        max_step = integer("max_step", max_step, none="for no limit")
-        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout)
-        if streams is None:
-            streams = self._evaluations.names()
-        names = [streams] if isinstance(streams, str) else list(streams)
-        for name in names:
-            self._streams.get(name)
-        return self._evaluations.watch(follower, names, max_step)
-
-    def evaluate_all(self, *, newest: bool = False, weights: str | Path | None = None) -> dict[str, float]:
-        """Evaluate each stream that has an `Evaluate`, else "valid".
-
-        Unless weights are loaded for this call, metrics that the run's loop found at its last step, or
-        that are recorded of the same weights, are returned again without a new evaluation.
-
-        Args:
-            newest: whether to load the newest checkpoint.
-            weights: other weights to load, as for `evaluate`.
-        """
-        return self._evaluations.all(newest=newest, spec=weights)
 
 
 @contextmanager

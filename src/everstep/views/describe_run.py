@@ -77,16 +77,16 @@ class Compared(NamedTuple):
         return f"<{', '.join(map(in_line, self.runs))}: {len(self.differing())} facts differ>"
 
     def _repr_html_(self) -> str:
-        tables = {"facts that differ": self.folded(), "metrics": self.metrics}
-        rows = {
-            title: [
-                {"": name, **{run: cell(name, value) for run, value in values.items()}}
-                for name, values in each.items()
-            ]
-            for title, each in tables.items()
-        }
-        sections = [(title, each, ("", *self.runs)) for title, each in rows.items()]
+        sections = [(title, rows, ("", *self.runs)) for title, rows in comparison_tables(self).items()]
         return notebook_html(self.verdict() or repr(self), _charts(self.found, self.runs), sections)
+
+
+def comparison_tables(compared: Compared, *, everything: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Return rows by the title of their table: of the facts that differ, or all, and of the metrics."""
+    facts = compared.facts if everything else compared.folded()
+    texts = {n: {run: cell(n, v[run]) for run in v} if n in FACTS else v for n, v in facts.items()}
+    tables = {"facts" if everything else "facts that differ": texts, "metrics": compared.metrics}
+    return {title: [{"": name, **each[name]} for name in each] for title, each in tables.items()}
 
 
 def side_by_side(texts: Sequence[str], runs: list[Found]) -> Compared:

@@ -35,10 +35,9 @@ from everstep.checkpoint import (
 )
 from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.contracts.state import HostArray, LazyArray
-from everstep.durable import remedy
+from everstep.durable import no_disk_error, remedy
 from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, RunDirError
 from everstep.record import Position
-from everstep.record.rundir import no_disk_error
 from everstep.services.best import Best
 from everstep.state import (
     Buffers,
