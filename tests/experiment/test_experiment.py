@@ -137,9 +137,7 @@ def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     assert open_run("runs/first", ["trainer.max_epoch=4"], skip_check=True).train().ending.step == 16
 
 
-def test_a_config_has_the_options_of_a_trainer_that_a_file_can_say(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_has_the_options_of_a_trainer_that_a_file_can_say(file: Path, capsys: Any) -> None:
     python_only = {"clock", "config", "config_free", "formatter", "init_fn", "local_init_fn", "ready", "seed"}
     of_one_start = {"on_change", "resume"}
     keys = {each.name for each in fields(TrainerConfig)}
@@ -330,9 +328,7 @@ def test_a_changed_config_is_refused_with_a_table(file: Path) -> None:
     ]
 
 
-def test_a_changed_default_is_a_change_and_one_that_was_never_recorded_is_none(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_default_is_a_change_if_recorded(file: Path, capsys: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as before:
         before.setattr(Call, "completed", lambda self, *_: self)  # as runs were recorded before
         opened(file, "trainer.max_epoch=1").train()
@@ -372,9 +368,7 @@ def test_override_goes_on_with_the_given_config(file: Path, capsys: pytest.Captu
     assert opened(file, *changed).train().ending.digest == now.digest  # it is the run's now
 
 
-def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(file: Path, capsys: Any) -> None:
     first = opened(file, "trainer.max_epoch=1").train().ending
     changed = opened(file, "optimizer.lr=0.2", "project=p", on_change="override")
     changed.trainer.task.train_step = None
@@ -411,9 +405,7 @@ def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.Cap
     assert opened(file, "trainer.max_epoch=1").train().ending.digest == parent.digest
 
 
-def test_what_controls_the_training_is_kept_or_forked_too(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_controls_the_training_is_kept_or_forked_too(file: Path, capsys: Any) -> None:
     stopper = "services=[Evaluate, {{EarlyStop: {{metric: valid/loss, patience: {}}}}}]"
     opened(file, stopper.format(5)).train()
     with pytest.raises(ChangedError, match="patience"):

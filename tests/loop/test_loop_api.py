@@ -129,9 +129,7 @@ def test_limits_may_be_set_while_running_and_are_checked(make: Make) -> None:
     ("first", "then", "ends"),
     [({"max_epoch": 1}, {"max_epoch": 2}, (6, 2)), ({"max_step": 2}, {"max_step": 5}, (5, 2))],
 )
-def test_a_limit_that_is_raised_when_it_is_reached_goes_on(
-    make: Make, first: dict[str, int], then: dict[str, int], ends: tuple[int, int]
-) -> None:
+def test_a_limit_that_is_raised_when_reached_goes_on(make: Make, first: Any, then: Any, ends: Any) -> None:
     with make(**first) as loop:
         for epoch in loop.iter_epochs():
             list(loop.iter_steps([1, 2, 3]))

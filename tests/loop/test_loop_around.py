@@ -59,9 +59,7 @@ class Ticks(Service):
 
 @pytest.mark.parametrize("door", ["supervised", "looped"])
 @pytest.mark.parametrize(("seconds", "first"), [(4.0, [3, 6, 9]), (0.0, [])])
-def test_a_clock_of_ones_own_drives_schedules_in_seconds_by_itself(
-    tmp_path: Path, door: Any, seconds: float, first: list[int]
-) -> None:
+def test_a_clock_of_ones_own_drives_schedules(tmp_path: Path, door: Any, seconds: float, first: Any) -> None:
     """At the very step at which its time has come: no thread looks at it, and no other service is due."""
     ticks, clock = Ticks(), ManualClock()
     arguments: dict[str, Any] = {"services": [ticks], "clock": clock}
@@ -104,9 +102,7 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["steps", "tail"])
-def test_evaluating_on_the_training_loader_leaves_the_training_where_it_is(
-    tmp_path: Path, where: str
-) -> None:
+def test_evaluating_on_the_training_loader_leaves_the_training_as_it_is(tmp_path: Path, where: str) -> None:
     def train(name: str, evaluate_in: str) -> list[int]:
         torch.manual_seed(3)
         data = torch.utils.data.DataLoader(torch.arange(5), batch_size=1, shuffle=True)
@@ -411,9 +407,7 @@ STUCK: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("call", "words"), STUCK.values(), ids=STUCK)
-def test_a_loop_that_gets_nowhere_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object], words: str
-) -> None:
+def test_a_loop_going_nowhere_is_an_error(tmp_path: Path, monkeypatch: Any, call: Any, words: str) -> None:
     monkeypatch.setattr(sanity_checks, "WORKING", 1_000)
     monkeypatch.setattr(sanity_checks, "BUSY", 2_000)
     with pytest.raises(ProgressError, match=words):

@@ -152,9 +152,7 @@ CHANGED: dict[str, tuple[dict[str, int], Callable[[Tiny], object], type[Exceptio
 
 
 @pytest.mark.parametrize(("arguments", "train", "error", "message"), CHANGED.values(), ids=CHANGED)
-def test_what_has_changed_at_a_resume_is_refused(
-    tmp_path: Path, arguments: Any, train: Any, error: Any, message: str
-) -> None:
+def test_a_change_is_refused(tmp_path: Path, arguments: Any, train: Any, error: Any, message: str) -> None:
     with pytest.raises(Boom):
         Tiny(tmp_path, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))]).train(boom_at(3))
     before = names(tmp_path)
@@ -279,9 +277,7 @@ def test_weights_that_were_trained_on_since_the_measurement_are_not_kept_as_the_
         ({"services": [everstep.services.StopAfter(steps=6)], "max_step": 4}, 4, 1, "max_step 4 is reached"),
     ],
 )
-def test_each_limit_alone_and_together_stops_at_the_exact_count(
-    tmp_path: Path, limits: dict[str, Any], steps: int, epochs: int, reason: str
-) -> None:
+def test_limits_stop_exactly(tmp_path: Path, limits: Any, steps: int, epochs: int, reason: str) -> None:
     tails = []
     tiny = Tiny(tmp_path / "run", **limits).train(tail=lambda loop, epoch: tails.append(epoch))
     assert [step for _, step, _ in tiny.seen] == list(range(1, steps + 1))
@@ -374,9 +370,7 @@ def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-def test_a_limit_that_the_program_sets_in_the_run_is_in_its_checkpoints(
-    tmp_path: Path, before: int, after: int
-) -> None:
+def test_a_limit_that_the_program_sets_is_in_its_checkpoints(tmp_path: Path, before: int, after: int) -> None:
     def train(name: str, fails_at: int = 0, given: int = before) -> Tiny:
         tiny = Tiny(tmp_path / name, max_epoch=given)
 
@@ -401,9 +395,7 @@ def test_a_limit_that_the_program_sets_in_the_run_is_in_its_checkpoints(
 
 
 @pytest.mark.parametrize(("between", "head", "inside"), [(None, 3, 4), (None, 5, 2), (3, 3, 4)])
-def test_a_limit_that_lines_before_a_step_set_again_is_that_of_the_checkpoint(
-    tmp_path: Path, between: int | None, head: int, inside: int
-) -> None:
+def test_a_limit_set_again_is_the_checkpoints(tmp_path: Path, between: Any, head: int, inside: int) -> None:
     """A resume runs the epoch's head again, and lines between two epoch loops."""
     first = 1 if between is None else 3
 
@@ -469,9 +461,7 @@ REOPENED: dict[str, tuple[Any, Any, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize(("first", "then", "goes_on"), REOPENED.values(), ids=REOPENED)
-def test_a_run_that_a_service_has_ended_is_reopened_by_changing_it(
-    tmp_path: Path, first: Any, then: Any, goes_on: tuple[int, int]
-) -> None:
+def test_a_changed_service_reopens_what_it_ended(tmp_path: Path, first: Any, then: Any, goes_on: Any) -> None:
     straight = Tiny(tmp_path / "straight", max_epoch=11).train(tail=validate)
     Tiny(tmp_path / "run", max_epoch=10, services=[first()]).train(tail=validate)
     again = Tiny(tmp_path / "run", max_epoch=11, services=[first()]).train(tail=validate)

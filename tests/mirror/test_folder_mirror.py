@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ def test_a_victim_of_the_campaign_is_killed_at_each_point_first_and_late() -> No
         *(f"kill:mirror.put:{n}" for n in (1, 7, 14)),
         "kill:mirror.list:1",
     ]
-
-
-@pytest.fixture
-def disarmed() -> Iterator[None]:
-    yield
-    hazard.arm(None)
 
 
 @pytest.fixture
@@ -199,9 +192,7 @@ def test_of_two_machines_the_earlier_is_refused(tmp_path: Path, right: Any) -> N
 
 
 @pytest.mark.campaign("long")
-def test_an_outage_is_one_warning_and_is_caught_up(
-    tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_is_one_warning_and_is_caught_up(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.02))
     hazard.arm("EIO:mirror.put:3-12")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror"))
@@ -214,9 +205,7 @@ def test_an_outage_is_one_warning_and_is_caught_up(
 
 
 @pytest.mark.campaign("long")
-def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
-    tmp_path: Path, right: Any, disarmed: None
-) -> None:
+def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(tmp_path: Path, right: Any) -> None:
     hazard.arm("EIO:mirror.put:1-9999")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror", mirror_wait=0.2))
     hazard.arm(None)
@@ -229,9 +218,7 @@ def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
 
 
 @pytest.mark.campaign("long")
-def test_training_and_retention_do_not_wait_for_a_slow_mirror(
-    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_and_retention_wait_for_no_slow_mirror(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     free, waiting = threading.Event(), set()
 
     def slow(name: str) -> None:
@@ -261,9 +248,7 @@ def test_training_and_retention_do_not_wait_for_a_slow_mirror(
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("gone", ["", "files", "journal", "contents"])
-def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
-    tmp_path: Path, right: Any, gone: str
-) -> None:
+def test_a_mirror_that_loses_files_in_a_run_gets_them_again(tmp_path: Path, right: Any, gone: str) -> None:
     """A disk is replaced by an empty one; a rule of a store deletes what is old."""
     mirror = tmp_path / "mirror"
 
@@ -281,9 +266,7 @@ def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
 
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
-def test_a_file_that_is_damaged_before_its_upload(
-    tmp_path: Path, harm: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_damaged_before_its_upload(tmp_path: Path, harm: Any, monkeypatch: Any) -> None:
     """No checkpoint is listed that lacks a file."""
     monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.01))
 
@@ -390,9 +373,7 @@ def test_what_cannot_be_a_mirror_is_refused_before_the_first_step(
 
 
 @pytest.mark.campaign("long")
-def test_a_drill_leaves_a_real_mirror_alone(
-    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drill_leaves_a_real_mirror_alone(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))
     mirror = tmp_path / "mirror"
     tiny = train(make(tmp_path / "run", mirror))

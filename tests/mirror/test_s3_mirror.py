@@ -62,9 +62,7 @@ def test_the_bytes_in_the_store_are_verified(tmp_path: Path, bucket: str, size: 
         other.put("files/1/part", source, 0, 1000)
 
 
-def test_wrong_credentials_are_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_credentials_are_refused_before_the_first_step(tmp_path: Path, monkeypatch: Any) -> None:
     with server(tmp_path / "log", INITIAL_NO_AUTH_ACTION_COUNT="0") as url:
         for name, value in settings(url).items():
             monkeypatch.setenv(name, value)

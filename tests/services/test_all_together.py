@@ -168,9 +168,7 @@ def specs(folder: Path) -> list[str]:
 
 
 @pytest.mark.campaign("long", gate="share")
-def test_killed_anywhere_files_are_whole_or_absent_and_end_as_those_of_the_undisturbed_run(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_killed_anywhere_files_are_whole_or_absent_and_end_undisturbed(whole: Path, tmp_path: Path) -> None:
     expected = files(whole)
     for number, spec in share(enumerate(specs(tmp_path)), 4):
         run_dir = tmp_path / str(number)

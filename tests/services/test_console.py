@@ -154,9 +154,7 @@ def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
     ]
 
 
-def test_printed_lines_scroll_above_it_and_nothing_is_left(
-    terminal: Terminal, run: Run, console: Console
-) -> None:
+def test_lines_scroll_above_it_and_nothing_is_left(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
     console.print("hello")
     run.train(console, 1, loss=0.5)
@@ -185,9 +183,7 @@ def test_a_line_the_user_has_begun_is_left_alone(terminal: Terminal, run: Run, c
     assert terminal.screen()[1:] == ["-> stopped here", ""]
 
 
-def test_stderr_of_the_same_terminal_a_child_and_somebody_elses_stand_in(
-    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stderr_a_child_a_stand_in(terminal: Terminal, run: Run, console: Console, monkeypatch: Any) -> None:
     with open(os.dup(terminal.stream.fileno()), "w", buffering=1) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         terminal.show(console, run)
@@ -239,9 +235,7 @@ LOG_LINE = "[Step 400/4000] loss: 0.5 (±0.1); valid loss: 0.25; 重み: 1; epoc
 
 
 @pytest.mark.parametrize("terminal", [{"columns": n} for n in (1, 2, 27, 56, 60, 89, 200)], indirect=True)
-def test_it_never_wraps_and_a_log_line_is_cut_to_the_terminal_and_whole_in_the_log(
-    terminal: Terminal, run: Run, console: Console
-) -> None:
+def test_it_never_wraps_and_the_log_has_lines_whole(terminal: Terminal, run: Run, console: Console) -> None:
     columns = os.get_terminal_size(terminal.master).columns
     terminal.show(console, run)
     console.print(LOG_LINE, shorten=True)
@@ -312,9 +306,7 @@ def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest
     assert "loss: 0.25; " in second and third == LOG_LINE
 
 
-def test_lines_can_go_elsewhere_and_need_no_open_console(
-    terminal: Terminal, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_can_go_elsewhere_and_need_no_open_console(terminal: Terminal, run: Run, capsys: Any) -> None:
     silent = Console()
     silent.print("before")
     silent.close()
@@ -370,9 +362,7 @@ console.close()
     assert [line.split(" ", 1)[1] for line in log] == ["line 0", fails, "line 1", "line 2"]
 
 
-def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a_full_disk(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_every_line_with_its_time_and_comes_back_after_a_full_disk(run: Run, capsys: Any) -> None:
     for text in ("one\ntwo ±", "three"):
         console = Console()
         console.open(run)

@@ -251,9 +251,7 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def test_it_writes_every_place_of_every_step_by_what_entries_hold_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_writes_every_place_of_every_step_and_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     def train(run: str) -> None:
         also = {"notes": {"n": 1}, "opt": Optimizer()}
         Tiny(tmp_path / run, max_epoch=1, samples=4, also=also).train()

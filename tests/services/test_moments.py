@@ -420,9 +420,7 @@ def train_loop(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) 
     return tiny.train(tail=evaluated).loop
 
 
-def trainer(
-    run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: everstep.Task | None = None
-) -> Any:
+def trainer(run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: Any = None) -> Any:
     streams = {"train": numbers(8, 2), "valid": numbers(4, 2)}
     door = tiny_task.trainer(run_dir, task, streams=streams, services=services, max_epoch=1)
     with door.open() as loop:

@@ -195,9 +195,7 @@ def test_a_url_gets_a_post_of_the_same_facts(tmp_path: Path, server: Server) -> 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("status", [0, 302, 404])
-def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
-    tmp_path: Path, server: Server, status: int
-) -> None:
+def test_what_does_not_take_it_costs_one_warning(tmp_path: Path, server: Server, status: int) -> None:
     server.status = status
     patience = PATIENCE if status else 0.2  # there is no answer until the test is over
     notify = Notify(url=f"http://127.0.0.1:{server.server_port}/s3cret", timeout=patience)

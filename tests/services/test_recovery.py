@@ -158,9 +158,7 @@ def test_a_nan_that_shows_a_step_later_widens_the_quarantine(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("save", [1, 4])
-def test_weights_that_only_a_save_finds_bad_are_a_warning_unless_their_step_is_known(
-    tmp_path: Path, save: int
-) -> None:
+def test_weights_that_only_a_save_finds_bad_warn_unless_the_step_is_known(tmp_path: Path, save: int) -> None:
     services = [Recovery(), everstep.services.NaNGuard(metrics=["none"])]
     program = Spoilt(tmp_path, {(0, 9)}, late=True, save=save, services=services)
     with pytest.raises(RolledBack, match=r"after step (10|12), NaN or infinity in user/"):
@@ -199,9 +197,7 @@ def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None
     ]
 
 
-def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_that_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_it(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         Spoilt(tmp_path, set(), save=1, keep_last=None).train(inside=boom_at(16))
     failures = iter([True, True])
@@ -392,9 +388,7 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
 
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
-def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
-    tmp_path: Path, how: str
-) -> None:
+def test_a_rollback_that_the_journal_forgot_counts_and_keeps_batches_out(tmp_path: Path, how: str) -> None:
     run_dir, bad = tmp_path / "run", {(0, 7), (1, 3)}
     with pytest.raises(Boom):
         finish(run_dir, {(0, 7)}, crash=14)
@@ -518,9 +512,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("faults", "expected"), FAULTS.values(), ids=FAULTS)
-def test_after_a_try_the_run_is_that_in_which_nothing_failed(
-    tmp_path: Path, straight: Any, faults: dict[str, tuple[int, ...]], expected: list[tuple[str, int]]
-) -> None:
+def test_after_a_try_nothing_has_failed(tmp_path: Path, straight: Any, faults: Any, expected: Any) -> None:
     undisturbed, door = straight
     again = train(tmp_path / "run", **faults)  # type: ignore[arg-type]
     assert again.task.w.tobytes() == door.task.w.tobytes()
@@ -603,9 +595,7 @@ def test_a_loop_of_ones_own_goes_on_by_recovering_or_at_its_next_start(tmp_path:
     assert "tried again 2 times" in " ".join(stands.value.__notes__)
 
 
-def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
-    tmp_path: Path, straight: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_the_wait_and_the_next_goes_on(tmp_path: Path, straight: Any, monkeypatch: Any) -> None:
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -236,9 +236,7 @@ def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: P
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["sink.create", "sink.write", "sink.rename"])
-def test_a_full_disk_costs_no_training_and_the_files_catch_up(
-    tmp_path: Path, whole: Tiny, point: str
-) -> None:
+def test_a_full_disk_costs_no_training_and_files_catch_up(tmp_path: Path, whole: Tiny, point: str) -> None:
     run = tiny(tmp_path / "run")
     with armed(f"ENOSPC:{point}:2-5"):
         run.train(tail=evaluated)
@@ -504,9 +502,7 @@ def test_a_start_that_begins_anew_as_nothing_was_saved_is_the_same_run_to_a_serv
     assert start(resume=False) == f"{key}-3"
 
 
-def test_wandb_takes_its_mode_from_the_environment_where_none_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_takes_its_mode_from_the_environment_if_none_is_given(tmp_path: Path, monkeypatch: Any) -> None:
     package = tmp_path / "wandb"  # which is not installed here: its name alone is looked for
     package.mkdir()
     (package / "__init__.py").touch()
@@ -673,9 +669,7 @@ def test_wandb_sync_of_a_run_that_was_killed_and_went_back_is_one_run(python: st
 
 
 @pytest.mark.campaign("machine")
-def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
-    python: str, tmp_path: Path
-) -> None:
+def test_online_a_file_is_uploaded_while_it_grows_however_often_killed(python: str, tmp_path: Path) -> None:
     place, draws, rows = Place(python, "wandb-online", tmp_path), random.Random(gate.seed), 0
     with wandb_stand_in(python) as (environment, runs):
 
@@ -702,9 +696,7 @@ def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
 
 @pytest.mark.campaign("machine")
 @pytest.mark.parametrize("checkpoint", ["newest", 3])
-def test_points_that_mlflow_has_without_their_position_are_there_once(
-    python: str, checkpoint: str | int, tmp_path: Path
-) -> None:
+def test_mlflows_points_without_position_are_there_once(python: str, checkpoint: Any, tmp_path: Path) -> None:
     """Sent again from an older checkpoint they have other times."""
     place = Place(python, "mlflow", tmp_path)
     place.run("train", status=-signal.SIGKILL, KILL_AT_POSITION="before 2")

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,7 @@ def written_lines(run_dir: Path) -> list[dict[str, Any]]:
     return [*map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())]
 
 
-def train_and_evaluate(
-    door: everstep.Trainer, **how: Any
-) -> tuple[everstep.supervisor.Ending, dict[str, float]]:
+def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[Any, dict[str, float]]:
     """How training ended, and what the evaluation of the end found."""
     ending = door.run_training(**{"evaluate_end": True, **how})
     return ending, door.evaluate_all()
@@ -71,9 +69,7 @@ def train_and_evaluate(
     ],
     ids=str,
 )
-def test_training_and_evaluating(
-    tmp_path: Path, how: dict[str, Any], in_the_loop: list[int], afterwards: list[int]
-) -> None:
+def test_training_and_evaluating(tmp_path: Path, how: Any, in_the_loop: Any, afterwards: Any) -> None:
     run_dir, task = tmp_path / "run", TinyTask()
     ending, metrics = train_and_evaluate(trainer(run_dir, task), **how)
     assert ending.finished
@@ -140,9 +136,7 @@ def watched(door: everstep.Trainer) -> dict[str, float]:
         watched,
     ],
 )
-def test_a_finished_run_still_evaluates(
-    tmp_path: Path, evaluate: Callable[[everstep.Trainer], dict[str, float]]
-) -> None:
+def test_a_finished_run_still_evaluates(tmp_path: Path, evaluate: Any) -> None:
     trainer(tmp_path / "run").run_training(evaluate=False)
     assert evaluate(trainer(tmp_path / "run")) == trainer(tmp_path / "run").evaluate("valid")
     assert evaluated(tmp_path / "run") == []
@@ -411,9 +405,7 @@ def sampled(length: int, batch: int, share: Share) -> Stream:
 @pytest.mark.parametrize(
     ("length", "batch", "num_steps"), [(7, 3, -1), (8, 3, -1), (1, 3, -1), (9, 6, 1), (12, 6, -1)]
 )
-def test_each_rank_makes_as_many_forwards_and_each_sample_counts_once(
-    make: Any, length: int, batch: int, num_steps: int
-) -> None:
+def test_as_many_forwards_and_each_sample_once(make: Any, length: int, batch: int, num_steps: int) -> None:
     tasks, sums = [Counting() for _ in range(3)], 0.0
     seen: list[Any] = []
     for rank, task in enumerate(tasks):
@@ -550,9 +542,7 @@ def test_throttled(tmp_path: Path) -> None:
     assert time.monotonic() - began >= 0.5
 
 
-def test_a_run_that_is_not_there_or_was_left_is_given_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_not_there_or_was_left_is_given_up(tmp_path: Path, capsys: Any) -> None:
     assert list(door(tmp_path / "run").watch(timeout=0.0)) == []
     assert "it is not there" in capsys.readouterr().out
     left = door(tmp_path / "run", steps=6)
@@ -564,9 +554,7 @@ def test_a_run_that_is_not_there_or_was_left_is_given_up(
     assert "has not ended, and nobody trains it for 0 s" in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(tmp_path: Path, capsys: Any) -> None:
     there = tmp_path / "run" / "checkpoints"
 
     class Deleting(TinyTask):

@@ -488,9 +488,7 @@ def test_an_iterator_that_failed_in_an_evaluation_is_not_taken_for_a_shorter_one
 
 
 @pytest.mark.parametrize("task", [TinyTask, Pairs])
-def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(
-    tmp_path: Path, task: type[TinyTask]
-) -> None:
+def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(tmp_path: Path, task: Any) -> None:
     def reading_the_disk() -> Iterator[Any]:
         yield from ones(4)
         raise OSError(5, "the disk is gone")
@@ -569,9 +567,7 @@ SMOKED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", SMOKED)
-def test_a_smoke_test_leaves_everything_where_it_was(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_smoke_test_leaves_all_as_it_was(tmp_path: Path, kind: str, monkeypatch: Any, capfd: Any) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))

@@ -159,9 +159,7 @@ def test_a_run_directory_alone_is_read_without_an_index(made: Path) -> None:
     assert not (made / "good" / "everstep.db").exists()
 
 
-def test_an_index_of_many_runs_is_shown_before_their_journals_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_many_runs_is_shown_before_journals_are_read(tmp_path: Path, monkeypatch: Any) -> None:
     indexed(tmp_path)
     written(tmp_path / "another")
     monkeypatch.setattr(server, "_MANY", 1)
@@ -171,9 +169,7 @@ def test_an_index_of_many_runs_is_shown_before_their_journals_are_read(
     assert (shown, len(index.table.rows), index.version) == ((1, 1), 2, 2)
 
 
-def test_a_look_at_all_journals_waits_for_curves_that_are_being_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_all_journals_waits_for_curves_being_computed(tmp_path: Path, monkeypatch: Any) -> None:
     """A look at 10,000 runs takes seconds, and doubled the time of an overlay."""
     indexed(tmp_path)
     index, waits, looked = FollowedIndex(str(tmp_path)), threading.Event(), list[str]()
@@ -201,9 +197,7 @@ def test_a_look_at_all_journals_waits_for_curves_that_are_being_computed(
 
 
 @pytest.mark.parametrize(("seconds", "young", "old"), [(0.5, 2, 19), (0.125, 11, 11)])
-def test_a_point_of_a_young_or_fast_run_is_on_the_page_within_two_seconds(
-    tmp_path: Path, seconds: float, young: int, old: int
-) -> None:
+def test_a_point_is_on_the_page_in_two_seconds(tmp_path: Path, seconds: float, young: int, old: int) -> None:
     """By a clock that the steps move; an old run of slow steps hands its rows over after 10 s, in blocks."""
     clock, folder, late = ManualClock(), tmp_path / "runs", list[int]()
     followed: list[FollowedIndex] = []

@@ -146,9 +146,7 @@ def test_lines_keep_their_extremes(tmp_path: Path) -> None:
     assert set(thin["times"]) <= set(whole["times"])
 
 
-def test_it_carries_pictures_texts_histograms_and_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_carries_pictures_texts_histograms_and_the_log(tmp_path: Path, monkeypatch: Any) -> None:
     run, out = pictured(tmp_path / "run", epochs=12), tmp_path / "report.html"
     report(run, "-o", out)
     data = Parsed(out).data
@@ -214,9 +212,7 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
         ("mine.html", "mine.html is not a report of everstep, and stays; give another file"),
     ],
 )
-def test_only_a_report_is_replaced(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
-) -> None:
+def test_only_a_report_is_replaced(made: Path, tmp_path: Path, monkeypatch: Any, out: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.html").write_text("<p>mine</p>")
     os.mkfifo("pipe.html")

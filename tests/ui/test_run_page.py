@@ -305,9 +305,7 @@ ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
         ([wrote()], "not verified", ["not verified"]),  # without a lock it may be running
     ],
 )
-def test_the_list_says_of_resumes_what_the_page_of_the_run_says(
-    tmp_path: Path, later: list[Writing], told: str | None, badges: list[str]
-) -> None:
+def test_list_and_page_say_the_same_of_resumes(tmp_path: Path, later: Any, told: Any, badges: Any) -> None:
     run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0], first=3)]), *later)
     database, row = shipped(run)
     with database.read() as connection:

@@ -70,9 +70,7 @@ INK = """chart => {
 }"""
 
 
-def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
-    report: Path, from_disk: FromDisk
-) -> None:
+def test_it_opens_from_disk_as_a_comparison_with_a_page_per_run(report: Path, from_disk: FromDisk) -> None:
     view = from_disk(report)
     expect(view.locator(".card .chart-title")).to_have_text(["valid_loss", "epoch/loss", "step/loss"])
     for chart in view.locator(".card .chart-plot").all():
