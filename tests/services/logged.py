@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,7 @@ def trackio(run_dir: Path, store: str) -> Iterator[Point]:
             yield from ((step, tag, value) for tag, value in json.loads(metrics).items())
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Point]]] = {
-    "wandb": wandb,
-    "mlflow": mlflow,
-    "trackio": trackio,
-}
+READERS: dict[str, Any] = {"wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
 def kill_at_position(where: str, sends: int) -> None:
@@ -119,7 +115,7 @@ def kill_at_position(where: str, sends: int) -> None:
 
 
 def main(
-    action: str, name: str, run_dir: Path, store: str, checkpoint: str = "newest", epochs: str = "3"
+    action: str, name: str, run_dir: Path, store: str, checkpoint: str = "newest", epochs: int = 3
 ) -> None:
     if action == "train":
         if "KILL_AT_POSITION" in os.environ:

@@ -143,15 +143,12 @@ def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
     console.bests = lambda: [SimpleNamespace(metric="valid_loss", value=0.2)]
     run.train(console, 100, loss=0.5)
     run.train(console, 300, loss=0.25, valid_loss=0.2, step_time=0.0102)
-    assert terminal.screen() == [
-        "Epoch 1/10  Step 400/4000  ━━──────────────────  10%  100 steps/s  ETA 36s"
-        "  loss: 0.25; valid loss: 0.2 (*); step time…"
-    ]
+    progress = "Epoch 1/10  Step 400/4000  ━━──────────────────  10%  100 steps/s  ETA 36s"
+    assert terminal.screen() == [f"{progress}  loss: 0.25; valid loss: 0.2 (*); step time…"]
     run.max_step = run.max_epoch = None  # an unbounded run has no bar; names cannot move the cursor
     run.train(console, 1, valid_loss=0.3, **{"a\nb\x1b[2J": 1.0})
-    assert terminal.screen() == [
-        "Epoch 2  Step 401  100 steps/s  loss: 0.25; valid loss: 0.3; a?b?[2J: 1; step time: 0.0102s"
-    ]
+    metrics = "loss: 0.25; valid loss: 0.3; a?b?[2J: 1; step time: 0.0102s"
+    assert terminal.screen() == [f"Epoch 2  Step 401  100 steps/s  {metrics}"]
 
 
 def test_lines_scroll_above_it_and_nothing_is_left(terminal: Terminal, run: Run, console: Console) -> None:
@@ -291,16 +288,13 @@ def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest
     run.train(console, 1000, loss=0.25)
     assert capsys.readouterr().out == ""
     run.train(console, 1000, loss=0.75, valid_loss=0.25)
-    expected = (
-        "Epoch 8/10  Step 3000/4000  75%  100 steps/s  ETA 10s  loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
-    )
+    losses = "loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
+    expected = f"Epoch 8/10  Step 3000/4000  75%  100 steps/s  ETA 10s  {losses}"
     assert capsys.readouterr().out == expected + "\n"
     run.train(console, 500)
     assert capsys.readouterr().out == ""
     assert re.fullmatch(STAMP + re.escape(expected), run.log()[0])
-    run.train(
-        console, 2500, loss=0.25
-    )  # its window begins at the last line, whatever `print_logs` has cleared
+    run.train(console, 2500, loss=0.25)  # its window begins at the last line, whatever was cleared
     console.print(LOG_LINE, shorten=True)  # whole in a pipe
     second, third = capsys.readouterr().out.splitlines()
     assert "loss: 0.25; " in second and third == LOG_LINE

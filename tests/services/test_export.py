@@ -79,14 +79,9 @@ def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
     ((about, arrays),) = exported(tmp_path).values()
     loss = everstep.record.RunJournal(tmp_path).rows("loss")
     assert about.pop("digest")
-    assert about == {
-        "step": 4,
-        "epoch": 1,
-        "checkpoint": "epoch-0001-step-00000004",
-        "entry": "w",
-        "format": "safetensors",
-        "metrics": {"loss": [row.value for row in loss if row.phase == "step"][-1], "valid_loss": 0.5},
-    }
+    metrics = {"loss": [row.value for row in loss if row.phase == "step"][-1], "valid_loss": 0.5}
+    where = {"step": 4, "epoch": 1, "checkpoint": "epoch-0001-step-00000004"}
+    assert about == {**where, "entry": "w", "format": "safetensors", "metrics": metrics}
     assert arrays == {"array": tiny.w.tobytes()}
 
 
@@ -118,14 +113,8 @@ def test_a_disk_that_refuses_costs_the_export_and_not_the_run(tmp_path: Path) ->
 
 def test_a_state_with_nan_is_not_exported(tmp_path: Path) -> None:
     weights = {"w": np.zeros(2), "scale": np.ones(1)}
-    settings = {"parts": weights}
-    with everstep.TrainLoop(
-        tmp_path,
-        {"w": weights["w"], "settings": settings},
-        services=[Export(Every(steps=1), entry="w")],
-        max_step=3,
-        default_services=False,
-    ) as loop:
+    state, services = {"w": weights["w"], "settings": {"parts": weights}}, [Export(Every(steps=1), entry="w")]
+    with everstep.TrainLoop(tmp_path, state, services=services, max_step=3, default_services=False) as loop:
         for _ in loop.iter_epochs():
             for step in loop.iter_steps():
                 weights["w"][:] = math.inf if step == 2 else step
@@ -178,20 +167,15 @@ class Digits(everstep.torch.Task):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Digits]:
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    inputs = (torch.zeros(2, 2),)
-    services = [
-        Export(OnBest("valid/loss"), entry="ema", name="weights"),
-        Export(
-            entry="ema", name="program", format="torch.export", inputs=inputs, dynamic_shapes=[{0: BATCH}]
-        ),
-    ]
+    services = [Export(OnBest("valid/loss"), entry="ema", name="weights")]
+    program = {"inputs": (torch.zeros(2, 2),), "dynamic_shapes": [{0: torch.export.Dim("batch")}]}
+    services += [Export(entry="ema", name="program", format="torch.export", **program)]
     task, data = Digits(ema=0.5), everstep.data.arrays(torch.randn(8, 2), batch_size=4)
     streams = {"train": data, "valid": data}
     everstep.Trainer(task, streams, run_dir, max_epoch=2, seed=1, services=services).run_training()
     return run_dir, task
 
 
-BATCH = torch.export.Dim("batch")
 LOADS = """
 import json, sys
 sys.modules["everstep"] = None  # importing it fails
@@ -417,10 +401,8 @@ def test_arrays_of_different_lengths_are_dumped_whole(tmp_path: Path) -> None:
             return {"parts": np.array([np.array([1, 2]), np.array([3.5])], object)}
 
     streams = {"train": tiny_task.numbers(8, 2), "valid": tiny_task.numbers(2, 2)}
-    door = everstep.Trainer(
-        Ragged(), streams, tmp_path / "run", services=[Dump("parts")], seed=7, max_epoch=1
-    )
-    door.run_training()
+    options = {"streams": streams, "services": [Dump("parts")], "max_epoch": 1}
+    tiny_task.trainer(tmp_path / "run", Ragged(), **options).run_training()
     (text,) = dumped(tmp_path / "run").values()
     assert [json.loads(line)["parts"] for line in text.splitlines()] == [[1, 2], [3.5]]
 

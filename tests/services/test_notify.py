@@ -74,13 +74,11 @@ def test_each_failed_start_is_told_with_its_error(tmp_path: Path) -> None:
 
 
 def test_neither_an_interruption_nor_what_nobody_asked_for_is_told(tmp_path: Path) -> None:
+    command = saving(tmp_path / "told")
+    terminate = lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     with pytest.raises(everstep.errors.Interrupted):
-        trained(
-            tmp_path / "run",
-            Notify(command=saving(tmp_path / "told")),
-            lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM),
-        )
-    trained(tmp_path / "run", Notify(command=saving(tmp_path / "told"), on=["failed"]))
+        trained(tmp_path / "run", Notify(command=command), terminate)
+    trained(tmp_path / "run", Notify(command=command, on=["failed"]))
     assert not (tmp_path / "told").exists()
 
 
@@ -138,9 +136,8 @@ def test_a_run_that_is_stuck_is_told_while_it_is(tmp_path: Path) -> None:
 @pytest.mark.campaign("timed")
 def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    program = PROGRAM.replace(
-        "if step == kill:", "if step == kill: __import__('time').sleep(600)\n            if 0:"
-    )
+    stuck = "if step == kill: __import__('time').sleep(600)\n            if 0:"
+    program = PROGRAM.replace("if step == kill:", stuck)
     program = program.replace("services = [", "services = [everstep.services.HangWatch(1.0, 'stop'), ")
     line = [sys.executable, "-c", program, str(tmp_path / "run"), str(told), "0", "3", SAVE]
     assert warm.run(line, capture_output=True, timeout=PATIENCE).returncode == 1

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,12 +164,8 @@ def test_weights_that_only_a_save_finds_bad_warn_unless_the_step_is_known(tmp_pa
     program = Spoilt(tmp_path, {(0, 9)}, late=True, save=save, services=services)
     with pytest.raises(RolledBack, match=r"after step (10|12), NaN or infinity in user/"):
         program.train()
-    warned = [
-        line
-        for line in program.lines
-        if "went bad in one of the steps 9 to 12, no metric tells which" in line
-    ]
-    assert len(warned) == (save == 4)
+    warning = "went bad in one of the steps 9 to 12, no metric tells which"
+    assert sum(warning in line for line in program.lines) == (save == 4)
 
 
 def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -190,11 +187,8 @@ def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None
 
     everstep.recovering(main)
     assert quarantined(run_dir) == [[(0, 11)], [(0, 10), (0, 12)], [(0, 9), (0, 13), (0, 14)]]
-    assert [one.checkpoint for one in RunJournal(run_dir).rollbacks()] == [
-        "step-00000011",
-        "step-00000010",
-        "step-00000009",
-    ]
+    from_ = [one.checkpoint for one in RunJournal(run_dir).rollbacks()]
+    assert from_ == ["step-00000011", "step-00000010", "step-00000009"]
 
 
 def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_it(tmp_path: Path) -> None:
@@ -237,10 +231,11 @@ def stands(call: Callable[[], object]) -> str:
 def test_the_tries_are_bounded(tmp_path: Path) -> None:
     bad = {(0, n) for n in (3, 8, 14)}
     for _ in range(2):  # a start after it fails in the same way
+        note = stands(lambda: finish(tmp_path, bad, services=[Recovery(2)]))
         assert (
-            "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2 of "
-            "Recovery, or give reset_after=; quarantined are batch 4 of pass 1"
-        ) in stands(lambda: finish(tmp_path, bad, services=[Recovery(2)]))
+            "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2 of" in note
+        )
+        assert "of Recovery, or give reset_after=; quarantined are batch 4 of pass 1" in note
     program = finish(tmp_path, bad, services=[Recovery(3)])
     assert program.loop.ending.rollbacks == 3
 
@@ -273,15 +268,9 @@ def judge(at: int, step: int | None = None) -> Service:
 
 @pytest.mark.campaign("long")
 def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
-    bound = LossBound("other_loss", bound=1e9)
-    guards = {
-        "stop": [everstep.services.NaNGuard("stop")],
-        "bound": [everstep.services.NaNGuard(metrics=[]), bound],
-        "bound, stop": [
-            everstep.services.NaNGuard(metrics=[]),
-            LossBound("other_loss", bound=1e9, policy="stop"),
-        ],
-    }
+    bound, guard = partial(LossBound, "other_loss", bound=1e9), everstep.services.NaNGuard
+    guards: dict[str, Any] = {"stop": [guard("stop")], "bound": [guard(metrics=[]), bound()]}
+    guards["bound, stop"] = [guard(metrics=[]), bound(policy="stop")]
     for name, services in guards.items():
         program = finish(tmp_path / name, {(0, 7)}, services=[Recovery(), *services])
         assert quarantined(tmp_path / name) == [[(0, 7)]], name
@@ -303,9 +292,8 @@ def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
 
 def test_a_state_that_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     """Nothing watches a metric: the NaN is found in the state after step 10, two steps after the batch."""
-    program = finish(
-        tmp_path, {(0, 8)}, late=True, services=[Recovery(), everstep.services.NaNGuard(metrics=[])]
-    )
+    services = [Recovery(), everstep.services.NaNGuard(metrics=[])]
+    program = finish(tmp_path, {(0, 8)}, late=True, services=services)
     assert quarantined(tmp_path) == [[(0, 9)], [(0, 8), (0, 10)]]
     assert program.loop.ending.finished
 
@@ -398,9 +386,7 @@ def test_a_rollback_that_the_journal_forgot_counts_and_keeps_batches_out(tmp_pat
     again = Spoilt(run_dir, bad, services=[Recovery(1)])
     with pytest.raises(NonFiniteError, match="all 1 rollbacks are used up"):
         again.train()
-    assert any(
-        "journal: rollback 1 is missing; it is taken from the checkpoint" in line for line in again.lines
-    )
+    assert "journal: rollback 1 is missing; it is taken from the checkpoint" in "\n".join(again.lines)
     more = finish(run_dir, bad, services=[Recovery(2)], on_change="override")
     assert more.loop.ending.rollbacks == 2 and more.loop.step == 38
     assert more.w.tobytes() == never_had(tmp_path / "expected", bad)[0]
@@ -469,20 +455,21 @@ class Task(TinyTask):
         return super().eval_step(batch)
 
 
+Calls = tuple[int, ...]
+
+
 def train(
     run_dir: Path,
     *,
-    data: tuple[int, ...] = (),
-    step: tuple[int, ...] = (),
-    evaluation: tuple[int, ...] = (),
-    retry: Retry | None = None,
+    data: Calls = (),
+    step: Calls = (),
+    evaluation: Calls = (),
+    retry: Any = None,
     **options: Any,
 ) -> Any:
     task = Task(Fault(*step), Fault(*evaluation))
-    streams = {
-        "train": everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True),
-        "valid": numbers(4, 2),
-    }
+    data = everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True)
+    streams = {"train": data, "valid": numbers(4, 2)}
     services = [retry or Retry(LISTED, backoff=0), everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
     door: Any = trainer(run_dir, task, streams=streams, services=services, **options)
     door.ending = door.run_training()
@@ -494,7 +481,7 @@ def tries(run_dir: Path) -> list[tuple[str, int]]:
     return [(each["of"], each["try"]) for each in told if each["what"] == "retry"]
 
 
-FAULTS: dict[str, tuple[dict[str, tuple[int, ...]], list[tuple[str, int]]]] = {
+FAULTS: dict[str, tuple[dict[str, Calls], list[tuple[str, int]]]] = {
     "data": ({"data": (11,)}, [("step 5", 1)]),
     "the first batch": ({"data": (1,)}, [("step 0", 1)]),
     "a step": ({"step": (5,)}, [("step 5", 1)]),
@@ -584,10 +571,9 @@ def program(run_dir: Path, fault: Fault, **options: Any) -> Tiny:
 def test_a_loop_of_ones_own_goes_on_by_recovering_or_at_its_next_start(tmp_path: Path) -> None:
     whole = program(tmp_path / "straight", Fault()).result()
     assert program(tmp_path / "recovering", Fault(6, 9)).result() == whole
+    alone = Tiny(tmp_path / "alone", max_epoch=3, services=[Retry(LISTED, backoff=0)])
     with pytest.raises(TriedAgain) as raised:
-        Tiny(tmp_path / "alone", max_epoch=3, services=[Retry(LISTED, backoff=0)]).train(
-            inside=lambda loop, step: Fault(1)()
-        )
+        alone.train(inside=lambda loop, step: Fault(1)())
     assert raised.value.code == 3
     assert program(tmp_path / "alone", Fault()).result() == whole
     with pytest.raises(ConnectionError) as stands:

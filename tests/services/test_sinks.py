@@ -216,11 +216,8 @@ def test_other_settings_hold_for_the_whole_run(tmp_path: Path) -> None:
         tiny(tmp_path / "run").train(boom_at(6), tail=evaluated)
     board = TensorBoard(prefix="metrics/", skip=["valid*"], throttle={"loss": 3})
     tiny(tmp_path / "run", sinks=[board]).train(tail=evaluated)
-    found = points(tmp_path / "run")
-    assert {tag: [step for step, _ in found[tag]] for tag in found} == {
-        "metrics/loss": [3, 6, 9, 12],
-        "metrics/epoch/loss": [4, 8, 12],
-    }
+    found = {tag: [step for step, _ in each] for tag, each in points(tmp_path / "run").items()}
+    assert found == {"metrics/loss": [3, 6, 9, 12], "metrics/epoch/loss": [4, 8, 12]}
 
 
 def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: Path) -> None:
@@ -329,9 +326,8 @@ def test_going_back_sends_what_is_other_than_the_first_time(tmp_path: Path) -> N
     for back in (9, 2, 5):
         posted.posting(run_dir, server, every=1, resume=back).train(tail=evaluated)
         require_posted_once(run_dir, server)
-    posted.posting(run_dir, server, every=1, resume=6).train(
-        tail=lambda loop, epoch: evaluated(loop, 2 * epoch)
-    )
+    twice = lambda loop, epoch: evaluated(loop, 2 * epoch)  # noqa: E731
+    posted.posting(run_dir, server, every=1, resume=6).train(tail=twice)
     assert [line["valid_loss"] for line in server.read()["lines"][19:]] == [4 / 3, 2.0]
     fresh = Server(tmp_path / "fresh.json")
     fresh.file.write_text(json.dumps({"lines": [], "position": server.read()["position"]}))
@@ -538,18 +534,11 @@ class Place:
         self.store = f"sqlite:///{folder}/mlflow.db"
         self.environment = {**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "WANDB_SILENT": "true"}
 
-    def command(self, action: str, *more: object) -> list[str]:
-        command = [self.python, logged.__file__, action, self.name, str(self.run_dir), self.store]
-        return [*command, *map(str, more)]
-
     def start(self, action: str, *more: object, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(action, *more),
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        command = [self.python, logged.__file__, action, self.name, str(self.run_dir), self.store]
+        command += map(str, more)
+        return subprocess.Popen(command, env={**self.environment, **environment}, text=True, **pipes)
 
     def run(self, action: str, *more: object, status: int = 0, **environment: str) -> str:
         process = self.start(action, *more, **environment)
