@@ -32,7 +32,7 @@ from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Tiny, rows
 from tiny_task import TinyTask, numbers, trainer
-from waiting import until
+from waiting import PATIENCE, until
 
 
 def evaluated(run_dir: Path) -> list[int]:
@@ -122,24 +122,18 @@ def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> No
     assert ended(tmp_path / "cut", TinyTask()) == whole and any("valid/loss" in line for line in whole)
 
 
-def watched(door: everstep.Trainer) -> dict[str, float]:
-    (found,) = door.watch(every="newest", timeout=0.0)
-    return found.metrics
+def test_a_finished_run_still_evaluates(tmp_path: Path) -> None:
+    def watched(door: everstep.Trainer) -> dict[str, float]:
+        (found,) = door.watch(every="newest", timeout=0.0)
+        return found.metrics
 
-
-@pytest.mark.parametrize(
-    "evaluate",
-    [
-        lambda door: door.evaluate_all(newest=True),
-        lambda door: train_and_evaluate(door)[1],
-        lambda door: train_and_evaluate(door, evaluate=False)[1],
-        watched,
-    ],
-)
-def test_a_finished_run_still_evaluates(tmp_path: Path, evaluate: Any) -> None:
-    trainer(tmp_path / "run").run_training(evaluate=False)
-    assert evaluate(trainer(tmp_path / "run")) == trainer(tmp_path / "run").evaluate("valid")
-    assert evaluated(tmp_path / "run") == []
+    ways = [lambda door: door.evaluate_all(newest=True), lambda door: train_and_evaluate(door)[1], watched]
+    ways.append(lambda door: train_and_evaluate(door, evaluate=False)[1])
+    for number, way in enumerate(ways):
+        run_dir = tmp_path / str(number)
+        trainer(run_dir).run_training(evaluate=False)
+        assert way(trainer(run_dir)) == trainer(run_dir).evaluate("valid"), number
+        assert evaluated(run_dir) == []
 
 
 def test_nothing_is_evaluated_without_a_checkpoint(tmp_path: Path) -> None:
@@ -154,10 +148,8 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     trainer(tmp_path / "run", services=services).run_training()
     found = trainer(tmp_path / "run", services=services).evaluate_all(newest=True)
     assert set(found) == {f"{stream}/{name}" for stream in ("valid", "test") for name in ("loss", "noise")}
-    assert [(one.stream, one.num_steps) for one in everstep.runs.evaluations(tmp_path / "run")] == [
-        ("valid", 1),
-        ("test", -1),
-    ]
+    apart = [(one.stream, one.num_steps) for one in everstep.runs.evaluations(tmp_path / "run")]
+    assert apart == [("valid", 1), ("test", -1)]
 
 
 def test_one_service_may_be_given_to_several_trainers(tmp_path: Path) -> None:
@@ -204,10 +196,8 @@ def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
     first, part = everstep.runs.evaluations(run_dir)  # the same once, by whichever process
     assert first.metrics == found != part.metrics
-    assert (first.stream, first.checkpoint, first.step, first.epoch, first.num_steps) == (
-        *("test", "epoch-0002-step-00000008"),
-        *(8, 2, -1),
-    )
+    assert (first.stream, first.checkpoint) == ("test", "epoch-0002-step-00000008")
+    assert (first.step, first.epoch, first.num_steps) == (8, 2, -1)
     assert part.num_steps == 1 and first.digest == part.digest
     page = json.loads(min((run_dir / "evaluations").iterdir()).read_bytes())
     assert page["run"] == RunDir.open(run_dir, create=False).id and page["wall"]["test/eval_time"] > 0
@@ -237,14 +227,11 @@ def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
 def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run")
     door.run_training()
-    program = "from tiny_task import trainer; from pathlib import Path; import sys\n"
-    program += "for _ in range(5): trainer(Path(sys.argv[1])).evaluate('test')"
-    path = os.pathsep.join([*sys.path])
-    command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    found = everstep.runs.evaluations(tmp_path / "run")
-    assert len(found) == 1
+    evaluate = "[trainer(Path(sys.argv[1])).evaluate('test') for _ in range(5)]"
+    both = [process(evaluate, tmp_path / "run") for _ in range(2)]
+    said = [each.communicate()[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert len(everstep.runs.evaluations(tmp_path / "run")) == 1
 
 
 def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -> None:
@@ -290,9 +277,8 @@ def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> No
     for name in ("best", "best/valid/loss", best.path):
         found = door.evaluate("valid", weights=name)
         assert found["valid/loss"] == best.value != newest["valid/loss"]
-    assert {Path(one.checkpoint).name for one in everstep.runs.evaluations(run_dir)[1:]} == {
-        Path(best.path).name
-    }
+    of_best = everstep.runs.evaluations(run_dir)[1:]
+    assert {Path(one.checkpoint).name for one in of_best} == {Path(best.path).name}
     (prediction, *_) = door.predict("valid", weights="best")
     assert np.array_equal(prediction, next(iter(door.predict("valid", weights=best.path))))
     with pytest.raises(ConfigError, match="'best/valid/loss'"):
@@ -457,27 +443,20 @@ class Paced(TinyTask):
 
 def door(run_dir: Path, seconds: float = 0.0, steps: int = 40) -> everstep.Trainer:
     """It saves a checkpoint after each step."""
-    services = [
-        everstep.Evaluate("valid", everstep.Never()),
-        everstep.Checkpoints(everstep.Every(steps=1), keep_last=None),
-    ]
+    saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=None)
+    services = [everstep.Evaluate("valid", everstep.Never()), saves]
     return trainer(run_dir, Paced(seconds), services=services, max_epoch=None, max_step=steps)
 
 
 TRAIN = "door(Path(sys.argv[1]), 0.03).run_training()"
-WATCH = "[*map(print, door(Path(sys.argv[1])).watch(['valid', 'test'], timeout=PATIENCE))]"
+WATCH = f"[*map(print, door(Path(sys.argv[1])).watch(['valid', 'test'], timeout={PATIENCE}))]"
 
 
 def process(what: str, run_dir: Path) -> subprocess.Popen[str]:
-    program = f"from test_evaluating import *; from waiting import PATIENCE; {what}"
-    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
-    return warm.Popen(
-        [sys.executable, "-c", program, str(run_dir)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    program = f"from pathlib import Path; import sys; from test_evaluating import door, trainer; {what}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return warm.Popen([sys.executable, "-c", program, str(run_dir)], env=environment, **out)
 
 
 def names(run_dir: Path) -> list[str]:
@@ -502,9 +481,8 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
     assert (watcher.returncode, training.returncode) == (0, 0), said + trained
     found = everstep.runs.evaluations(run)
     assert found[: len(before)] == before
-    assert {(one.stream, one.checkpoint) for one in found} == {
-        (stream, name) for stream in ("valid", "test") for name in names(run)
-    }
+    each = {(stream, name) for stream in ("valid", "test") for name in names(run)}
+    assert {(one.stream, one.checkpoint) for one in found} == each
     assert max(Counter((one.stream, one.checkpoint, one.digest) for one in found).values()) == 1
     door(tmp_path / "straight").run_training()
     assert compare_runs(tmp_path / "straight", run) == []
@@ -513,10 +491,8 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
 def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
     door(tmp_path / "run", steps=6).run_training()
     found = list(door(tmp_path / "run").watch())
-    assert [one.checkpoint for one in found] == [
-        *("epoch-0000-step-00000000", "step-00000001", "step-00000002", "step-00000003"),
-        *("epoch-0001-step-00000004", "step-00000005", "epoch-0002-step-00000006"),
-    ]
+    ends = {0: "epoch-0000-", 4: "epoch-0001-", 6: "epoch-0002-"}  # of epochs
+    assert [one.checkpoint for one in found] == [f"{ends.get(n, '')}step-{n:08d}" for n in range(7)]
     task = TinyTask()
     for one in found:
         everstep.load(tmp_path / "run" / "checkpoints" / one.checkpoint, task.state())

@@ -52,24 +52,20 @@ def refused(run_dir: Path, task: everstep.Task, error: type[EverstepError], matc
 
 def but(kind: type, *given: Any, **members: Any) -> Any:
     """A task of a kind with some other members; a value stands for a method that returns it."""
-    methods = {
-        n: m if callable(m) or isinstance(m, property) else lambda *_, m=m: m for n, m in members.items()
-    }
-    return type("Wrong", (kind,), methods)(*given)
+    for name, value in members.items():
+        if not callable(value) and not isinstance(value, property):
+            members[name] = lambda *_, value=value: value
+    return type("Wrong", (kind,), members)(*given)
 
 
 # ------------------------------------------------------------------------------- names of others
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("training_step", "train_step"),
-        ("validation_step", "eval_step"),
-        ("predict_step", "inference_step"),
-        ("configure_optimizers", "build_optimizer"),
-    ],
-)
+THEIRS = {"training_step": "train_step", "validation_step": "eval_step", "predict_step": "inference_step"}
+THEIRS["configure_optimizers"] = "build_optimizer"
+
+
+@pytest.mark.parametrize(("theirs", "ours"), THEIRS.items())
 def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ours: str) -> None:
     for base in (everstep.Task, everstep.torch.Task):
         message = rf"Wrong\.{theirs} is not called by a Trainer; name it {ours}$"
@@ -236,24 +232,22 @@ def twice(optimizer: Any) -> Any:
     return {"a": optimizer, "b": optimizer}
 
 
+@torch.enable_grad()
+def trains(task: Any, batch: Any) -> Any:
+    return task.train_step(batch)
+
+
 def with_scheduler(kind: Any) -> Any:
     return but(Fit, build_scheduler=lambda self, optimizer: kind(optimizer))
 
 
 TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
     *((StateError, message, partial(without, part)) for part, message in LACKS.items()),
-    *(
-        (MetricError, message, partial(but, Fit, forward=lambda *_, returned=returned: returned))
-        for message, returned in NO_LOSS.items()
-    ),
+    *((MetricError, message, partial(but, Fit, forward=lambda *_, r=r: r)) for message, r in NO_LOSS.items()),
     (StateError, r"SGD that steps 2 of the state's arrays .* is not part of", Second),
     (EverstepError, "no optimizer of the state made an update", lambda: but(Fit, train_step=Fit.forward)),
     (ConfigError, r"Wrong\.build_optimizer returned a list", lambda: optimizers(lambda one: [one, "more"])),
-    (
-        UsageError,
-        r"stepped while stream 'valid' was evaluated",
-        lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
-    ),
+    (UsageError, r"stepped while stream 'valid' was evaluated", lambda: but(Fit, eval_step=trains)),
     (
         UsageError,
         r"Wrong\.next_eval_inputs returned a int; return \(inputs, logs\)",
@@ -270,9 +264,7 @@ TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
     (
         ConfigError,
         r"Wrong: .* cannot be used with clip and accumulate",
-        lambda: optimizers(
-            twice, __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1.0), accumulate=2)
-        ),
+        lambda: optimizers(twice, __init__=lambda me: Fit.__init__(me, clip=Clip(norm=1.0), accumulate=2)),
     ),
     (ConfigError, "write a train_step that steps yours", lambda: optimizers(twice)),
 ]

@@ -96,11 +96,8 @@ class Scheduled(everstep.torch.Task):
 
 
 def make(run_dir: Path, kind: str, bad: int = -1, since: int = 0, every: int = 1000) -> everstep.Trainer:
-    services = [
-        Recovery(5),
-        everstep.Checkpoints(Every(steps=every)),
-        everstep.services.Console(sink=lambda line: None),
-    ]
+    services = [Recovery(5), everstep.Checkpoints(Every(steps=every))]
+    services += [everstep.services.Console(sink=lambda line: None)]
     task = Scheduled(bad, since)
     return everstep.Trainer(task, {"train": data(kind)}, run_dir, services=services, seed=1, max_epoch=3)
 
@@ -189,9 +186,8 @@ def test_run_training_goes_on_by_itself(tmp_path: Path) -> None:
 def test_a_failure_in_data_that_can_be_read_once_stands(tmp_path: Path, wrap: Any) -> None:
     batches = ((np.array([at, at + 1]),) for at in range(0, 8, 2))
     lines: list[str] = []
-    run = trainer(
-        tmp_path, Failing(), services=[Recovery()], streams={"train": wrap(batches)}, lines=lines, max_epoch=1
-    )
+    options = {"services": [Recovery()], "streams": {"train": wrap(batches)}, "lines": lines}
+    run = trainer(tmp_path, Failing(), max_epoch=1, **options)
     with pytest.raises(NonFiniteError, match="a_loss") as failed:
         run.run_training()
     reason = "step 3 is not undone: stream 'train' is an iterator, which cannot be read again; give a list"
@@ -217,8 +213,7 @@ class CtrlC(TinyTask):
 
     def __init__(self, at: int = 0) -> None:
         super().__init__()
-        self.at = at
-        self.evaluated: list[Any] = Notes()
+        self.at, self.evaluated = at, Notes()
 
     @property
     def batches(self) -> int:
@@ -233,14 +228,10 @@ class CtrlC(TinyTask):
 
 def evaluated_twice(run_dir: Path, at: int = 0) -> CtrlC:
     """Two evaluations at each boundary, one before the first step, and services that decide after them."""
-    every = everstep.Every(steps=3) | everstep.Every(epochs=1)
-    services = [
-        everstep.Evaluate("valid", every, validate_first=True),
-        everstep.Evaluate("test", every),
-        everstep.EarlyStop("valid/loss", patience=9),
-        everstep.Best("test/loss", "min"),
-        everstep.Checkpoints(everstep.Every(epochs=2)),
-    ]
+    every = Every(steps=3) | Every(epochs=1)
+    services = [everstep.Evaluate("valid", every, validate_first=True), everstep.Evaluate("test", every)]
+    services += [everstep.EarlyStop("valid/loss", patience=9), everstep.Best("test/loss", "min")]
+    services += [everstep.Checkpoints(Every(epochs=2))]
     task = CtrlC(at)
     trainer(run_dir, task, services=services, max_epoch=2).run_training()
     return task
@@ -345,24 +336,19 @@ class Scaled(TinyTask):
         return found
 
 
-SCALES = (1.0, 2.0, 0.5)
-NAMES = ("a", "b", "c")
+SCALES = {"a": 1.0, "b": 2.0, "c": 0.5}
+NAMES = tuple(SCALES)
 
 
 def runs(folder: Path, tasks: Mapping[str, everstep.Task], data: Any = None) -> list[everstep.Trainer]:
     """A Trainer for each task, by the name of its run; their data is one object."""
-    data = counted() if data is None else data
-    every = everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)
-    return [
-        trainer(folder / name, task, streams={"train": data}, services=[every], max_epoch=3)
-        for name, task in tasks.items()
-    ]
+    saves = everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)
+    options = {"streams": {"train": data or counted()}, "services": [saves], "max_epoch": 3}
+    return [trainer(folder / name, task, **options) for name, task in tasks.items()]
 
 
 def scaled(**acts: tuple[int, Callable[[], object]]) -> dict[str, everstep.Task]:
-    return {
-        name: Scaled(scale, *acts.get(name, (0, Boom))) for name, scale in zip(NAMES, SCALES, strict=True)
-    }
+    return {name: Scaled(scale, *acts.get(name, ())) for name, scale in SCALES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -473,16 +459,12 @@ def dropout_and_augmented_samples(folder: Path) -> list[everstep.Trainer]:
     ]
 
 
+TOGETHER = {a_batch_left_out: [3, 3, 3], limits_and_stops: [8, 8, 9], one_goes_back: [12, 9, 12]}
+TOGETHER[dropout_and_augmented_samples] = [12, 12, 12]
+
+
 @pytest.mark.campaign("long", gate=1)
-@pytest.mark.parametrize(
-    ("together", "steps"),
-    [
-        (a_batch_left_out, [3, 3, 3]),
-        (limits_and_stops, [8, 8, 9]),
-        (one_goes_back, [12, 9, 12]),
-        (dropout_and_augmented_samples, [12, 12, 12]),
-    ],
-)
+@pytest.mark.parametrize(("together", "steps"), TOGETHER.items())
 def test_whatever_befalls_one_each_is_as_it_is_alone(tmp_path: Path, together: Any, steps: list[int]) -> None:
     for each in together(tmp_path / "alone"):
         each.run_training()
