@@ -64,7 +64,7 @@ class Rate:
     """With types as those of torch's optimizers, and unions."""
 
     def __init__(
-        self, lr: float | Net = 0.1, of: str | tuple[str, str] | None = None, net: Net | None = None
+        self, lr: float | Net = 0.1, of: str | tuple[str, str] = "", net: Net | None = None
     ) -> None: ...
 
 
@@ -211,12 +211,8 @@ def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
 
 def test_a_config_may_be_looked_at_without_importing_what_it_calls() -> None:
     call = {"call": "nowhere:x", "y": 1}
-    tree = {
-        "task": call,
-        "streams": {"train": call},
-        "services": [{"nowhere:Service": {"z": call}}],
-        "trainer": {"init_from": {"path": call}},
-    }
+    tree: Any = {"task": call, "streams": {"train": call}, "trainer": {"init_from": {"path": call}}}
+    tree["services"] = [{"nowhere:Service": {"z": call}}]
     found = resolve(ExperimentConfig, base=tree, imports=False).tree
     assert found["task"] == call and found["services"] == tree["services"]
     with pytest.raises(ConfigError, match="3 mistakes"):

@@ -191,18 +191,17 @@ def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
     assert loop.ending.best == loop.best
 
 
-@pytest.mark.parametrize(
-    ("values", "printed_from", "marks"),
-    [
-        ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
-        ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),
-    ],
-)
+MARKED: list[tuple[list[float], int, list[str]]] = [
+    ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
+    ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),
+]
+
+
+@pytest.mark.parametrize("row", MARKED)
 @pytest.mark.parametrize("outside", [False, True])
-def test_the_mark_is_on_the_line_of_the_best_and_on_no_later_one(
-    make: Make, lines: list[str], values: list[float], printed_from: int, marks: list[str], outside: bool
-) -> None:
+def test_the_mark_is_on_the_line_of_the_best_alone(make: Make, lines: Any, row: Any, outside: bool) -> None:
     """The mean of the steps, or a value of the tail; what no line has printed is in no later line."""
+    values, printed_from, marks = row
     with make(max_epoch=len(values), show_eta=False, watch="loss") as loop:
         for epoch in loop.iter_epochs():
             for _ in loop.iter_steps([1]):
@@ -291,26 +290,20 @@ ANYWHERE = {
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE, *ANYWHERE])
-def test_use_before_and_after_the_with_block(make: Make, name: str) -> None:
-    call = (OUTSIDE | ANYWHERE)[name]
+def test_use_outside_the_with_block_and_outside_an_epoch(make: Make, name: str) -> None:
+    def refused(words: str) -> None:
+        with pytest.raises(UsageError, match=rf"{name}\(\) {words}"):
+            (OUTSIDE | ANYWHERE)[name](loop)
+
     loop = make(max_epoch=1)
-    with pytest.raises(UsageError, match=rf"{name}\(\) before the with block"):
-        call(loop)
+    refused("before the with block")
     with loop:
-        pass
-    with pytest.raises(UsageError, match=rf"{name}\(\) after the with block"):
-        call(loop)
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_use_outside_an_epoch(make: Make, name: str) -> None:
-    with make(max_epoch=1) as loop:
-        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
-            OUTSIDE[name](loop)
-        for _ in loop.iter_epochs():
-            list(loop.iter_steps([1]))
-        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
-            OUTSIDE[name](loop)
+        if name in OUTSIDE:
+            refused("outside an epoch")
+            for _ in loop.iter_epochs():
+                list(loop.iter_steps([1]))
+            refused("outside an epoch")
+    refused("after the with block")
 
 
 def test_nested_loops(make: Make) -> None:

@@ -14,7 +14,7 @@ import everstep
 from everstep import Every, Outcome, Service, Stop
 from everstep.errors import ConfigError, DataError, Interrupted, UsageError
 from everstep.record import RunJournal
-from everstep.services import Stage
+from everstep.services import Stage, StopAfter
 from everstep.testing import ManualClock
 from tiny_runs import Acts, Boom, Tiny, Told, boom_at, events, rows
 
@@ -60,11 +60,8 @@ def test_a_left_step_has_no_snapshot_of_its_own(tmp_path: Path) -> None:
             for step, _ in loop.iter_steps([1, 2, 3]):
                 if step == 2:
                     break
-    assert names(tmp_path / "run") == [
-        "epoch-0000-step-00000000",
-        "epoch-0001-step-00000002",
-        "step-00000001",
-    ]
+    left = names(tmp_path / "run")
+    assert left == ["epoch-0000-step-00000000", "epoch-0001-step-00000002", "step-00000001"]
 
 
 def test_an_epoch_loop_left_by_break_is_closed_at_the_exit_and_resumable(tmp_path: Path) -> None:
@@ -132,18 +129,17 @@ def test_two_streams_under_one_name(tmp_path: Path) -> None:
                 loop.iter_steps([4, 5, 6])
 
 
+def another(tiny: Tiny) -> None:
+    run_over(tiny.loop, tiny.data, "training")
+
+
 def without_step_loops(tiny: Tiny) -> None:
     with tiny.loop as loop:
         list(loop.iter_epochs())
 
 
 CHANGED: dict[str, tuple[dict[str, int], Callable[[Tiny], object], type[Exception], str]] = {
-    "another stream": (
-        {},
-        lambda tiny: run_over(tiny.loop, tiny.data, "training"),
-        UsageError,
-        "over stream 'train', this one reads 'training'; run the program",
-    ),
+    "another": ({}, another, UsageError, "over stream 'train', this one reads 'training'; run the program"),
     "no step loop": ({}, without_step_loops, UsageError, "loop number 1 of epoch 1.*entered only 0; run"),
     "fewer samples": ({"samples": 6}, Tiny.train, DataError, "8.*6|6.*8"),
     "more samples": ({"samples": 10}, Tiny.train, DataError, "8.*10|10.*8"),
@@ -314,11 +310,10 @@ def test_a_time_budget_interrupts_with_exit_code_3_and_the_run_goes_on(tmp_path:
     clock = ManualClock()
 
     def start() -> Tiny:
-        services: list[Service] = [looks]
+        limit: Any = {"services": [looks], "max_time": 50}
         if way == "StopAfter":
-            services.append(everstep.services.StopAfter(seconds=50))
-        limit: dict[str, Any] = {} if way == "StopAfter" else {"max_time": 50}
-        return Tiny(tmp_path / "run", max_epoch=3, clock=clock, services=services, **limit)
+            limit = {"services": [looks, StopAfter(seconds=50)]}
+        return Tiny(tmp_path / "run", max_epoch=3, clock=clock, **limit)
 
     ran = []
     for _ in range(2):
@@ -357,9 +352,8 @@ def test_early_stop_really_stops_at_the_exact_epoch(tmp_path: Path) -> None:
 
 
 def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> None:
-    stopper = everstep.EarlyStop(
-        "score", "max", patience=2, min_delta=0.5, min_steps=9, every=Every(steps=3), name="stopper"
-    )
+    when = {"patience": 2, "min_delta": 0.5, "min_steps": 9, "every": Every(steps=3)}
+    stopper = everstep.EarlyStop("score", "max", name="stopper", **when)
 
     def inside(loop: Any, step: int) -> None:
         loop.collect_metrics(score=1.0 + 0.01 * step)
@@ -450,11 +444,7 @@ def test_a_changed_controller_in_the_middle_of_a_run_must_be_chosen(tmp_path: Pa
 
 
 REOPENED: dict[str, tuple[Any, Any, tuple[int, int]]] = {
-    "by a later StopAfter": (
-        lambda: everstep.services.StopAfter(steps=6),
-        lambda: everstep.services.StopAfter(steps=99),
-        (2, 7),
-    ),
+    "by a later StopAfter": (lambda: StopAfter(steps=6), lambda: StopAfter(steps=99), (2, 7)),
     "without a stopper of its own": (stops_at_6, None, (2, 7)),
     "without the early stop": (lambda: everstep.EarlyStop("valid_loss", patience=3), None, (8, 29)),
 }
@@ -542,8 +532,5 @@ def test_a_stop_that_is_decided_anew_is_saved_at_the_same_boundary(tmp_path: Pat
     tiny = Tiny(tmp_path / "run", max_epoch=2).train()
     assert tiny.seen == [] and tiny.loop.ending.reason == "max_epoch 2 is reached"
     assert tiny.result() == straight.result()
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[1:] == [
-        "epoch-0001-step-00000004",
-        "epoch-0002-step-00000008",
-    ]
+    assert names(tmp_path / "run")[1:] == ["epoch-0001-step-00000004", "epoch-0002-step-00000008"]
     assert "finished at epoch 2" in "".join(Tiny(tmp_path / "run", max_epoch=2).train().lines)
