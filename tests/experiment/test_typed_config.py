@@ -64,7 +64,7 @@ class Rate:
     """With types as those of torch's optimizers, and unions."""
 
     def __init__(
-        self, lr: float | Net = 0.1, of: str | tuple[str, str] = "", net: Net | None = None
+        self, lr: float | Net = 0.1, of: str | tuple[str, str] | None = None, net: Net | None = None
     ) -> None: ...
 
 

@@ -43,29 +43,26 @@ def exported(run_dir: Path, name: str = "export") -> dict[str, Any]:
     return found
 
 
-def every_strategy() -> list[Service]:
-    return [
-        Export(entry="w", name="at the end"),
-        Export(Every(epochs=2), entry="w", keep=2, name="latest"),
-        Export(Every(steps=5), entry="w", keep=None, name="all"),
-        Export(OnBest("valid_loss"), entry="w", keep=2, name="best"),
-        Export(lambda boundary: boundary.epoch in (1, 3), entry="w", name="condition"),
-        GUARD,
-    ]
-
-
-STEPS = {"at the end": [20], "latest": [8, 16], "all": [5, 10, 15, 20], "best": [4, 12], "condition": [4, 12]}
+STRATEGIES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "at the end": ({}, [20]),
+    "latest": ({"when": Every(epochs=2), "keep": 2}, [8, 16]),
+    "all": ({"when": Every(steps=5), "keep": None}, [5, 10, 15, 20]),
+    "best": ({"when": OnBest("valid_loss"), "keep": 2}, [4, 12]),
+    "condition": ({"when": lambda boundary: boundary.epoch in (1, 3)}, [4, 12]),
+}
+"""By name, when the weights are exported, and after which steps that is."""
 
 
 def test_each_strategy_has_its_steps_and_a_crash_changes_no_folder(tmp_path: Path) -> None:
     """Killed at any point: test_all_together."""
 
     def start(run_dir: Path, crash: int) -> None:
+        services = [Export(entry="w", name=name, **how) for name, (how, _) in STRATEGIES.items()]
         tail = collecting("valid_loss", LOSSES)
-        serviced(run_dir, every_strategy(), tail, boom_at(crash), max_epoch=5)
+        serviced(run_dir, [*services, GUARD], tail, boom_at(crash), max_epoch=5)
 
     resumed(tmp_path, start, 14)
-    for name, steps in STEPS.items():
+    for name, (_, steps) in STRATEGIES.items():
         whole = exported(tmp_path / "whole", name)
         assert list(whole) == [f"step-{step:08d}" for step in steps], name
         assert len({about["digest"] for about, _ in whole.values()}) == len(steps), "of the weights"

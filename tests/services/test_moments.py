@@ -432,30 +432,25 @@ FIRES = {
 DOORS: dict[str, Door] = {"S": supervisor, "TL": train_loop, "T": trainer}
 
 
-class Asks(Service):
-    """Wants one moment."""
-
-    def __init__(self, moment: Moment) -> None:
-        super().__init__(f"asks {moment.name}", Every(steps=1) | Every(epochs=1))
-        self.moments = frozenset({moment})
-        self.seen: list[Boundary] = []
-
-    def run(self, boundary: Boundary) -> None:
-        self.seen.append(boundary)
+def asking(moment: Moment, seen: list[Boundary]) -> Service:
+    """A service that wants one moment."""
+    service = Told(f"asks {moment.name}", seen.append, every=Every(steps=1) | Every(epochs=1))
+    service.moments = frozenset({moment})
+    return service
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Path, door: str) -> None:
     fires = [each for each in Moment if door in FIRES[each].split() or each is Moment.ENTER_LOOP]
-    services, heard = [Asks(moment) for moment in fires], {moment: list[Boundary]() for moment in fires}
+    seen, heard = ({moment: list[Boundary]() for moment in fires} for _ in range(2))
 
     def ask(loop: Any) -> None:
         for moment in fires:
             loop.on(moment, heard[moment].append)
 
-    DOORS[door](tmp_path / "run", ask, *services)
-    for moment, service in zip(fires, services, strict=True):
-        assert {boundary.moment for boundary in service.seen} == {moment}
+    DOORS[door](tmp_path / "run", ask, *(asking(moment, seen[moment]) for moment in fires))
+    for moment in fires:
+        assert {boundary.moment for boundary in seen[moment]} == {moment}
         if moment is not Moment.ENTER_LOOP or door == "TL":  # else entered before `on` was called
             assert {boundary.moment for boundary in heard[moment]} == {moment}
     for moment, steps in {Moment.BEFORE_STEP: range(4), Moment.AFTER_STEP: range(1, 5)}.items():
@@ -463,7 +458,7 @@ def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Pat
         assert all(b.payload is not None for b in heard[moment])
     for moment in set(Moment) - set(fires):
         with pytest.raises(ConfigError, match=rf"'asks {moment.name}' asks for {moment.name}, which a"):
-            DOORS[door](tmp_path / "service", lambda loop: None, Asks(moment))
+            DOORS[door](tmp_path / "service", lambda loop: None, asking(moment, []))
         with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which a "):
             DOORS[door](tmp_path / "function", lambda loop, moment=moment: loop.on(moment, print))
 

@@ -31,7 +31,7 @@ from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Tiny, rows
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import TinyTask, calling, numbers, trainer
 from waiting import PATIENCE, until
 
 
@@ -101,11 +101,6 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
 
 
 def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> None:
-    class Signalled(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            signal.raise_signal(signal.SIGTERM)
-            return super().eval_step(batch)
-
     def ended(run_dir: Path, task: everstep.Task) -> list[dict[str, Any]]:
         services = [everstep.services.StopAfter(epochs=1), everstep.services.JSONLines()]
         door = trainer(run_dir, task, services=[everstep.Evaluate("valid", everstep.Never()), *services])
@@ -117,7 +112,7 @@ def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> No
         return sorted(found, key=repr)
 
     with pytest.raises(SystemExit):
-        ended(tmp_path / "cut", Signalled())
+        ended(tmp_path / "cut", calling(evaluation=lambda: signal.raise_signal(signal.SIGTERM)))
     whole = ended(tmp_path / "whole", TinyTask())
     assert ended(tmp_path / "cut", TinyTask()) == whole and any("valid/loss" in line for line in whole)
 
@@ -431,21 +426,12 @@ def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike(
 # -------------------- watch
 
 
-class Paced(TinyTask):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def train_step(self, batch: Any) -> Mapping[str, Any]:
-        threading.Event().wait(self.seconds)  # so that two processes have time to meet
-        return super().train_step(batch)
-
-
 def door(run_dir: Path, seconds: float = 0.0, steps: int = 40) -> everstep.Trainer:
-    """It saves a checkpoint after each step."""
+    """It saves a checkpoint after each step, and takes seconds for it, so that two processes can meet."""
+    task = calling(lambda: threading.Event().wait(seconds))
     saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=None)
     services = [everstep.Evaluate("valid", everstep.Never()), saves]
-    return trainer(run_dir, Paced(seconds), services=services, max_epoch=None, max_step=steps)
+    return trainer(run_dir, task, services=services, max_epoch=None, max_step=steps)
 
 
 TRAIN = "door(Path(sys.argv[1]), 0.03).run_training()"

@@ -25,7 +25,7 @@ from everstep.record import RunJournal
 from everstep.services import Moment, Recovery, Stage, StopAfter, Throughput
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, Told, resumed, rows
-from tiny_task import Notes, Own, TinyTask, in_epochs, numbers, slow, trainer
+from tiny_task import Notes, Own, TinyTask, calling, in_epochs, numbers, slow, trainer
 
 
 def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
@@ -41,12 +41,10 @@ def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
 def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
     frames: list[str] = []
 
-    class Looking(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            frames[:] = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
-            return super().train_step(batch)
+    def look() -> None:
+        frames[:] = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
 
-    trainer(tmp_path / "run", Looking()).run_training()
+    trainer(tmp_path / "run", calling(look)).run_training()
     assert frames == ["_epoch", "run_training"]
 
 
@@ -275,12 +273,11 @@ def said(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> 
 
 
 def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
-    class Ending(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            raise KeyboardInterrupt  # nothing else ends the run
+    def end() -> None:
+        raise KeyboardInterrupt  # nothing else ends the run
 
     lines = Lines()
-    endless = trainer(tmp_path / "run", Ending(), lines=lines, max_epoch=None, services=[Recovery()])
+    endless = trainer(tmp_path / "run", calling(end), lines=lines, max_epoch=None, services=[Recovery()])
     with pytest.raises(KeyboardInterrupt):
         endless.run_training()
     (line,) = lines.having("no limit")
@@ -292,18 +289,16 @@ def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path) -> None:
-    class Looking(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            if len(self.seen) == 3:
-                said_at_step_3.extend(lines.having("no value of"))
-            return super().train_step(batch)
+    def look() -> None:
+        if len(task.seen) == 3:
+            said_at_step_3.extend(lines.having("no value of"))
 
-    said_at_step_3: list[str] = []
+    task, said_at_step_3 = calling(look), list[str]()
     lines = Lines()
     watching = [EarlyStop("valid/los", "min", patience=9), Best("valid/loss")]
     watching += [Best("test/top1", "max"), Best("other", "max")]
     services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
-    trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
+    trainer(tmp_path, task, lines=lines, max_epoch=2, services=services).run_training()
     assert len(said_at_step_3) == 1
     assert "no value of 'valid/los'; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
     assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
@@ -317,13 +312,10 @@ def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
 
 
 def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
-    class Nan(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            spoilt = 2 in batch[0]
-            return {"acc": math.nan if spoilt else 1.0, "ok": 1.0, "left": math.nan, "size": math.inf}
-
+    task, other = TinyTask(), {"ok": 1.0, "left": math.nan, "size": math.inf}
+    task.eval_step = lambda batch: {"acc": math.nan if 2 in batch[0] else 1.0, **other}  # type: ignore[method-assign]
     services = [Evaluate("valid", stats={"left": ["nanmean"]})]
-    lines = said(tmp_path, Nan(), services=services, max_epoch=1)
+    lines = said(tmp_path, task, services=services, max_epoch=1)
     (line,) = lines.having("of the evaluation")
     assert line == "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
 
@@ -445,15 +437,13 @@ def test_evaluating_on_the_data_in_training_restarts_nothing(tmp_path: Path, kin
 
 
 def test_data_with_a_place_of_its_own_is_evaluated_from_its_start_each_time(tmp_path: Path) -> None:
-    class Values(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"x": float(batch[0].mean())}
-
     def start(name: str, *limits: int) -> list[str]:
         for limit in limits:
+            task = TinyTask()
+            task.eval_step = lambda batch: {"x": float(batch[0].mean())}  # type: ignore[method-assign]
             streams = {"valid": Own(), "test": ones(5)}
             services = [everstep.Evaluate("valid", num_steps=3), everstep.Evaluate("test")]
-            trainer(tmp_path / name, Values(), streams=streams, services=services, max_epoch=3).train(limit)
+            trainer(tmp_path / name, task, streams=streams, services=services, max_epoch=3).train(limit)
         return [str(row[5]) for row in rows(tmp_path / name) if row[2].startswith("eval/")]
 
     assert start("run", 5, 12) == start("straight", 12) == [(2.0).hex(), (4.0).hex()] * 3
