@@ -52,8 +52,6 @@ def evaluated_at(run_dir: str) -> list[int]:
 
 
 # -------------------------------------------------------------------------------------- when
-
-
 def test_nothing_is_called_at_construction() -> None:
     made: list[str] = []
 
@@ -78,8 +76,6 @@ def test_what_is_made_follows_from_the_seed() -> None:
 
 
 # --------------------------------------------------------------------------------- schedules
-
-
 def test_every_schedule_has_a_name() -> None:
     assert all(callable(getattr(everstep.Experiment, name)) for name in SCHEDULES)
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "experiment.md").read_text()
@@ -123,8 +119,6 @@ def test_continuous_train_and_eval_goes_on_with_the_data() -> None:
 
 
 # --------------------------------------------------------------------------- from a config file
-
-
 def test_the_recorded_config_makes_the_run_again(file: Path) -> None:
     first = opened(file, "optimizer.lr=1e-2", run_dir="runs/first").train().ending
     recorded = open_run("runs/first", skip_check=True)
@@ -306,8 +300,6 @@ def test_what_cannot_be_right_is_refused(file: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ a changed config
-
-
 def test_a_changed_config_is_refused_with_a_table(file: Path) -> None:
     opened(file).train()
     with pytest.raises(ChangedError) as raised:
@@ -495,7 +487,6 @@ def test_a_check_says_what_a_training_would_and_leaves_nothing(file: Path) -> No
 
 
 # ----------------------------------------------------------------------- predictions as files
-
 NAMES = ("file", "allow_pickle", "args", "a b")
 
 

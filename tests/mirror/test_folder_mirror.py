@@ -339,8 +339,6 @@ def test_pins_come_back(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("mirror", "missing", "message"),

@@ -80,7 +80,6 @@ def test_two_evaluations_of_one_state_take_one_place(tmp_path: Path) -> None:
 
 
 # ---- one flipped bit: found at the next start and by `verify`; no run fails to finish for it
-
 OF_EPOCH = {1: 0.5, 2: 0.2, 3: 0.3, 4: 0.9, 5: 0.05}
 """Of each epoch, of four steps: the best two of four are of epochs 2 and 3."""
 

@@ -227,8 +227,6 @@ def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None
 
 
 # ---- everstep.export: weights of a checkpoint in the formats of other libraries, read back by them
-
-
 def net(seed: int) -> torch.nn.Sequential:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(50, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 3))

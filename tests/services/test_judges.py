@@ -386,7 +386,6 @@ def test_before_and_after_a_save(tmp_path: Path) -> None:
 
 
 # ---- GlobalStepWaiter: a process that begins when another run has come far enough
-
 WAITER = """
 import everstep
 from everstep.services import GlobalStepWaiter

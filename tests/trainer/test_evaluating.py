@@ -177,8 +177,6 @@ def test_a_function_of_ones_own_needs_no_stream_of_the_trainer(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------- the record
-
-
 def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     door = trainer(run_dir)
@@ -245,8 +243,6 @@ def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -
 
 
 # ------------------------------------------------------------------------------------- epochs
-
-
 def test_an_epoch_alone_is_one_epoch_of_the_run(tmp_path: Path) -> None:
     for _ in range(2):
         trainer(tmp_path / "run", max_epoch=3).epoch()
@@ -283,8 +279,6 @@ def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> No
 
 
 # -------------------- aggregations
-
-
 class Values(TinyTask):
     """Each sample's value, as an array, as a tensor, as a list, and the mean of each batch."""
 
@@ -342,8 +336,6 @@ def test_tfutils_functions(tmp_path: Path) -> None:
 
 
 # -------------------- split evaluation
-
-
 class Counting(everstep.Task):
     """Counts its forwards, and collects the samples that a reduction is given."""
 
@@ -424,8 +416,6 @@ def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike(
 
 
 # -------------------- watch
-
-
 def door(run_dir: Path, seconds: float = 0.0, steps: int = 40) -> everstep.Trainer:
     """It saves a checkpoint after each step, and takes seconds for it, so that two processes can meet."""
     task = calling(lambda: threading.Event().wait(seconds))

@@ -59,8 +59,6 @@ def but(kind: type, *given: Any, **members: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------- names of others
-
-
 THEIRS = {"training_step": "train_step", "validation_step": "eval_step", "predict_step": "inference_step"}
 THEIRS["configure_optimizers"] = "build_optimizer"
 
@@ -75,8 +73,6 @@ def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ou
 
 
 # ------------------------------------------------------------------------------ what steps return
-
-
 PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
 
 
@@ -133,8 +129,6 @@ def test_a_batch_without_a_size(tmp_path: Path, value: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------- around
-
-
 def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """Average, modes, random state and weights, at any of its batches; and the training goes on."""
 
@@ -176,8 +170,6 @@ def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -
 
 
 # --------------------------------------------------------------------------- refusals of all kinds
-
-
 class Bare(everstep.torch.Task):
     model = torch.nn.Linear(3, 1)
 

@@ -385,8 +385,6 @@ def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
 
 
 # -------------------- what a step keeps on the task
-
-
 class Env:
     def __init__(self) -> None:
         self.return_queue: deque[float] = deque(maxlen=4)
@@ -478,8 +476,6 @@ def test_what_steps_keep_on_task_module_and_optimizer_survives_or_is_named_once(
 
 
 # -------------------- task again
-
-
 class Failing(Linear):
     """The update of number `fails` raises, once, after the gradients were unscaled and clipped."""
 

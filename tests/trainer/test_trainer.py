@@ -213,8 +213,6 @@ def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
 
 
 # -------------------- one writer
-
-
 def inside(door: everstep.Trainer) -> None:
     in_epochs(door, lambda loop: door.epoch("train", "valid"))
 
@@ -260,8 +258,6 @@ def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
 
 
 # -------------------- what is said
-
-
 class Lines(list[str]):
     def having(self, part: str) -> list[str]:
         return [line for line in self if part in line]
@@ -321,8 +317,6 @@ def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> N
 
 
 # -------------------- trainer moments
-
-
 def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
     trace: list[tuple[str, int, int]] = []
     evaluate = everstep.Evaluate("valid", validate_first=True)
@@ -378,8 +372,6 @@ def prefetching() -> list[str]:
 
 
 # ------------------------------------------------------------------------------ passes and epochs
-
-
 @pytest.mark.campaign("long")
 def test_several_train_streams_each_go_on_in_their_own_pass(tmp_path: Path) -> None:
     def start(name: str, *limits: int) -> list[tuple[int, ...]]:
@@ -409,8 +401,6 @@ def test_data_without_a_name_goes_on_in_its_pass_and_a_stream_twice_is_no_other_
 
 
 # ------------------------------------------------------------------------ evaluating beside training
-
-
 TRAINED_ON: dict[str, Callable[[], Any]] = {
     "arrays": lambda: numbers(8, 2, shuffle=True),
     "prefetched": lambda: prefetch(checked(numbers(8, 2, shuffle=True))),
@@ -462,8 +452,6 @@ def test_an_iterator_that_failed_in_an_evaluation_is_not_taken_for_a_shorter_one
 
 
 # ------------------------------------------------------------------------------------- prefetching
-
-
 @pytest.mark.parametrize("task", [TinyTask, Pairs])
 def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(tmp_path: Path, task: Any) -> None:
     def reading_the_disk() -> Iterator[Any]:
@@ -482,8 +470,6 @@ def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(tmp_path: Pat
 
 
 # ---------------------------------------------------------------------------------------- profile
-
-
 def test_the_parts_of_the_time(tmp_path: Path) -> None:
     clock = ManualClock()
 
@@ -514,8 +500,6 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- smoke test
-
-
 def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
     def smoke_test(**how: Any) -> None:
         trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
@@ -575,8 +559,6 @@ def test_a_smoke_test_leaves_all_as_it_was(tmp_path: Path, kind: str, monkeypatc
 
 
 # ----------------------------------------------------------------- bad input: see test_misuse.py
-
-
 def test_streams_that_may_be_empty(tmp_path: Path) -> None:
     empty = checked([], empty_stream="ignore")
     streams = {"extra": empty, "valid": empty}

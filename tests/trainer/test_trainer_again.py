@@ -206,8 +206,6 @@ def test_the_time_budget_counts_the_tries(tmp_path: Path) -> None:
 
 
 # -------------------- Ctrl-C and the time budget in an evaluation; crashes at any call: laws/test_zoo.py
-
-
 class CtrlC(TinyTask):
     """Ctrl-C comes in the given batch of the evaluations, counted from 1."""
 

@@ -128,7 +128,6 @@ def test_it_listens_on_this_machine_alone(guarded: Page) -> None:
 
 
 # ------------------------------------------------------------------- what a browser loads
-
 VENDOR = STATIC / "vendor"
 OWN = sorted(path for path in STATIC.rglob("*") if path.is_file() and VENDOR not in path.parents)
 
