@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,14 @@ def test_a_formatter_of_ones_own(make: Make, lines: list[str]) -> None:
 
 
 def test_flags_inside_and_outside(make: Make) -> None:
+    flags = attrgetter("within_epoch", "within_step", "step_data", "epoch", "step")
     with make(max_epoch=1) as loop:
-        states = [(loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step)]
+        states = [flags(loop)]
         for _ in loop.iter_epochs():
-            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-            for _ in loop.iter_steps(["x", "y"]):
-                states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-        states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+            states.append(flags(loop))
+            states += [flags(loop) for _ in loop.iter_steps(["x", "y"])]
+            states.append(flags(loop))
+        states.append(flags(loop))
     assert states == [
         (False, False, None, 0, 0),
         (True, False, None, 1, 0),
@@ -246,8 +247,7 @@ def test_progress_of_each_kind_of_limit(make: Make) -> None:
     with make(max_epoch=2) as loop:
         for _ in loop.iter_epochs():
             progress.append(loop.get_progress())
-            for _ in loop.iter_steps([1, 2]):
-                progress.append(loop.get_progress())
+            progress += [loop.get_progress() for _ in loop.iter_steps([1, 2])]
             progress.append(loop.get_progress())
         progress.append(loop.get_progress())
     assert progress == [0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0]

@@ -354,11 +354,8 @@ def test_early_stop_really_stops_at_the_exact_epoch(tmp_path: Path) -> None:
 def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> None:
     when = {"patience": 2, "min_delta": 0.5, "min_steps": 9, "every": Every(steps=3)}
     stopper = everstep.EarlyStop("score", "max", name="stopper", **when)
-
-    def inside(loop: Any, step: int) -> None:
-        loop.collect_metrics(score=1.0 + 0.01 * step)
-
-    tiny = Tiny(tmp_path / "run", max_epoch=9, services=[stopper]).train(inside=inside)
+    tiny = Tiny(tmp_path / "run", max_epoch=9, services=[stopper])
+    tiny.train(inside=lambda loop, step: loop.collect_metrics(score=1.0 + 0.01 * step))
     assert tiny.loop.step == 9
     assert stopper.waited == 2
 

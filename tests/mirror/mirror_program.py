@@ -29,8 +29,4 @@ def make(run_dir: Path, mirror: str | Path | None, epochs: int = EPOCHS, **argum
 
 def train(tiny: Tiny, inside: LoopHook = lambda loop, step: None) -> Tiny:
     """Train to the end, with a value for `Best` after each epoch."""
-
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=float(abs(tiny.w).sum()))
-
-    return tiny.train(inside, tail)
+    return tiny.train(inside, lambda loop, epoch: loop.collect_metrics(valid_loss=float(abs(tiny.w).sum())))

@@ -20,7 +20,7 @@ from everstep import hazard
 from everstep.errors import ConfigError, MirrorError, RunLockedError
 from everstep.mirror import run_mirror
 from everstep.mirror.mirror import Contents, Holder, parse
-from tiny_runs import Tiny, rows
+from tiny_runs import Boom, Tiny, boom_at, rows
 from waiting import until
 
 
@@ -57,20 +57,11 @@ def warnings_of(tiny: Tiny) -> list[str]:
     return [line for line in tiny.lines if line.startswith("warning") and "mirror" in line]
 
 
-class _Vanished(Exception):
-    """Stands for a program that fails."""
-
-
 def stop_at(run_dir: Path, mirror: Path | None, step: int, **arguments: Any) -> Tiny:
     """A start that ends by an error of the program in the body of a step."""
     tiny = make(run_dir, mirror, **arguments)
-
-    def inside(loop: Any, now: int) -> None:
-        if now == step:
-            raise _Vanished
-
-    with pytest.raises(_Vanished):
-        train(tiny, inside)
+    with pytest.raises(Boom):
+        train(tiny, boom_at(step))
     return tiny
 
 

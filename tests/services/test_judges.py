@@ -17,7 +17,7 @@ import torch
 
 import everstep
 import warm
-from everstep import Boundary, EarlyStop, Every, Outcome, Save, Service, Stop, services
+from everstep import EarlyStop, Every, Outcome, Save, Service, Stop, services
 from everstep.errors import ConfigError, GuardStop, LossBoundError, ServiceError, UsageError
 from everstep.services import (
     Annealing,
@@ -35,7 +35,19 @@ from everstep.services import (
 from everstep.services.judges import Judge
 from everstep.supervisor.opening.configuration import changed_controllers
 from everstep.testing import ManualClock
-from tiny_runs import Boom, Tiny, boom_at, collecting, events, quiet, resumed, rows, serviced, supervised
+from tiny_runs import (
+    Acts,
+    Boom,
+    Tiny,
+    boom_at,
+    collecting,
+    events,
+    quiet,
+    resumed,
+    rows,
+    serviced,
+    supervised,
+)
 
 NAN, INF = float("nan"), float("inf")
 OVER, STOP = "max_epoch {} is reached", Stop("no better")
@@ -441,18 +453,12 @@ def test_the_time_is_over(tmp_path: Path) -> None:
         sv.__enter__()
 
 
-class Sets(Service):
+class Sets(Acts):
     """Asks for the same change each time it is due."""
 
-    stage = Stage.DECIDE
-    controller = True
-
     def __init__(self, action: SetValue, steps: int = 1, sets: Any = None) -> None:
-        super().__init__("sets", Every(steps=steps))
-        self.action, self.sets = action, (action.target,) if sets is None else sets
-
-    def run(self, boundary: Boundary) -> Outcome:
-        return Outcome(actions=(self.action,))
+        super().__init__("sets", lambda b: Outcome(actions=(action,)), Stage.DECIDE, Every(steps=steps))
+        self.sets = (action.target,) if sets is None else sets
 
 
 def advanced_by(run_dir: Path, state: Any, service: Service) -> None:

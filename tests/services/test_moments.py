@@ -340,16 +340,14 @@ def test_windows_and_schedules_are_each_services_own(tmp_path: Path) -> None:
     assert (shared | Every(seconds=600)).next_time() == 10
 
 
-class Finishing(Service):
+class Finishing(Told):
     """Says its stage and the step when it finishes."""
 
     said: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, stage: Stage, moments: set[Moment]) -> None:
-        super().__init__(f"finishing {stage.name}", Every(steps=1))
-        self.stage, self.moments = stage, frozenset(moments)
-
-    def run(self, boundary: Boundary) -> None: ...
+        super().__init__(f"finishing {stage.name}", lambda boundary: None, stage)
+        self.moments = frozenset(moments)
 
     def finish(self, boundary: Boundary) -> None:
         self.said.append((self.stage.name, boundary.step))

@@ -200,10 +200,8 @@ def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_it(tm
         if step == 13 and next(failures, False):
             raise NonFiniteError("this step fails")
 
-    def main() -> Tiny:
-        return Spoilt(tmp_path, set(), save=1, keep_last=None, resume=12).train(inside)
-
-    program = everstep.recovering(main)
+    options: Any = {"save": 1, "keep_last": None, "resume": 12}
+    program = everstep.recovering(lambda: Spoilt(tmp_path, set(), **options).train(inside))
     undone = [one.checkpoint for one in RunJournal(tmp_path).rollbacks()]
     assert undone == ["step-00000012", "step-00000011"]
     assert program.loop.ending.finished and program.loop.ending.resumed_from == undone[-1]
@@ -408,20 +406,16 @@ LISTED = (ConnectionError,)
 
 
 class Fault:
-    """Raises at certain calls, counted over all tries.
+    """Raises at certain calls, which are counted over all tries, from 1."""
 
-    Args:
-        at: the calls, from 1.
-    """
-
-    def __init__(self, *at: int, error: type[Exception] = ConnectionError) -> None:
-        self.at, self.error, self.calls = at, error, 0
+    def __init__(self, *at: int) -> None:
+        self.at, self.calls = at, 0
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls in self.at:
             np.random.standard_normal(5)  # what a failed try draws is taken back
-            raise self.error(f"call {self.calls}")
+            raise ConnectionError(f"call {self.calls}")
 
 
 class Data:

@@ -392,10 +392,8 @@ WRONG: dict[str, Any] = {
 
 
 def test_a_wrong_summary_is_a_warning(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        loop.add_summary([*WRONG.values()][step - 1])
-
-    run = tiny(tmp_path / "run", samples=10, max_epoch=1).train(inside)
+    run = tiny(tmp_path / "run", samples=10, max_epoch=1)
+    run.train(lambda loop, step: loop.add_summary([*WRONG.values()][step - 1]))
     for message, warning in zip(WRONG, run.loop.ending.warnings, strict=True):
         assert message in warning
 
