@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ services: Any = everstep.services
 LOWER = services.SetValue("optimizer.lr", times=0.5)
 NAN = float("nan")
 OWN = ["", ".", "run.json", "logs", "logs/run.log", "logs/media/x", "/tmp/x", "../x", "logs/../x", "best/x/y"]
+URLS = ["https://exa mple.org/x", "https://[x", "http://:80/"]
 A: Any = "an argument of another type"
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -69,15 +71,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: services.CSV(variables=["loss"]),
         r"CSV\(\) has no argument 'variables'; did you mean 'metrics'",
     ),
-    *(
-        (lambda d=d: services.CSV(delimiter=d), r"CSV\(delimiter=.*give one character")
-        for d in ("", ", ", "\n", '"', A)
-    ),
-    *(
-        (lambda p=p: services.JSONLines(p), r"folder logs; give another path, as in \"logs/mine\"")
-        for p in OWN
-    ),
-    *((lambda t=t: services.TensorBoard(throttle=t), "1 or more") for t in (0, -1, 1.5, True, {"loss": 0})),
     (lambda: everstep.LogVariables, r"'LogVariables'; it is everstep\.services\.LogVariables$"),
     (lambda: services.Evaluate, r"'Evaluate'; it is everstep\.Evaluate$"),
     (lambda: services.Plateu, r"'Plateu'; did you mean 'Plateau'\? known: Annealing, "),
@@ -98,24 +91,25 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: services.GlobalStepWaiter("other", 0), "step=0"),
     (lambda: services.GlobalStepWaiter("other", 1, poll=0), "poll=0"),
     (lambda: services.GlobalStepWaiter("other", 1, timeout=A), "timeout="),
-    *(
-        (lambda s=s: services.Console(plain_seconds=s), "a positive number")
-        for s in (0, -1.0, NAN, A, None, True)
-    ),
     (lambda: services.Notify(), "give one of command"),
     (lambda: services.Notify(command=["true"], url="http://a/b"), "give one of command"),
     (lambda: services.Notify(command="mail me"), "give a list of strings"),
     (lambda: services.Notify(url="ftp://example.org/x"), "http or https"),
-    *(
-        (lambda u=u: services.Notify(url=u), "an address with http or https")
-        for u in ("https://exa mple.org/x", "https://[x", "http://:80/", A)
-    ),
     (lambda: services.Notify(command=["true"], on=["fail"]), "did you mean 'failed'"),
     (lambda: services.Notify(command=["true"], timeout=A), "timeout="),
 ]
 
+EACH: list[tuple[Callable[[Any], object], str, Sequence[Any]]] = [
+    (lambda d: services.CSV(delimiter=d), r"CSV\(delimiter=.*give one character", ("", ", ", "\n", '"', A)),
+    (services.JSONLines, r"folder logs; give another path, as in \"logs/mine\"", OWN),
+    (lambda t: services.TensorBoard(throttle=t), "1 or more", (0, -1, 1.5, True, {"loss": 0})),
+    (lambda s: services.Console(plain_seconds=s), "a positive number", (0, -1.0, NAN, A, None, True)),
+    (lambda u: services.Notify(url=u), "an address with http or https", (*URLS, A)),
+]
+
 
 def test_what_cannot_be_is_refused_with_the_remedy() -> None:
-    for call, words in REFUSED:
+    each = [(partial(make, value), words) for make, words, values in EACH for value in values]
+    for call, words in [*REFUSED, *each]:
         with pytest.raises((ConfigError, AttributeError), match=words):
             call()
