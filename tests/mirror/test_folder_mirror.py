@@ -30,12 +30,6 @@ def test_a_victim_of_the_campaign_is_killed_at_each_point_first_and_late() -> No
     assert picked(["mirror.put"] * 16 + ["mirror.list"], 3) == [*puts, "kill:mirror.list:1"]
 
 
-@pytest.fixture
-def right(tmp_path: Path) -> Any:
-    """The result of the run that nobody disturbed."""
-    return train(make(tmp_path / "plain", None)).result()
-
-
 def contents(mirror: Path) -> dict[str, Any]:
     """The newest list of a mirror."""
     body: dict[str, Any] = json.loads(max((mirror / "contents").glob("*.json")).read_bytes())["body"]

@@ -18,11 +18,6 @@ from everstep.mirror.place import ObjectStore
 pytestmark = pytest.mark.campaign("machine")
 
 
-@pytest.fixture
-def right(tmp_path: Path) -> Any:
-    return train(make(tmp_path / "plain", None)).result()
-
-
 def test_an_empty_machine_goes_on_exactly(tmp_path: Path, bucket: str, right: Any) -> None:
     mirror = f"{bucket}/some/run"
     train(make(tmp_path / "first", mirror, epochs=2))
