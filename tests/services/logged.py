@@ -126,10 +126,8 @@ def main(
         config = {"model": {"width": 8}, "lr": 0.1, "a@b": 1}  # MLflow refuses "@"
         tiny = Tiny(run_dir, max_epoch=int(epochs), services=services, resume=resume, config=config)
         shift = int(os.environ.get("SHIFT", "0"))  # other values of one metric
-        tiny.train(
-            lambda loop, step: print(step, flush=True),
-            lambda loop, epoch: loop.collect_metrics(valid_loss=epoch / 3 + shift),
-        )
+        tail = lambda loop, epoch: loop.collect_metrics(valid_loss=epoch / 3 + shift)  # noqa: E731
+        tiny.train(lambda loop, step: print(step, flush=True), tail)
         print(*tiny.lines, sep="\n")
     elif action == "facts":
         print(json.dumps([(run.info.status, run.data.params) for run in mlflow_runs(store)[1]]))

@@ -110,9 +110,8 @@ def test_speed_and_shares_in_a_train_loop(tmp_path: Path) -> None:
     assert all(row.wall for row in found.values())
     shares = {"data_share": 4, "step_share": 8, "evaluation_share": 7, "services_share": 1}
     speeds = {"steps_per_second": 4, "samples_per_second": 32 * 4}
-    assert {name: row.value for name, row in found.items()} == {
-        n: v / 20 for n, v in (speeds | shares).items()
-    }
+    expected = {name: value / 20 for name, value in (speeds | shares).items()}
+    assert {name: row.value for name, row in found.items()} == expected
 
 
 def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:

@@ -205,12 +205,9 @@ def test_what_does_not_take_it_costs_one_warning(tmp_path: Path, server: Server,
 
 
 def test_a_command_that_fails_is_one_warning_with_the_reason(tmp_path: Path) -> None:
-    boom = [sys.executable, "-c", "import sys; sys.exit('first\\nboom: no mail')"]
-    failing = {
-        "No such file or directory": ["no-such-program"],
-        "exit status 1": ["false"],
-        "exit status 1: boom: no mail": boom,
-    }
+    failing = {"No such file or directory": ["no-such-program"], "exit status 1": ["false"]}
+    boom = "import sys; sys.exit('first\\nboom: no mail')"
+    failing["exit status 1: boom: no mail"] = [sys.executable, "-c", boom]
     for why, command in failing.items():
         run = tmp_path / why
         assert trained(run, Notify(command=command, timeout=PATIENCE)).loop.ending.finished

@@ -230,10 +230,8 @@ def test_the_tries_are_bounded(tmp_path: Path) -> None:
     bad = {(0, n) for n in (3, 8, 14)}
     for _ in range(2):  # a start after it fails in the same way
         note = stands(lambda: finish(tmp_path, bad, services=[Recovery(2)]))
-        assert (
-            "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2 of" in note
-        )
-        assert "of Recovery, or give reset_after=; quarantined are batch 4 of pass 1" in note
+        assert "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2" in note
+        assert "max_rollbacks=2 of Recovery, or give reset_after=; quarantined are batch 4 of pass 1" in note
     program = finish(tmp_path, bad, services=[Recovery(3)])
     assert program.loop.ending.rollbacks == 3
 
@@ -459,13 +457,13 @@ def train(
     step: Calls = (),
     evaluation: Calls = (),
     retry: Any = None,
-    **options: Any,
+    **more: Any,
 ) -> Any:
     task = Task(Fault(*step), Fault(*evaluation))
-    data = everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True)
-    streams = {"train": data, "valid": numbers(4, 2)}
+    samples = everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True)
+    streams = {"train": samples, "valid": numbers(4, 2)}
     services = [retry or Retry(LISTED, backoff=0), everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
-    door: Any = trainer(run_dir, task, streams=streams, services=services, **options)
+    door: Any = trainer(run_dir, task, streams=streams, services=services, **more)
     door.ending = door.run_training()
     return door
 

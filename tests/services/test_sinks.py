@@ -625,9 +625,8 @@ def wandb_stand_in(python: str) -> Iterator[tuple[dict[str, str], Any]]:
 
 
 def uploaded(run: dict[str, Any]) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        (row["_step"], tag, value) for row in run["history"] for tag, value in row.items() if tag[0] != "_"
-    )
+    values = ((row["_step"], tag, value) for row in run["history"] for tag, value in row.items())
+    return Counter(each for each in values if each[1][0] != "_")
 
 
 @pytest.mark.campaign("machine")

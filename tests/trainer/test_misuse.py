@@ -281,18 +281,14 @@ def ran(task: Any = None, **evaluate: Any) -> None:
     trainer(Path("ran"), task, services=services).run_training()
 
 
+BOTH = [everstep.Evaluate("valid"), everstep.Evaluate("valid", name="a")]
 OPTIONS: list[tuple[Any, str]] = [
     (lambda: ran(counting("train_loop_begin")), "Wrong has set its attribute epoch to 2 in epoch 1"),
     (lambda: ran(counting("train_loop_end")), "Wrong has set its attribute epoch to 2 in epoch 1"),
     (lambda: ran(but(TinyTask, epoch=property(len))), r"Wrong\.epoch is a property that no Trainer can set"),
     (lambda: ran(stats={"loss": ["quantile"]}), "there is no statistic 'quantile'"),
     (lambda: ran(stats={"los": ["std"]}), "'los', which eval_step did not return; did you mean 'loss'"),
-    (
-        lambda: trainer(
-            Path("run"), services=[everstep.Evaluate("valid"), everstep.Evaluate("valid", name="a")]
-        ),
-        r"'valid' and 'a' both evaluate stream 'valid'.* \| ",
-    ),
+    (lambda: trainer(Path("run"), services=BOTH), r"'valid' and 'a' both evaluate stream 'valid'.* \| "),
     (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
     (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
     (lambda: Fit(ema=1.5), "give a decay between 0 and 1"),
@@ -354,17 +350,14 @@ USES: list[tuple[type[EverstepError], str, Callable[..., object]]] = [
     (UsageError, "call it before", lambda door, *_: door.smoke_test()),
     (UsageError, "call it in another process", lambda door, *_: door.watch()),
     (UsageError, "leave its with block before", lambda door, *_: door.open().__enter__()),
-    (
-        MetricError,
-        "of an evaluation and of the",
-        lambda door, _, loop: [own(loop), door.epoch("train", "valid")],
-    ),
+    (MetricError, "of an evaluation and of the", lambda door, _, loop: own(door, loop)),
     (UsageError, "observer", lambda door, _, loop: [loop.on(Moment.AFTER_EVAL_STEP, stop), door.epoch()]),
 ]
 
 
-def own(loop: Any) -> None:
+def own(door: Any, loop: Any) -> None:
     loop.collect_metrics({"valid/loss": 1.0})
+    door.epoch("train", "valid")
 
 
 def stop(boundary: Any) -> everstep.Outcome:
