@@ -317,10 +317,8 @@ def test_a_second_step_loop_over_other_data_is_said_once(tmp_path: Path) -> None
         tiny = Tiny(tmp_path / "run", max_epoch=max_epoch)
         with tiny.loop as loop:
             for _ in loop.iter_epochs():
-                for _ in loop.iter_steps(train):
-                    pass
-                for _ in loop.iter_steps(valid):
-                    pass
+                list(loop.iter_steps(train))
+                list(loop.iter_steps(valid))
         (warning,) = loop.ending.warnings
         assert "reads other data as stream 'train': its steps count as training steps" in warning
         assert "with loop.evaluation(): for x, y in valid:" in warning and 'name="train2"' in warning
@@ -332,10 +330,8 @@ def test_data_made_anew_or_read_twice_or_named_is_no_second_data(tmp_path: Path)
         for epoch in loop.iter_epochs():
             train = [epoch, epoch + 1]
             for _ in range(2):
-                for _ in loop.iter_steps(train):
-                    pass
-            for _ in loop.iter_steps([epoch], name="other"):
-                pass
+                list(loop.iter_steps(train))
+            list(loop.iter_steps([epoch], name="other"))
     assert loop.step == 20 and loop.ending.warnings == ()
 
 

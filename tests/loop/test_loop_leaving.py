@@ -123,8 +123,7 @@ def test_two_streams_under_one_name(tmp_path: Path) -> None:
             list(loop.iter_steps([3, 4]))  # the pass of the first is over: another object may follow
     with loop_in(tmp_path / "other", max_epoch=1, steps_per_epoch=1) as loop:
         for _ in loop.iter_epochs():
-            for _ in loop.iter_steps([1, 2, 3]):
-                pass
+            list(loop.iter_steps([1, 2, 3]))
             with pytest.raises(ConfigError, match=r"'train' is in the middle of a pass.*name="):
                 loop.iter_steps([4, 5, 6])
 

@@ -243,8 +243,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=9)
     with everstep.TrainLoop(run_dir, state, max_step=1, services=[saves]) as loop:
         for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)):
-                pass
+            list(loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)))
     return run_dir
 
 
