@@ -49,19 +49,27 @@ class TinyTask(everstep.Task):
         return batch[0] * self.w[0]
 
 
-def slow(clock: ManualClock, step: float = 0.0, evaluation: float = 0.0, kind: type = TinyTask) -> Any:
-    """A task whose steps, and batches of evaluations, take seconds of a clock."""
+Call = Callable[[], object]
 
-    class Slow(kind):  # type: ignore[misc]
+
+def calling(step: Call = int, evaluation: Call = int, kind: type = TinyTask) -> Any:
+    """A task that first calls a function in each of its steps, and in each batch of an evaluation."""
+
+    class Calling(kind):  # type: ignore[misc]
         def train_step(self, batch: Any) -> Any:
-            clock.advance(step)
+            step()
             return super().train_step(batch)
 
         def eval_step(self, batch: Any) -> Any:
-            clock.advance(evaluation)
+            evaluation()
             return super().eval_step(batch)
 
-    return Slow()
+    return Calling()
+
+
+def slow(clock: ManualClock, step: float = 0.0, evaluation: float = 0.0, kind: type = TinyTask) -> Any:
+    """A task whose steps, and batches of evaluations, take seconds of a clock."""
+    return calling(lambda: clock.advance(step), lambda: clock.advance(evaluation), kind)
 
 
 def in_epochs(door: everstep.Trainer, body: Callable[[Any], object], **options: Any) -> Any:

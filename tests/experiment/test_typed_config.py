@@ -109,8 +109,6 @@ def given(*overrides: str, **options: Any) -> Config:
 
 
 # ----------------------------------------------------------------------------------------- layers
-
-
 def test_files_lie_over_defaults_later_ones_over_earlier_ones(write: Callable[..., str]) -> None:
     first = write("lr: 1e-3\nlayer: {width: 4, rates: [1, 2]}\nnamed: {a: {width: 1}, b: {width: 2}}\n")
     second = write("layer:\n  width: 5\nnamed:\n  b: {rates: [3]}\n", "b.yaml")
@@ -211,12 +209,8 @@ def test_a_profile_is_laid_over_all_lists_replaced_the_rest_merged() -> None:
 
 def test_a_config_may_be_looked_at_without_importing_what_it_calls() -> None:
     call = {"call": "nowhere:x", "y": 1}
-    tree = {
-        "task": call,
-        "streams": {"train": call},
-        "services": [{"nowhere:Service": {"z": call}}],
-        "trainer": {"init_from": {"path": call}},
-    }
+    tree: Any = {"task": call, "streams": {"train": call}, "trainer": {"init_from": {"path": call}}}
+    tree["services"] = [{"nowhere:Service": {"z": call}}]
     found = resolve(ExperimentConfig, base=tree, imports=False).tree
     assert found["task"] == call and found["services"] == tree["services"]
     with pytest.raises(ConfigError, match="3 mistakes"):
@@ -224,8 +218,6 @@ def test_a_config_may_be_looked_at_without_importing_what_it_calls() -> None:
 
 
 # ------------------------------------------------------------------------------------------ calls
-
-
 def test_a_call_gets_its_arguments_with_the_types_of_its_signature() -> None:
     made = given(
         f"net={{call: {HERE}:Net, width: 3, layer: {{width: 2, rates: [1, 2]}}, act: math:sin, "
@@ -292,8 +284,6 @@ def test_every_service_of_the_door_has_its_name() -> None:
 
 
 # --------------------------------------------------------------------------------------- mistakes
-
-
 def net(arguments: str) -> str:
     return f"net: {{call: '{HERE}:{arguments}}}\n"
 

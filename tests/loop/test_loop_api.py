@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,14 @@ def test_a_formatter_of_ones_own(make: Make, lines: list[str]) -> None:
 
 
 def test_flags_inside_and_outside(make: Make) -> None:
+    flags = attrgetter("within_epoch", "within_step", "step_data", "epoch", "step")
     with make(max_epoch=1) as loop:
-        states = [(loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step)]
+        states = [flags(loop)]
         for _ in loop.iter_epochs():
-            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-            for _ in loop.iter_steps(["x", "y"]):
-                states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-            states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
-        states.append((loop.within_epoch, loop.within_step, loop.step_data, loop.epoch, loop.step))
+            states.append(flags(loop))
+            states += [flags(loop) for _ in loop.iter_steps(["x", "y"])]
+            states.append(flags(loop))
+        states.append(flags(loop))
     assert states == [
         (False, False, None, 0, 0),
         (True, False, None, 1, 0),
@@ -129,9 +130,7 @@ def test_limits_may_be_set_while_running_and_are_checked(make: Make) -> None:
     ("first", "then", "ends"),
     [({"max_epoch": 1}, {"max_epoch": 2}, (6, 2)), ({"max_step": 2}, {"max_step": 5}, (5, 2))],
 )
-def test_a_limit_that_is_raised_when_it_is_reached_goes_on(
-    make: Make, first: dict[str, int], then: dict[str, int], ends: tuple[int, int]
-) -> None:
+def test_a_limit_that_is_raised_when_reached_goes_on(make: Make, first: Any, then: Any, ends: Any) -> None:
     with make(**first) as loop:
         for epoch in loop.iter_epochs():
             list(loop.iter_steps([1, 2, 3]))
@@ -193,18 +192,17 @@ def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
     assert loop.ending.best == loop.best
 
 
-@pytest.mark.parametrize(
-    ("values", "printed_from", "marks"),
-    [
-        ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
-        ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),
-    ],
-)
+MARKED: list[tuple[list[float], int, list[str]]] = [
+    ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
+    ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),
+]
+
+
+@pytest.mark.parametrize("row", MARKED)
 @pytest.mark.parametrize("outside", [False, True])
-def test_the_mark_is_on_the_line_of_the_best_and_on_no_later_one(
-    make: Make, lines: list[str], values: list[float], printed_from: int, marks: list[str], outside: bool
-) -> None:
+def test_the_mark_is_on_the_line_of_the_best_alone(make: Make, lines: Any, row: Any, outside: bool) -> None:
     """The mean of the steps, or a value of the tail; what no line has printed is in no later line."""
+    values, printed_from, marks = row
     with make(max_epoch=len(values), show_eta=False, watch="loss") as loop:
         for epoch in loop.iter_epochs():
             for _ in loop.iter_steps([1]):
@@ -249,8 +247,7 @@ def test_progress_of_each_kind_of_limit(make: Make) -> None:
     with make(max_epoch=2) as loop:
         for _ in loop.iter_epochs():
             progress.append(loop.get_progress())
-            for _ in loop.iter_steps([1, 2]):
-                progress.append(loop.get_progress())
+            progress += [loop.get_progress() for _ in loop.iter_steps([1, 2])]
             progress.append(loop.get_progress())
         progress.append(loop.get_progress())
     assert progress == [0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0]
@@ -293,26 +290,20 @@ ANYWHERE = {
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE, *ANYWHERE])
-def test_use_before_and_after_the_with_block(make: Make, name: str) -> None:
-    call = (OUTSIDE | ANYWHERE)[name]
+def test_use_outside_the_with_block_and_outside_an_epoch(make: Make, name: str) -> None:
+    def refused(words: str) -> None:
+        with pytest.raises(UsageError, match=rf"{name}\(\) {words}"):
+            (OUTSIDE | ANYWHERE)[name](loop)
+
     loop = make(max_epoch=1)
-    with pytest.raises(UsageError, match=rf"{name}\(\) before the with block"):
-        call(loop)
+    refused("before the with block")
     with loop:
-        pass
-    with pytest.raises(UsageError, match=rf"{name}\(\) after the with block"):
-        call(loop)
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_use_outside_an_epoch(make: Make, name: str) -> None:
-    with make(max_epoch=1) as loop:
-        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
-            OUTSIDE[name](loop)
-        for _ in loop.iter_epochs():
-            list(loop.iter_steps([1]))
-        with pytest.raises(UsageError, match=rf"{name}\(\) outside an epoch"):
-            OUTSIDE[name](loop)
+        if name in OUTSIDE:
+            refused("outside an epoch")
+            for _ in loop.iter_epochs():
+                list(loop.iter_steps([1]))
+            refused("outside an epoch")
+    refused("after the with block")
 
 
 def test_nested_loops(make: Make) -> None:

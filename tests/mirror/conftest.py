@@ -1,12 +1,20 @@
-"""Fixtures with a local S3 server."""
+"""The run that nobody disturbed, and a local S3 server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mirror_program import make, train
 from s3_server import server, settings
+
+
+@pytest.fixture
+def right(tmp_path: Path) -> Any:
+    """Its result."""
+    return train(make(tmp_path / "plain", None)).result()
 
 
 @pytest.fixture(scope="session")

@@ -21,20 +21,12 @@ EPOCHS = 3
 
 def make(run_dir: Path, mirror: str | Path | None, epochs: int = EPOCHS, **arguments: Any) -> Tiny:
     """The run; its losses are best at some epoch's end."""
-    saves = everstep.Checkpoints(
-        everstep.Every(steps=2) | everstep.Every(epochs=1),
-        keep_last=2,
-        mirror=mirror,
-        mirror_wait=arguments.pop("mirror_wait", PATIENCE),
-    )
+    when, wait = everstep.Every(steps=2) | everstep.Every(epochs=1), arguments.pop("mirror_wait", PATIENCE)
+    saves = everstep.Checkpoints(when, keep_last=2, mirror=mirror, mirror_wait=wait)
     services = [saves, everstep.Best("valid_loss"), *arguments.pop("services", ())]
     return Tiny(run_dir, max_epoch=epochs, services=services, **arguments)
 
 
 def train(tiny: Tiny, inside: LoopHook = lambda loop, step: None) -> Tiny:
     """Train to the end, with a value for `Best` after each epoch."""
-
-    def tail(loop: Any, epoch: int) -> None:
-        loop.collect_metrics(valid_loss=float(abs(tiny.w).sum()))
-
-    return tiny.train(inside, tail)
+    return tiny.train(inside, lambda loop, epoch: loop.collect_metrics(valid_loss=float(abs(tiny.w).sum())))

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,28 +20,14 @@ from everstep import hazard
 from everstep.errors import ConfigError, MirrorError, RunLockedError
 from everstep.mirror import run_mirror
 from everstep.mirror.mirror import Contents, Holder, parse
-from tiny_runs import Tiny, rows
+from tiny_runs import Boom, Tiny, boom_at, rows
 from waiting import until
 
 
 def test_a_victim_of_the_campaign_is_killed_at_each_point_first_and_late() -> None:
     # so the gate imports what only the campaign runs: a name that was gone had stopped the mirror's kills
-    assert picked(["mirror.put"] * 16 + ["mirror.list"], 3) == [
-        *(f"kill:mirror.put:{n}" for n in (1, 7, 14)),
-        "kill:mirror.list:1",
-    ]
-
-
-@pytest.fixture
-def disarmed() -> Iterator[None]:
-    yield
-    hazard.arm(None)
-
-
-@pytest.fixture
-def right(tmp_path: Path) -> Any:
-    """The result of the run that nobody disturbed."""
-    return train(make(tmp_path / "plain", None)).result()
+    puts = [f"kill:mirror.put:{n}" for n in (1, 7, 14)]
+    assert picked(["mirror.put"] * 16 + ["mirror.list"], 3) == [*puts, "kill:mirror.list:1"]
 
 
 def contents(mirror: Path) -> dict[str, Any]:
@@ -66,20 +51,11 @@ def warnings_of(tiny: Tiny) -> list[str]:
     return [line for line in tiny.lines if line.startswith("warning") and "mirror" in line]
 
 
-class _Vanished(Exception):
-    """Stands for a program that fails."""
-
-
 def stop_at(run_dir: Path, mirror: Path | None, step: int, **arguments: Any) -> Tiny:
     """A start that ends by an error of the program in the body of a step."""
     tiny = make(run_dir, mirror, **arguments)
-
-    def inside(loop: Any, now: int) -> None:
-        if now == step:
-            raise _Vanished
-
-    with pytest.raises(_Vanished):
-        train(tiny, inside)
+    with pytest.raises(Boom):
+        train(tiny, boom_at(step))
     return tiny
 
 
@@ -119,10 +95,8 @@ def test_a_directory_that_is_behind_is_brought_up(tmp_path: Path, right: Any) ->
     assert again.result() == right
     assert [step for _, step, _ in again.seen] == [9, 10, 11, 12]
     aside = tmp_path / "first" / "superseded"  # nothing was deleted that only this directory had
-    assert {path.name.partition(".")[0] for path in aside.glob("*")} == {
-        "step-00000002",
-        "epoch-0001-step-00000004",
-    }
+    names = {path.name.partition(".")[0] for path in aside.glob("*")}
+    assert names == {"step-00000002", "epoch-0001-step-00000004"}
 
 
 @pytest.mark.campaign("long")
@@ -131,10 +105,11 @@ def test_trained_apart_is_refused_and_either_can_go_on(tmp_path: Path, right: An
     train(make(first, mirror, epochs=1))
     train(make(first, None, epochs=2))  # without the mirror: its checkpoints are there alone
     train(make(tmp_path / "second", mirror, epochs=2))
-    before = sorted(path for path in first.rglob("*") if path.name not in ("lock", "lock.json"))
+    there = lambda: sorted(path for path in first.rglob("*") if path.stem != "lock")  # noqa: E731
+    before = there()
     with pytest.raises(MirrorError, match=r"trained apart.*empty run directory.*another mirror"):
         train(make(first, mirror))
-    assert sorted(path for path in first.rglob("*") if path.name not in ("lock", "lock.json")) == before
+    assert there() == before
     assert train(make(first, tmp_path / "another")).result() == right
     assert train(make(tmp_path / "third", mirror)).result() == right
 
@@ -199,9 +174,7 @@ def test_of_two_machines_the_earlier_is_refused(tmp_path: Path, right: Any) -> N
 
 
 @pytest.mark.campaign("long")
-def test_an_outage_is_one_warning_and_is_caught_up(
-    tmp_path: Path, right: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_is_one_warning_and_is_caught_up(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.02))
     hazard.arm("EIO:mirror.put:3-12")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror"))
@@ -214,9 +187,7 @@ def test_an_outage_is_one_warning_and_is_caught_up(
 
 
 @pytest.mark.campaign("long")
-def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
-    tmp_path: Path, right: Any, disarmed: None
-) -> None:
+def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(tmp_path: Path, right: Any) -> None:
     hazard.arm("EIO:mirror.put:1-9999")
     tiny = train(make(tmp_path / "run", tmp_path / "mirror", mirror_wait=0.2))
     hazard.arm(None)
@@ -229,9 +200,7 @@ def test_what_is_not_mirrored_at_the_end_is_said_and_caught_up(
 
 
 @pytest.mark.campaign("long")
-def test_training_and_retention_do_not_wait_for_a_slow_mirror(
-    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_and_retention_wait_for_no_slow_mirror(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     free, waiting = threading.Event(), set()
 
     def slow(name: str) -> None:
@@ -261,9 +230,7 @@ def test_training_and_retention_do_not_wait_for_a_slow_mirror(
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("gone", ["", "files", "journal", "contents"])
-def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
-    tmp_path: Path, right: Any, gone: str
-) -> None:
+def test_a_mirror_that_loses_files_in_a_run_gets_them_again(tmp_path: Path, right: Any, gone: str) -> None:
     """A disk is replaced by an empty one; a rule of a store deletes what is old."""
     mirror = tmp_path / "mirror"
 
@@ -281,9 +248,7 @@ def test_a_mirror_that_loses_files_while_a_run_trains_gets_them_again(
 
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
-def test_a_file_that_is_damaged_before_its_upload(
-    tmp_path: Path, harm: Any, disarmed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_damaged_before_its_upload(tmp_path: Path, harm: Any, monkeypatch: Any) -> None:
     """No checkpoint is listed that lacks a file."""
     monkeypatch.setattr(run_mirror, "PAUSES", (0.01, 0.01))
 
@@ -359,8 +324,6 @@ def test_pins_come_back(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.campaign("long", gate=3)
 @pytest.mark.parametrize(
     ("mirror", "missing", "message"),
@@ -390,9 +353,7 @@ def test_what_cannot_be_a_mirror_is_refused_before_the_first_step(
 
 
 @pytest.mark.campaign("long")
-def test_a_drill_leaves_a_real_mirror_alone(
-    tmp_path: Path, right: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drill_leaves_a_real_mirror_alone(tmp_path: Path, right: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))
     mirror = tmp_path / "mirror"
     tiny = train(make(tmp_path / "run", mirror))

@@ -13,12 +13,11 @@ pytestmark = [pytest.mark.campaign("machine"), pytest.mark.timeout(1800)]
 
 VICTIM = Path(__file__).with_name("mirror_victim.py")
 WRITING = ("open", "write", "fsync", "rename", "fsync_folder", "mkdir", "unlink")
+UPLOADING = (*WRITING, "list", "read", "contents", "put", "verify", "delete")
 POINTS = {
-    "uploading": {
-        f"mirror.{each}" for each in (*WRITING, "list", "read", "contents", "put", "verify", "delete")
-    },
+    "uploading": {f"mirror.{each}" for each in UPLOADING},
     "restoring": {f"mirror.{each}" for each in (*WRITING, "list", "read", "fetch")}
-    | {f"checkpoint.{each}" for each in (*WRITING,)},
+    | {f"checkpoint.{each}" for each in WRITING},
 }
 SCENARIOS = tuple(POINTS)
 AT_MOST = {"uploading": 3, "restoring": 2}

@@ -18,11 +18,6 @@ from everstep.mirror.place import ObjectStore
 pytestmark = pytest.mark.campaign("machine")
 
 
-@pytest.fixture
-def right(tmp_path: Path) -> Any:
-    return train(make(tmp_path / "plain", None)).result()
-
-
 def test_an_empty_machine_goes_on_exactly(tmp_path: Path, bucket: str, right: Any) -> None:
     mirror = f"{bucket}/some/run"
     train(make(tmp_path / "first", mirror, epochs=2))
@@ -62,9 +57,7 @@ def test_the_bytes_in_the_store_are_verified(tmp_path: Path, bucket: str, size: 
         other.put("files/1/part", source, 0, 1000)
 
 
-def test_wrong_credentials_are_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_credentials_are_refused_before_the_first_step(tmp_path: Path, monkeypatch: Any) -> None:
     with server(tmp_path / "log", INITIAL_NO_AUTH_ACTION_COUNT="0") as url:
         for name, value in settings(url).items():
             monkeypatch.setenv(name, value)

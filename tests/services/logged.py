@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,7 @@ def trackio(run_dir: Path, store: str) -> Iterator[Point]:
             yield from ((step, tag, value) for tag, value in json.loads(metrics).items())
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Point]]] = {
-    "wandb": wandb,
-    "mlflow": mlflow,
-    "trackio": trackio,
-}
+READERS: dict[str, Any] = {"wandb": wandb, "mlflow": mlflow, "trackio": trackio}
 
 
 def kill_at_position(where: str, sends: int) -> None:
@@ -119,7 +115,7 @@ def kill_at_position(where: str, sends: int) -> None:
 
 
 def main(
-    action: str, name: str, run_dir: Path, store: str, checkpoint: str = "newest", epochs: str = "3"
+    action: str, name: str, run_dir: Path, store: str, checkpoint: str = "newest", epochs: int = 3
 ) -> None:
     if action == "train":
         if "KILL_AT_POSITION" in os.environ:
@@ -130,10 +126,8 @@ def main(
         config = {"model": {"width": 8}, "lr": 0.1, "a@b": 1}  # MLflow refuses "@"
         tiny = Tiny(run_dir, max_epoch=int(epochs), services=services, resume=resume, config=config)
         shift = int(os.environ.get("SHIFT", "0"))  # other values of one metric
-        tiny.train(
-            lambda loop, step: print(step, flush=True),
-            lambda loop, epoch: loop.collect_metrics(valid_loss=epoch / 3 + shift),
-        )
+        tail = lambda loop, epoch: loop.collect_metrics(valid_loss=epoch / 3 + shift)  # noqa: E731
+        tiny.train(lambda loop, step: print(step, flush=True), tail)
         print(*tiny.lines, sep="\n")
     elif action == "facts":
         print(json.dumps([(run.info.status, run.data.params) for run in mlflow_runs(store)[1]]))

@@ -51,12 +51,8 @@ class Posts(RemoteSink):
 
 def posting(run_dir: Path, server: Server, every: int = 3, **arguments: Any) -> Tiny:
     services = [Posts(server), JSONLines(), FinalValues(lambda: {"final": 1.0})]
-    return Tiny(
-        run_dir,
-        max_epoch=3,
-        services=[*services, Checkpoints(Every(steps=every), keep_last=None)],
-        **arguments,
-    )
+    services += [Checkpoints(Every(steps=every), keep_last=None)]
+    return Tiny(run_dir, max_epoch=3, services=services, **arguments)
 
 
 if __name__ == "__main__":

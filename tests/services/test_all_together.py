@@ -107,36 +107,31 @@ def program(run_dir: Path, order: int = 1) -> everstep.supervisor.Ending:
     def begin(boundary: everstep.Boundary) -> None:
         task.epoch = boundary.epoch
 
-    listed.append(
-        FunctionService(everstep.services.Moment.BEFORE_STEP, begin, None, "epoch")
-    )  # as `loop.on` does
+    # as `loop.on` does
+    listed.append(FunctionService(everstep.services.Moment.BEFORE_STEP, begin, None, "epoch"))
     data = everstep.data.arrays
     streams = {"train": data(np.arange(8), batch_size=2, shuffle=True)}
     streams |= {"valid": data(np.arange(5), batch_size=2), "test": data(np.arange(3), batch_size=2)}
-    return everstep.Trainer(
-        task, streams, run_dir, services=listed[::order], max_epoch=4, seed=3
-    ).run_training()
+    door = everstep.Trainer(task, streams, run_dir, services=listed[::order], max_epoch=4, seed=3)
+    return door.run_training()
 
 
-def start(run_dir: Path, spec: str | None) -> int:
-    """The program in a process of its own; its wait status."""
+def fork(run_dir: Path, spec: str | None = None) -> int:
+    """The program in a process of its own; its number."""
     pid = os.fork()
     if pid == 0:
         hazard.arm(spec)
         program(run_dir)
         os._exit(0)
-    return os.waitpid(pid, 0)[1]
+    return pid
 
 
 def files(run_dir: Path) -> dict[str, bytes]:
     """What was written for other programs, but for what has the run's name or a time in it."""
-    found = {path for folder in ("dumps", "exports", "logs") for path in (run_dir / folder).rglob("*")}
-    kinds = (".jsonl", ".csv", ".safetensors")
-    return {
-        str(path.relative_to(run_dir)): re.sub(rb', "[a-z/_]*time": [^,}]+', b"", path.read_bytes())
-        for path in found
-        if path.suffix in kinds
-    }
+    places = ((run_dir / folder).rglob("*") for folder in ("dumps", "exports", "logs"))
+    found = [path for each in places for path in each if path.suffix in (".jsonl", ".csv", ".safetensors")]
+    times = rb', "[a-z/_]*time": [^,}]+'
+    return {str(path.relative_to(run_dir)): re.sub(times, b"", path.read_bytes()) for path in found}
 
 
 def require_same(whole: Path, run_dir: Path, why: object) -> None:
@@ -158,7 +153,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def specs(folder: Path) -> list[str]:
     """Kills at each point that the program reaches, at most three of each point."""
-    assert start(folder / "traced", f"trace:{folder / 'trace'}") == 0
+    assert os.waitpid(fork(folder / "traced", f"trace:{folder / 'trace'}"), 0)[1] == 0
     reached = Counter((folder / "trace").read_text().split())
     return [
         f"kill:{point}:{at}"
@@ -168,14 +163,12 @@ def specs(folder: Path) -> list[str]:
 
 
 @pytest.mark.campaign("long", gate="share")
-def test_killed_anywhere_files_are_whole_or_absent_and_end_as_those_of_the_undisturbed_run(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_killed_anywhere_files_are_whole_or_absent_and_end_undisturbed(whole: Path, tmp_path: Path) -> None:
     expected = files(whole)
     for number, spec in share(enumerate(specs(tmp_path)), 4):
         run_dir = tmp_path / str(number)
-        if start(run_dir, spec) != signal.SIGKILL:  # a point that is reached once more or less, by the clock
-            continue
+        if os.waitpid(fork(run_dir, spec), 0)[1] != signal.SIGKILL:
+            continue  # a point that is reached once more or less, by the clock
         for folder in run_dir.glob("exports/*/step-*"):
             assert sorted(p.name for p in folder.iterdir()) == ["export.json", "model.safetensors"], spec
             load_file(folder / "model.safetensors")
@@ -205,10 +198,7 @@ def test_killed_at_random_times(whole: Path, tmp_path: Path) -> None:
     chance = random.Random(gate.seed)
     run_dir = tmp_path / "run"
     for _ in range(6):
-        pid = os.fork()
-        if pid == 0:
-            program(run_dir)
-            os._exit(0)
+        pid = fork(run_dir)
         time.sleep(chance.uniform(0, 2))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -143,20 +143,15 @@ def test_the_live_line(terminal: Terminal, run: Run, console: Console) -> None:
     console.bests = lambda: [SimpleNamespace(metric="valid_loss", value=0.2)]
     run.train(console, 100, loss=0.5)
     run.train(console, 300, loss=0.25, valid_loss=0.2, step_time=0.0102)
-    assert terminal.screen() == [
-        "Epoch 1/10  Step 400/4000  ━━──────────────────  10%  100 steps/s  ETA 36s"
-        "  loss: 0.25; valid loss: 0.2 (*); step time…"
-    ]
+    progress = "Epoch 1/10  Step 400/4000  ━━──────────────────  10%  100 steps/s  ETA 36s"
+    assert terminal.screen() == [f"{progress}  loss: 0.25; valid loss: 0.2 (*); step time…"]
     run.max_step = run.max_epoch = None  # an unbounded run has no bar; names cannot move the cursor
     run.train(console, 1, valid_loss=0.3, **{"a\nb\x1b[2J": 1.0})
-    assert terminal.screen() == [
-        "Epoch 2  Step 401  100 steps/s  loss: 0.25; valid loss: 0.3; a?b?[2J: 1; step time: 0.0102s"
-    ]
+    metrics = "loss: 0.25; valid loss: 0.3; a?b?[2J: 1; step time: 0.0102s"
+    assert terminal.screen() == [f"Epoch 2  Step 401  100 steps/s  {metrics}"]
 
 
-def test_printed_lines_scroll_above_it_and_nothing_is_left(
-    terminal: Terminal, run: Run, console: Console
-) -> None:
+def test_lines_scroll_above_it_and_nothing_is_left(terminal: Terminal, run: Run, console: Console) -> None:
     terminal.show(console, run)
     console.print("hello")
     run.train(console, 1, loss=0.5)
@@ -185,9 +180,7 @@ def test_a_line_the_user_has_begun_is_left_alone(terminal: Terminal, run: Run, c
     assert terminal.screen()[1:] == ["-> stopped here", ""]
 
 
-def test_stderr_of_the_same_terminal_a_child_and_somebody_elses_stand_in(
-    terminal: Terminal, run: Run, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stderr_a_child_a_stand_in(terminal: Terminal, run: Run, console: Console, monkeypatch: Any) -> None:
     with open(os.dup(terminal.stream.fileno()), "w", buffering=1) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         terminal.show(console, run)
@@ -239,9 +232,7 @@ LOG_LINE = "[Step 400/4000] loss: 0.5 (±0.1); valid loss: 0.25; 重み: 1; epoc
 
 
 @pytest.mark.parametrize("terminal", [{"columns": n} for n in (1, 2, 27, 56, 60, 89, 200)], indirect=True)
-def test_it_never_wraps_and_a_log_line_is_cut_to_the_terminal_and_whole_in_the_log(
-    terminal: Terminal, run: Run, console: Console
-) -> None:
+def test_it_never_wraps_and_the_log_has_lines_whole(terminal: Terminal, run: Run, console: Console) -> None:
     columns = os.get_terminal_size(terminal.master).columns
     terminal.show(console, run)
     console.print(LOG_LINE, shorten=True)
@@ -297,24 +288,19 @@ def test_a_progress_line_now_and_then(run: Run, console: Console, capsys: pytest
     run.train(console, 1000, loss=0.25)
     assert capsys.readouterr().out == ""
     run.train(console, 1000, loss=0.75, valid_loss=0.25)
-    expected = (
-        "Epoch 8/10  Step 3000/4000  75%  100 steps/s  ETA 10s  loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
-    )
+    losses = "loss: 0.5 (±0.204124); valid loss: 0.25 (*)"
+    expected = f"Epoch 8/10  Step 3000/4000  75%  100 steps/s  ETA 10s  {losses}"
     assert capsys.readouterr().out == expected + "\n"
     run.train(console, 500)
     assert capsys.readouterr().out == ""
     assert re.fullmatch(STAMP + re.escape(expected), run.log()[0])
-    run.train(
-        console, 2500, loss=0.25
-    )  # its window begins at the last line, whatever `print_logs` has cleared
+    run.train(console, 2500, loss=0.25)  # its window begins at the last line, whatever was cleared
     console.print(LOG_LINE, shorten=True)  # whole in a pipe
     second, third = capsys.readouterr().out.splitlines()
     assert "loss: 0.25; " in second and third == LOG_LINE
 
 
-def test_lines_can_go_elsewhere_and_need_no_open_console(
-    terminal: Terminal, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_can_go_elsewhere_and_need_no_open_console(terminal: Terminal, run: Run, capsys: Any) -> None:
     silent = Console()
     silent.print("before")
     silent.close()
@@ -370,9 +356,7 @@ console.close()
     assert [line.split(" ", 1)[1] for line in log] == ["line 0", fails, "line 1", "line 2"]
 
 
-def test_the_log_has_every_line_with_its_time_and_goes_on_and_comes_back_after_a_full_disk(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_every_line_with_its_time_and_comes_back_after_a_full_disk(run: Run, capsys: Any) -> None:
     for text in ("one\ntwo ±", "three"):
         console = Console()
         console.open(run)

@@ -43,29 +43,26 @@ def exported(run_dir: Path, name: str = "export") -> dict[str, Any]:
     return found
 
 
-def every_strategy() -> list[Service]:
-    return [
-        Export(entry="w", name="at the end"),
-        Export(Every(epochs=2), entry="w", keep=2, name="latest"),
-        Export(Every(steps=5), entry="w", keep=None, name="all"),
-        Export(OnBest("valid_loss"), entry="w", keep=2, name="best"),
-        Export(lambda boundary: boundary.epoch in (1, 3), entry="w", name="condition"),
-        GUARD,
-    ]
-
-
-STEPS = {"at the end": [20], "latest": [8, 16], "all": [5, 10, 15, 20], "best": [4, 12], "condition": [4, 12]}
+STRATEGIES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "at the end": ({}, [20]),
+    "latest": ({"when": Every(epochs=2), "keep": 2}, [8, 16]),
+    "all": ({"when": Every(steps=5), "keep": None}, [5, 10, 15, 20]),
+    "best": ({"when": OnBest("valid_loss"), "keep": 2}, [4, 12]),
+    "condition": ({"when": lambda boundary: boundary.epoch in (1, 3)}, [4, 12]),
+}
+"""By name, when the weights are exported, and after which steps that is."""
 
 
 def test_each_strategy_has_its_steps_and_a_crash_changes_no_folder(tmp_path: Path) -> None:
     """Killed at any point: test_all_together."""
 
     def start(run_dir: Path, crash: int) -> None:
+        services = [Export(entry="w", name=name, **how) for name, (how, _) in STRATEGIES.items()]
         tail = collecting("valid_loss", LOSSES)
-        serviced(run_dir, every_strategy(), tail, boom_at(crash), max_epoch=5)
+        serviced(run_dir, [*services, GUARD], tail, boom_at(crash), max_epoch=5)
 
     resumed(tmp_path, start, 14)
-    for name, steps in STEPS.items():
+    for name, (_, steps) in STRATEGIES.items():
         whole = exported(tmp_path / "whole", name)
         assert list(whole) == [f"step-{step:08d}" for step in steps], name
         assert len({about["digest"] for about, _ in whole.values()}) == len(steps), "of the weights"
@@ -79,14 +76,9 @@ def test_what_an_export_says_of_itself(tmp_path: Path) -> None:
     ((about, arrays),) = exported(tmp_path).values()
     loss = everstep.record.RunJournal(tmp_path).rows("loss")
     assert about.pop("digest")
-    assert about == {
-        "step": 4,
-        "epoch": 1,
-        "checkpoint": "epoch-0001-step-00000004",
-        "entry": "w",
-        "format": "safetensors",
-        "metrics": {"loss": [row.value for row in loss if row.phase == "step"][-1], "valid_loss": 0.5},
-    }
+    metrics = {"loss": [row.value for row in loss if row.phase == "step"][-1], "valid_loss": 0.5}
+    where = {"step": 4, "epoch": 1, "checkpoint": "epoch-0001-step-00000004"}
+    assert about == {**where, "entry": "w", "format": "safetensors", "metrics": metrics}
     assert arrays == {"array": tiny.w.tobytes()}
 
 
@@ -118,14 +110,8 @@ def test_a_disk_that_refuses_costs_the_export_and_not_the_run(tmp_path: Path) ->
 
 def test_a_state_with_nan_is_not_exported(tmp_path: Path) -> None:
     weights = {"w": np.zeros(2), "scale": np.ones(1)}
-    settings = {"parts": weights}
-    with everstep.TrainLoop(
-        tmp_path,
-        {"w": weights["w"], "settings": settings},
-        services=[Export(Every(steps=1), entry="w")],
-        max_step=3,
-        default_services=False,
-    ) as loop:
+    state, services = {"w": weights["w"], "settings": {"parts": weights}}, [Export(Every(steps=1), entry="w")]
+    with everstep.TrainLoop(tmp_path, state, services=services, max_step=3, default_services=False) as loop:
         for _ in loop.iter_epochs():
             for step in loop.iter_steps():
                 weights["w"][:] = math.inf if step == 2 else step
@@ -178,20 +164,15 @@ class Digits(everstep.torch.Task):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Digits]:
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    inputs = (torch.zeros(2, 2),)
-    services = [
-        Export(OnBest("valid/loss"), entry="ema", name="weights"),
-        Export(
-            entry="ema", name="program", format="torch.export", inputs=inputs, dynamic_shapes=[{0: BATCH}]
-        ),
-    ]
+    services = [Export(OnBest("valid/loss"), entry="ema", name="weights")]
+    program = {"inputs": (torch.zeros(2, 2),), "dynamic_shapes": [{0: torch.export.Dim("batch")}]}
+    services += [Export(entry="ema", name="program", format="torch.export", **program)]
     task, data = Digits(ema=0.5), everstep.data.arrays(torch.randn(8, 2), batch_size=4)
     streams = {"train": data, "valid": data}
     everstep.Trainer(task, streams, run_dir, max_epoch=2, seed=1, services=services).run_training()
     return run_dir, task
 
 
-BATCH = torch.export.Dim("batch")
 LOADS = """
 import json, sys
 sys.modules["everstep"] = None  # importing it fails
@@ -246,8 +227,6 @@ def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None
 
 
 # ---- everstep.export: weights of a checkpoint in the formats of other libraries, read back by them
-
-
 def net(seed: int) -> torch.nn.Sequential:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(50, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 3))
@@ -264,8 +243,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=9)
     with everstep.TrainLoop(run_dir, state, max_step=1, services=[saves]) as loop:
         for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)):
-                pass
+            list(loop.iter_steps(everstep.data.arrays(np.zeros(2), batch_size=2)))
     return run_dir
 
 
@@ -417,10 +395,8 @@ def test_arrays_of_different_lengths_are_dumped_whole(tmp_path: Path) -> None:
             return {"parts": np.array([np.array([1, 2]), np.array([3.5])], object)}
 
     streams = {"train": tiny_task.numbers(8, 2), "valid": tiny_task.numbers(2, 2)}
-    door = everstep.Trainer(
-        Ragged(), streams, tmp_path / "run", services=[Dump("parts")], seed=7, max_epoch=1
-    )
-    door.run_training()
+    options = {"streams": streams, "services": [Dump("parts")], "max_epoch": 1}
+    tiny_task.trainer(tmp_path / "run", Ragged(), **options).run_training()
     (text,) = dumped(tmp_path / "run").values()
     assert [json.loads(line)["parts"] for line in text.splitlines()] == [[1, 2], [3.5]]
 

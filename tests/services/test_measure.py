@@ -43,10 +43,7 @@ def test_variables_are_printed_on_a_schedule_of_their_own(tmp_path: Path) -> Non
         "[Epoch 2/2, Step 8] valid loss: 0.25; valid accuracy: 0.75",
     ]
     assert printed(tiny, "] mine") == [
-        "[Epoch 1/2, Step 2] mine: 1.5 (±0.5)",
-        "[Epoch 1/2, Step 4] mine: 3.5 (±0.5)",
-        "[Epoch 2/2, Step 6] mine: 5.5 (±0.5)",
-        "[Epoch 2/2, Step 8] mine: 7.5 (±0.5)",
+        f"[Epoch {1 + (step > 4)}/2, Step {step}] mine: {step - 0.5} (±0.5)" for step in (2, 4, 6, 8)
     ]
 
 
@@ -80,9 +77,8 @@ def test_values_computed_at_the_clean_end_are_in_the_record(tmp_path: Path) -> N
         start(crash=2)
     assert calls == []
     assert start().values == {"calls": 1.0}
-    assert [row for row in rows(tmp_path / "run") if row[3] == "calls"] == [
-        (1, 4, "eval/final values", "calls", 0, (1.0).hex(), 1)
-    ]
+    (row,) = (row for row in rows(tmp_path / "run") if row[3] == "calls")
+    assert row == (1, 4, "eval/final values", "calls", 0, (1.0).hex(), 1)
     failing = Tiny(tmp_path / "failing", max_epoch=1, services=[FinalValues(lambda: {"a": 1 / 0})]).train()
     assert failing.loop.ending.finished and "ZeroDivisionError" in failing.loop.ending.warnings[0]
 
@@ -112,14 +108,10 @@ def test_speed_and_shares_in_a_train_loop(tmp_path: Path) -> None:
                 clock.advance(7.0)
     found = {row.name: row for row in RunJournal(tmp_path / "run").rows() if row.epoch == 2}
     assert all(row.wall for row in found.values())
-    assert {name: row.value for name, row in found.items()} == {
-        "steps_per_second": 4 / 20,
-        "samples_per_second": 32 * 4 / 20,
-        "data_share": 4 / 20,
-        "step_share": 8 / 20,
-        "evaluation_share": 7 / 20,
-        "services_share": 1 / 20,
-    }
+    shares = {"data_share": 4, "step_share": 8, "evaluation_share": 7, "services_share": 1}
+    speeds = {"steps_per_second": 4, "samples_per_second": 32 * 4}
+    expected = {name: value / 20 for name, value in (speeds | shares).items()}
+    assert {name: row.value for name, row in found.items()} == expected
 
 
 def test_speed_and_shares_in_a_supervisor(tmp_path: Path) -> None:
@@ -251,9 +243,7 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def test_it_writes_every_place_of_every_step_by_what_entries_hold_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_writes_every_place_of_every_step_and_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     def train(run: str) -> None:
         also = {"notes": {"n": 1}, "opt": Optimizer()}
         Tiny(tmp_path / run, max_epoch=1, samples=4, also=also).train()

@@ -18,10 +18,8 @@ from everstep.testing import ManualClock
 from tiny_runs import Acts, Boom, Tiny, Told, boom_at, events, quiet, rows, supervised
 from tiny_task import numbers
 
-EVALUATED = [
-    *("metrics_collected", "after_evaluation", "summary_added", "metric_stats_printed"),
-    *("time_metric_stats_printed", "after_epoch"),
-]
+EVALUATED = ["metrics_collected", "after_evaluation", "summary_added", "metric_stats_printed"]
+EVALUATED += ["time_metric_stats_printed", "after_epoch"]
 
 
 def evaluated(loop: Any, epoch: int) -> None:
@@ -111,10 +109,8 @@ def test_handlers_are_called_every_n_until_removed(tmp_path: Path) -> None:
 def test_stages_give_the_order_however_they_are_listed(tmp_path: Path) -> None:
     order: list[str] = []
     stages = [Stage[name] for name in ["SAVE", "REPORT", "MEASURE", "DECIDE", "GUARD", "EVALUATE", "REPORT"]]
-    services = [
-        Told(f"{i} {stage.name}", lambda b, i=i, s=stage: order.append(f"{i} {s.name}"), stage)  # type: ignore[misc]
-        for i, stage in enumerate(stages)
-    ]
+    names = [f"{i} {stage.name}" for i, stage in enumerate(stages)]
+    services = [Told(n, lambda b, n=n: order.append(n), s) for n, s in zip(names, stages, strict=True)]
     Tiny(tmp_path / "run", samples=2, max_epoch=1, services=services).train()
     assert order[:7] == ["2 MEASURE", "4 GUARD", "5 EVALUATE", "3 DECIDE", "1 REPORT", "6 REPORT", "0 SAVE"]
 
@@ -164,28 +160,6 @@ STOP = Outcome(actions=(Stop("now"),))
 ANYTHING: Any = {"loss": 1.0}
 UNNAMED: Any = Stop("now")
 UNKNOWN = Outcome(actions=(ANYTHING,))
-REFUSED: list[tuple[Callable[[], Service], str]] = [
-    (lambda: at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
-    (lambda: at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
-    (lambda: at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers.* such as AFTER_STEP"),
-    (lambda: at(Moment.EXIT_LOOP), "EXIT_LOOP is for observers"),
-    (
-        lambda: Told("looks", lambda b: STOP),
-        r"observer.*class controller = True and stage = .*Stage.DECIDE or",
-    ),
-    (lambda: Told("looks", lambda b: STOP, Stage.GUARD), "give its class controller = True$"),
-    (
-        lambda: Acts("late", lambda b: STOP, Stage.SAVE),
-        r"'late' \(a controller of stage SAVE.*class stage = ",
-    ),
-    (
-        lambda: Told("odd", lambda b: UNNAMED, Stage.DECIDE),
-        r"or everstep.Outcome\(actions=\(Stop\(.*\),\)\)$",
-    ),
-    (lambda: Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
-    (lambda: Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
-    (lambda: Acts("odd", lambda b: UNKNOWN, Stage.DECIDE), r"\} cannot be applied here; give Stop, Int"),
-]
 
 
 def at(moment: Moment) -> Service:
@@ -194,10 +168,25 @@ def at(moment: Moment) -> Service:
     return service
 
 
+REFUSED: list[tuple[Service, str]] = [
+    (at(Moment.BEFORE_STEP), "BEFORE_STEP is for observers"),
+    (at(Moment.METRICS_COLLECTED), "METRICS_COLLECTED is for observers"),
+    (at(Moment.AFTER_CHECKPOINT), "AFTER_CHECKPOINT is for observers.* such as AFTER_STEP"),
+    (at(Moment.EXIT_LOOP), "EXIT_LOOP is for observers"),
+    (Told("looks", lambda b: STOP), r"observer.*class controller = True and stage = .*Stage.DECIDE or"),
+    (Told("looks", lambda b: STOP, Stage.GUARD), "give its class controller = True$"),
+    (Acts("late", lambda b: STOP, Stage.SAVE), r"'late' \(a controller of stage SAVE.*class stage = "),
+    (Told("odd", lambda b: UNNAMED, Stage.DECIDE), r"or everstep.Outcome\(actions=\(Stop\(.*\),\)\)$"),
+    (Told("odd", lambda b: ANYTHING, Stage.DECIDE), r"'odd' returned \{.*\}; return None or"),
+    (Told("odd", lambda b: Outcome(UNNAMED), Stage.DECIDE), r"by name: everstep.Outcome\(actions="),
+    (Acts("odd", lambda b: UNKNOWN, Stage.DECIDE), r"\} cannot be applied here; give Stop, Int"),
+]
+
+
 def test_what_a_service_may_not_do(tmp_path: Path) -> None:
-    for number, (make, message) in enumerate(REFUSED):
+    for number, (service, message) in enumerate(REFUSED):
         with pytest.raises(UsageError, match=message):
-            Tiny(tmp_path / str(number), max_epoch=1, services=[make()]).train()
+            Tiny(tmp_path / str(number), max_epoch=1, services=[service]).train()
 
 
 def test_controllers_act_at_the_other_moments(tmp_path: Path) -> None:
@@ -214,9 +203,8 @@ def test_metrics_of_an_outcome_are_recorded(tmp_path: Path) -> None:
     measure = Told("norms", lambda b: Outcome({"w_norm": b.step * 2.0}), Stage.MEASURE, Every(steps=2))
     slow = Told("slow", lambda b: Outcome({"temperature": 1.0}), Stage.MEASURE, Every(seconds=1e-9))
     Tiny(tmp_path / "run", max_epoch=1, services=[measure, slow]).train()
-    assert rows(tmp_path / "run", "eval/norms") == [
-        (1, step, "eval/norms", "w_norm", 0, (2.0 * step).hex(), 1) for step in (2, 4)
-    ]
+    of_steps = [(1, step, "eval/norms", "w_norm", 0, (2.0 * step).hex(), 1) for step in (2, 4)]
+    assert rows(tmp_path / "run", "eval/norms") == of_steps
     assert rows(tmp_path / "run", "eval/slow") == []  # recorded, but as depending on the clock
 
 
@@ -270,11 +258,8 @@ def test_after_an_error_all_are_closed_and_the_error_stays(tmp_path: Path) -> No
             if at == "enter":
                 raise Boom("at enter")
 
-        services = [
-            Ends("a", log, fails=at == "3"),
-            Ends("b", log),
-            Fails("c", early, Stage.REPORT if at == "open" else Stage.GUARD),
-        ]
+        last = Fails("c", early, Stage.REPORT if at == "open" else Stage.GUARD)
+        services = [Ends("a", log, fails=at == "3"), Ends("b", log), last]
         tiny = Tiny(tmp_path / at, max_epoch=1, services=services)
         with pytest.raises(Boom, match=f"at {at}") as raised:
             tiny.train(inside=boom_at(3))
@@ -355,16 +340,14 @@ def test_windows_and_schedules_are_each_services_own(tmp_path: Path) -> None:
     assert (shared | Every(seconds=600)).next_time() == 10
 
 
-class Finishing(Service):
+class Finishing(Told):
     """Says its stage and the step when it finishes."""
 
     said: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, stage: Stage, moments: set[Moment]) -> None:
-        super().__init__(f"finishing {stage.name}", Every(steps=1))
-        self.stage, self.moments = stage, frozenset(moments)
-
-    def run(self, boundary: Boundary) -> None: ...
+        super().__init__(f"finishing {stage.name}", lambda boundary: None, stage)
+        self.moments = frozenset(moments)
 
     def finish(self, boundary: Boundary) -> None:
         self.said.append((self.stage.name, boundary.step))
@@ -390,10 +373,8 @@ def test_of_two_schedules_either_or_both_are_due(tmp_path: Path) -> None:
     both, clock = Every(steps=2) & Every(steps=3), Every(epochs=1) & Every(seconds=1e-9)
     due: dict[str, list[int]] = {"both": [], "clock": [], "either": []}
     schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both}
-    services = [
-        Told(name, lambda b, name=name: due[name].append(b.step), Stage.DECIDE, each)
-        for name, each in schedules.items()
-    ]
+    note = lambda name: lambda b: due[name].append(b.step)  # noqa: E731
+    services = [Told(name, note(name), Stage.DECIDE, each) for name, each in schedules.items()]
     Tiny(tmp_path, max_epoch=2, services=services).train()
     assert due == {"both": [6], "clock": [4, 8], "either": [5, 6]}
     assert {both, Every(steps=2) & Every(steps=3)} == {both}
@@ -420,9 +401,7 @@ def train_loop(run_dir: Path, ask: Ask = lambda loop: None, *services: Service) 
     return tiny.train(tail=evaluated).loop
 
 
-def trainer(
-    run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: everstep.Task | None = None
-) -> Any:
+def trainer(run_dir: Path, ask: Ask = lambda loop: None, *services: Service, task: Any = None) -> Any:
     streams = {"train": numbers(8, 2), "valid": numbers(4, 2)}
     door = tiny_task.trainer(run_dir, task, streams=streams, services=services, max_epoch=1)
     with door.open() as loop:
@@ -451,30 +430,25 @@ FIRES = {
 DOORS: dict[str, Door] = {"S": supervisor, "TL": train_loop, "T": trainer}
 
 
-class Asks(Service):
-    """Wants one moment."""
-
-    def __init__(self, moment: Moment) -> None:
-        super().__init__(f"asks {moment.name}", Every(steps=1) | Every(epochs=1))
-        self.moments = frozenset({moment})
-        self.seen: list[Boundary] = []
-
-    def run(self, boundary: Boundary) -> None:
-        self.seen.append(boundary)
+def asking(moment: Moment, seen: list[Boundary]) -> Service:
+    """A service that wants one moment."""
+    service = Told(f"asks {moment.name}", seen.append, every=Every(steps=1) | Every(epochs=1))
+    service.moments = frozenset({moment})
+    return service
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Path, door: str) -> None:
     fires = [each for each in Moment if door in FIRES[each].split() or each is Moment.ENTER_LOOP]
-    services, heard = [Asks(moment) for moment in fires], {moment: list[Boundary]() for moment in fires}
+    seen, heard = ({moment: list[Boundary]() for moment in fires} for _ in range(2))
 
     def ask(loop: Any) -> None:
         for moment in fires:
             loop.on(moment, heard[moment].append)
 
-    DOORS[door](tmp_path / "run", ask, *services)
-    for moment, service in zip(fires, services, strict=True):
-        assert {boundary.moment for boundary in service.seen} == {moment}
+    DOORS[door](tmp_path / "run", ask, *(asking(moment, seen[moment]) for moment in fires))
+    for moment in fires:
+        assert {boundary.moment for boundary in seen[moment]} == {moment}
         if moment is not Moment.ENTER_LOOP or door == "TL":  # else entered before `on` was called
             assert {boundary.moment for boundary in heard[moment]} == {moment}
     for moment, steps in {Moment.BEFORE_STEP: range(4), Moment.AFTER_STEP: range(1, 5)}.items():
@@ -482,7 +456,7 @@ def test_a_moment_fires_behind_a_door_or_asking_for_it_is_an_error(tmp_path: Pat
         assert all(b.payload is not None for b in heard[moment])
     for moment in set(Moment) - set(fires):
         with pytest.raises(ConfigError, match=rf"'asks {moment.name}' asks for {moment.name}, which a"):
-            DOORS[door](tmp_path / "service", lambda loop: None, Asks(moment))
+            DOORS[door](tmp_path / "service", lambda loop: None, asking(moment, []))
         with pytest.raises(ConfigError, match=rf"on\(\) asks for {moment.name}, which a "):
             DOORS[door](tmp_path / "function", lambda loop, moment=moment: loop.on(moment, print))
 

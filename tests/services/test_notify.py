@@ -74,13 +74,11 @@ def test_each_failed_start_is_told_with_its_error(tmp_path: Path) -> None:
 
 
 def test_neither_an_interruption_nor_what_nobody_asked_for_is_told(tmp_path: Path) -> None:
+    command = saving(tmp_path / "told")
+    terminate = lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     with pytest.raises(everstep.errors.Interrupted):
-        trained(
-            tmp_path / "run",
-            Notify(command=saving(tmp_path / "told")),
-            lambda loop, step: step == 2 and os.kill(os.getpid(), signal.SIGTERM),
-        )
-    trained(tmp_path / "run", Notify(command=saving(tmp_path / "told"), on=["failed"]))
+        trained(tmp_path / "run", Notify(command=command), terminate)
+    trained(tmp_path / "run", Notify(command=command, on=["failed"]))
     assert not (tmp_path / "told").exists()
 
 
@@ -138,9 +136,8 @@ def test_a_run_that_is_stuck_is_told_while_it_is(tmp_path: Path) -> None:
 @pytest.mark.campaign("timed")
 def test_a_process_that_ends_itself_is_told(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    program = PROGRAM.replace(
-        "if step == kill:", "if step == kill: __import__('time').sleep(600)\n            if 0:"
-    )
+    stuck = "if step == kill: __import__('time').sleep(600)\n            if 0:"
+    program = PROGRAM.replace("if step == kill:", stuck)
     program = program.replace("services = [", "services = [everstep.services.HangWatch(1.0, 'stop'), ")
     line = [sys.executable, "-c", program, str(tmp_path / "run"), str(told), "0", "3", SAVE]
     assert warm.run(line, capture_output=True, timeout=PATIENCE).returncode == 1
@@ -195,9 +192,7 @@ def test_a_url_gets_a_post_of_the_same_facts(tmp_path: Path, server: Server) -> 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("status", [0, 302, 404])
-def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
-    tmp_path: Path, server: Server, status: int
-) -> None:
+def test_what_does_not_take_it_costs_one_warning(tmp_path: Path, server: Server, status: int) -> None:
     server.status = status
     patience = PATIENCE if status else 0.2  # there is no answer until the test is over
     notify = Notify(url=f"http://127.0.0.1:{server.server_port}/s3cret", timeout=patience)
@@ -210,12 +205,9 @@ def test_what_does_not_take_it_is_one_warning_and_costs_the_run_nothing(
 
 
 def test_a_command_that_fails_is_one_warning_with_the_reason(tmp_path: Path) -> None:
-    boom = [sys.executable, "-c", "import sys; sys.exit('first\\nboom: no mail')"]
-    failing = {
-        "No such file or directory": ["no-such-program"],
-        "exit status 1": ["false"],
-        "exit status 1: boom: no mail": boom,
-    }
+    failing = {"No such file or directory": ["no-such-program"], "exit status 1": ["false"]}
+    boom = "import sys; sys.exit('first\\nboom: no mail')"
+    failing["exit status 1: boom: no mail"] = [sys.executable, "-c", boom]
     for why, command in failing.items():
         run = tmp_path / why
         assert trained(run, Notify(command=command, timeout=PATIENCE)).loop.ending.finished

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,19 +159,13 @@ def test_a_nan_that_shows_a_step_later_widens_the_quarantine(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("save", [1, 4])
-def test_weights_that_only_a_save_finds_bad_are_a_warning_unless_their_step_is_known(
-    tmp_path: Path, save: int
-) -> None:
+def test_weights_that_only_a_save_finds_bad_warn_unless_the_step_is_known(tmp_path: Path, save: int) -> None:
     services = [Recovery(), everstep.services.NaNGuard(metrics=["none"])]
     program = Spoilt(tmp_path, {(0, 9)}, late=True, save=save, services=services)
     with pytest.raises(RolledBack, match=r"after step (10|12), NaN or infinity in user/"):
         program.train()
-    warned = [
-        line
-        for line in program.lines
-        if "went bad in one of the steps 9 to 12, no metric tells which" in line
-    ]
-    assert len(warned) == (save == 4)
+    warning = "went bad in one of the steps 9 to 12, no metric tells which"
+    assert sum(warning in line for line in program.lines) == (save == 4)
 
 
 def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -192,16 +187,11 @@ def test_widening_goes_back_behind_the_newest_checkpoint(tmp_path: Path) -> None
 
     everstep.recovering(main)
     assert quarantined(run_dir) == [[(0, 11)], [(0, 10), (0, 12)], [(0, 9), (0, 13), (0, 14)]]
-    assert [one.checkpoint for one in RunJournal(run_dir).rollbacks()] == [
-        "step-00000011",
-        "step-00000010",
-        "step-00000009",
-    ]
+    from_ = [one.checkpoint for one in RunJournal(run_dir).rollbacks()]
+    assert from_ == ["step-00000011", "step-00000010", "step-00000009"]
 
 
-def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_that_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_it(tmp_path: Path) -> None:
     with pytest.raises(Boom):
         Spoilt(tmp_path, set(), save=1, keep_last=None).train(inside=boom_at(16))
     failures = iter([True, True])
@@ -210,10 +200,8 @@ def test_a_program_that_asks_for_a_checkpoint_follows_a_rollback_to_before_that_
         if step == 13 and next(failures, False):
             raise NonFiniteError("this step fails")
 
-    def main() -> Tiny:
-        return Spoilt(tmp_path, set(), save=1, keep_last=None, resume=12).train(inside)
-
-    program = everstep.recovering(main)
+    options: Any = {"save": 1, "keep_last": None, "resume": 12}
+    program = everstep.recovering(lambda: Spoilt(tmp_path, set(), **options).train(inside))
     undone = [one.checkpoint for one in RunJournal(tmp_path).rollbacks()]
     assert undone == ["step-00000012", "step-00000011"]
     assert program.loop.ending.finished and program.loop.ending.resumed_from == undone[-1]
@@ -241,10 +229,9 @@ def stands(call: Callable[[], object]) -> str:
 def test_the_tries_are_bounded(tmp_path: Path) -> None:
     bad = {(0, n) for n in (3, 8, 14)}
     for _ in range(2):  # a start after it fails in the same way
-        assert (
-            "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2 of "
-            "Recovery, or give reset_after=; quarantined are batch 4 of pass 1"
-        ) in stands(lambda: finish(tmp_path, bad, services=[Recovery(2)]))
+        note = stands(lambda: finish(tmp_path, bad, services=[Recovery(2)]))
+        assert "step 13 is not undone: all 2 rollbacks are used up; for more, raise max_rollbacks=2" in note
+        assert "max_rollbacks=2 of Recovery, or give reset_after=; quarantined are batch 4 of pass 1" in note
     program = finish(tmp_path, bad, services=[Recovery(3)])
     assert program.loop.ending.rollbacks == 3
 
@@ -277,15 +264,9 @@ def judge(at: int, step: int | None = None) -> Service:
 
 @pytest.mark.campaign("long")
 def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
-    bound = LossBound("other_loss", bound=1e9)
-    guards = {
-        "stop": [everstep.services.NaNGuard("stop")],
-        "bound": [everstep.services.NaNGuard(metrics=[]), bound],
-        "bound, stop": [
-            everstep.services.NaNGuard(metrics=[]),
-            LossBound("other_loss", bound=1e9, policy="stop"),
-        ],
-    }
+    bound, guard = partial(LossBound, "other_loss", bound=1e9), everstep.services.NaNGuard
+    guards: dict[str, Any] = {"stop": [guard("stop")], "bound": [guard(metrics=[]), bound()]}
+    guards["bound, stop"] = [guard(metrics=[]), bound(policy="stop")]
     for name, services in guards.items():
         program = finish(tmp_path / name, {(0, 7)}, services=[Recovery(), *services])
         assert quarantined(tmp_path / name) == [[(0, 7)]], name
@@ -307,9 +288,8 @@ def test_whatever_names_a_bad_step_is_undone(tmp_path: Path) -> None:
 
 def test_a_state_that_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     """Nothing watches a metric: the NaN is found in the state after step 10, two steps after the batch."""
-    program = finish(
-        tmp_path, {(0, 8)}, late=True, services=[Recovery(), everstep.services.NaNGuard(metrics=[])]
-    )
+    services = [Recovery(), everstep.services.NaNGuard(metrics=[])]
+    program = finish(tmp_path, {(0, 8)}, late=True, services=services)
     assert quarantined(tmp_path) == [[(0, 9)], [(0, 8), (0, 10)]]
     assert program.loop.ending.finished
 
@@ -392,9 +372,7 @@ def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path:
 
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("how", ["deleted", "damaged", "the newest two deleted"])
-def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_out(
-    tmp_path: Path, how: str
-) -> None:
+def test_a_rollback_that_the_journal_forgot_counts_and_keeps_batches_out(tmp_path: Path, how: str) -> None:
     run_dir, bad = tmp_path / "run", {(0, 7), (1, 3)}
     with pytest.raises(Boom):
         finish(run_dir, {(0, 7)}, crash=14)
@@ -404,9 +382,7 @@ def test_a_rollback_that_the_journal_has_forgotten_counts_and_keeps_its_batches_
     again = Spoilt(run_dir, bad, services=[Recovery(1)])
     with pytest.raises(NonFiniteError, match="all 1 rollbacks are used up"):
         again.train()
-    assert any(
-        "journal: rollback 1 is missing; it is taken from the checkpoint" in line for line in again.lines
-    )
+    assert "journal: rollback 1 is missing; it is taken from the checkpoint" in "\n".join(again.lines)
     more = finish(run_dir, bad, services=[Recovery(2)], on_change="override")
     assert more.loop.ending.rollbacks == 2 and more.loop.step == 38
     assert more.w.tobytes() == never_had(tmp_path / "expected", bad)[0]
@@ -428,20 +404,16 @@ LISTED = (ConnectionError,)
 
 
 class Fault:
-    """Raises at certain calls, counted over all tries.
+    """Raises at certain calls, which are counted over all tries, from 1."""
 
-    Args:
-        at: the calls, from 1.
-    """
-
-    def __init__(self, *at: int, error: type[Exception] = ConnectionError) -> None:
-        self.at, self.error, self.calls = at, error, 0
+    def __init__(self, *at: int) -> None:
+        self.at, self.calls = at, 0
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls in self.at:
             np.random.standard_normal(5)  # what a failed try draws is taken back
-            raise self.error(f"call {self.calls}")
+            raise ConnectionError(f"call {self.calls}")
 
 
 class Data:
@@ -475,22 +447,23 @@ class Task(TinyTask):
         return super().eval_step(batch)
 
 
+Calls = tuple[int, ...]
+
+
 def train(
     run_dir: Path,
     *,
-    data: tuple[int, ...] = (),
-    step: tuple[int, ...] = (),
-    evaluation: tuple[int, ...] = (),
-    retry: Retry | None = None,
-    **options: Any,
+    data: Calls = (),
+    step: Calls = (),
+    evaluation: Calls = (),
+    retry: Any = None,
+    **more: Any,
 ) -> Any:
     task = Task(Fault(*step), Fault(*evaluation))
-    streams = {
-        "train": everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True),
-        "valid": numbers(4, 2),
-    }
+    samples = everstep.data.loader(Data(Fault(*data)), batch_size=2, shuffle=True)
+    streams = {"train": samples, "valid": numbers(4, 2)}
     services = [retry or Retry(LISTED, backoff=0), everstep.Checkpoints(Every(steps=3) | Every(epochs=1))]
-    door: Any = trainer(run_dir, task, streams=streams, services=services, **options)
+    door: Any = trainer(run_dir, task, streams=streams, services=services, **more)
     door.ending = door.run_training()
     return door
 
@@ -500,7 +473,7 @@ def tries(run_dir: Path) -> list[tuple[str, int]]:
     return [(each["of"], each["try"]) for each in told if each["what"] == "retry"]
 
 
-FAULTS: dict[str, tuple[dict[str, tuple[int, ...]], list[tuple[str, int]]]] = {
+FAULTS: dict[str, tuple[dict[str, Calls], list[tuple[str, int]]]] = {
     "data": ({"data": (11,)}, [("step 5", 1)]),
     "the first batch": ({"data": (1,)}, [("step 0", 1)]),
     "a step": ({"step": (5,)}, [("step 5", 1)]),
@@ -518,9 +491,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("faults", "expected"), FAULTS.values(), ids=FAULTS)
-def test_after_a_try_the_run_is_that_in_which_nothing_failed(
-    tmp_path: Path, straight: Any, faults: dict[str, tuple[int, ...]], expected: list[tuple[str, int]]
-) -> None:
+def test_after_a_try_nothing_has_failed(tmp_path: Path, straight: Any, faults: Any, expected: Any) -> None:
     undisturbed, door = straight
     again = train(tmp_path / "run", **faults)  # type: ignore[arg-type]
     assert again.task.w.tobytes() == door.task.w.tobytes()
@@ -592,10 +563,9 @@ def program(run_dir: Path, fault: Fault, **options: Any) -> Tiny:
 def test_a_loop_of_ones_own_goes_on_by_recovering_or_at_its_next_start(tmp_path: Path) -> None:
     whole = program(tmp_path / "straight", Fault()).result()
     assert program(tmp_path / "recovering", Fault(6, 9)).result() == whole
+    alone = Tiny(tmp_path / "alone", max_epoch=3, services=[Retry(LISTED, backoff=0)])
     with pytest.raises(TriedAgain) as raised:
-        Tiny(tmp_path / "alone", max_epoch=3, services=[Retry(LISTED, backoff=0)]).train(
-            inside=lambda loop, step: Fault(1)()
-        )
+        alone.train(inside=lambda loop, step: Fault(1)())
     assert raised.value.code == 3
     assert program(tmp_path / "alone", Fault()).result() == whole
     with pytest.raises(ConnectionError) as stands:
@@ -603,9 +573,7 @@ def test_a_loop_of_ones_own_goes_on_by_recovering_or_at_its_next_start(tmp_path:
     assert "tried again 2 times" in " ".join(stands.value.__notes__)
 
 
-def test_a_signal_ends_the_wait_and_the_next_start_goes_on(
-    tmp_path: Path, straight: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_the_wait_and_the_next_goes_on(tmp_path: Path, straight: Any, monkeypatch: Any) -> None:
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -250,11 +250,8 @@ def test_other_settings_hold_for_the_whole_run(tmp_path: Path) -> None:
         tiny(tmp_path / "run").train(boom_at(6), tail=evaluated)
     board = TensorBoard(prefix="metrics/", skip=["valid*"], throttle={"loss": 3})
     tiny(tmp_path / "run", sinks=[board]).train(tail=evaluated)
-    found = points(tmp_path / "run")
-    assert {tag: [step for step, _ in found[tag]] for tag in found} == {
-        "metrics/loss": [3, 6, 9, 12],
-        "metrics/epoch/loss": [4, 8, 12],
-    }
+    found = {tag: [step for step, _ in each] for tag, each in points(tmp_path / "run").items()}
+    assert found == {"metrics/loss": [3, 6, 9, 12], "metrics/epoch/loss": [4, 8, 12]}
 
 
 def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: Path) -> None:
@@ -270,9 +267,7 @@ def test_a_tensorboard_that_is_open_forgets_what_a_resume_does_again(tmp_path: P
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("point", ["sink.create", "sink.write", "sink.rename"])
-def test_a_full_disk_costs_no_training_and_the_files_catch_up(
-    tmp_path: Path, whole: Tiny, point: str
-) -> None:
+def test_a_full_disk_costs_no_training_and_files_catch_up(tmp_path: Path, whole: Tiny, point: str) -> None:
     run = tiny(tmp_path / "run")
     with armed(f"ENOSPC:{point}:2-5"):
         run.train(tail=evaluated)
@@ -365,9 +360,8 @@ def test_going_back_sends_what_is_other_than_the_first_time(tmp_path: Path) -> N
     for back in (9, 2, 5):
         posted.posting(run_dir, server, every=1, resume=back).train(tail=evaluated)
         require_posted_once(run_dir, server)
-    posted.posting(run_dir, server, every=1, resume=6).train(
-        tail=lambda loop, epoch: evaluated(loop, 2 * epoch)
-    )
+    twice = lambda loop, epoch: evaluated(loop, 2 * epoch)  # noqa: E731
+    posted.posting(run_dir, server, every=1, resume=6).train(tail=twice)
     assert [line["valid_loss"] for line in server.read()["lines"][19:]] == [4 / 3, 2.0]
     fresh = Server(tmp_path / "fresh.json")
     fresh.file.write_text(json.dumps({"lines": [], "position": server.read()["position"]}))
@@ -432,10 +426,8 @@ WRONG: dict[str, Any] = {
 
 
 def test_a_wrong_summary_is_a_warning(tmp_path: Path) -> None:
-    def inside(loop: Any, step: int) -> None:
-        loop.add_summary([*WRONG.values()][step - 1])
-
-    run = tiny(tmp_path / "run", samples=10, max_epoch=1).train(inside)
+    run = tiny(tmp_path / "run", samples=10, max_epoch=1)
+    run.train(lambda loop, step: loop.add_summary([*WRONG.values()][step - 1]))
     for message, warning in zip(WRONG, run.loop.ending.warnings, strict=True):
         assert message in warning
 
@@ -538,9 +530,7 @@ def test_a_start_that_begins_anew_as_nothing_was_saved_is_the_same_run_to_a_serv
     assert start(resume=False) == f"{key}-3"
 
 
-def test_wandb_takes_its_mode_from_the_environment_where_none_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_takes_its_mode_from_the_environment_if_none_is_given(tmp_path: Path, monkeypatch: Any) -> None:
     package = tmp_path / "wandb"  # which is not installed here: its name alone is looked for
     package.mkdir()
     (package / "__init__.py").touch()
@@ -576,18 +566,11 @@ class Place:
         self.store = f"sqlite:///{folder}/mlflow.db"
         self.environment = {**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "WANDB_SILENT": "true"}
 
-    def command(self, action: str, *more: object) -> list[str]:
-        command = [self.python, logged.__file__, action, self.name, str(self.run_dir), self.store]
-        return [*command, *map(str, more)]
-
     def start(self, action: str, *more: object, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(action, *more),
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        command = [self.python, logged.__file__, action, self.name, str(self.run_dir), self.store]
+        command += map(str, more)
+        return subprocess.Popen(command, env={**self.environment, **environment}, text=True, **pipes)
 
     def run(self, action: str, *more: object, status: int = 0, **environment: str) -> str:
         process = self.start(action, *more, **environment)
@@ -676,9 +659,8 @@ def wandb_stand_in(python: str) -> Iterator[tuple[dict[str, str], Any]]:
 
 
 def uploaded(run: dict[str, Any]) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        (row["_step"], tag, value) for row in run["history"] for tag, value in row.items() if tag[0] != "_"
-    )
+    values = ((row["_step"], tag, value) for row in run["history"] for tag, value in row.items())
+    return Counter(each for each in values if each[1][0] != "_")
 
 
 @pytest.mark.campaign("machine")
@@ -707,9 +689,7 @@ def test_wandb_sync_of_a_run_that_was_killed_and_went_back_is_one_run(python: st
 
 
 @pytest.mark.campaign("machine")
-def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
-    python: str, tmp_path: Path
-) -> None:
+def test_online_a_file_is_uploaded_while_it_grows_however_often_killed(python: str, tmp_path: Path) -> None:
     place, draws, rows = Place(python, "wandb-online", tmp_path), random.Random(gate.seed), 0
     with wandb_stand_in(python) as (environment, runs):
 
@@ -736,9 +716,7 @@ def test_online_the_file_is_uploaded_while_it_grows_however_often_it_is_killed(
 
 @pytest.mark.campaign("machine")
 @pytest.mark.parametrize("checkpoint", ["newest", 3])
-def test_points_that_mlflow_has_without_their_position_are_there_once(
-    python: str, checkpoint: str | int, tmp_path: Path
-) -> None:
+def test_mlflows_points_without_position_are_there_once(python: str, checkpoint: Any, tmp_path: Path) -> None:
     """Sent again from an older checkpoint they have other times."""
     place = Place(python, "mlflow", tmp_path)
     place.run("train", status=-signal.SIGKILL, KILL_AT_POSITION="before 2")

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
 from tiny_runs import Tiny, rows
-from tiny_task import TinyTask, numbers, trainer
-from waiting import until
+from tiny_task import TinyTask, calling, numbers, trainer
+from waiting import PATIENCE, until
 
 
 def evaluated(run_dir: Path) -> list[int]:
@@ -49,9 +49,7 @@ def written_lines(run_dir: Path) -> list[dict[str, Any]]:
     return [*map(json.loads, (run_dir / "logs" / "metrics.jsonl").read_text().splitlines())]
 
 
-def train_and_evaluate(
-    door: everstep.Trainer, **how: Any
-) -> tuple[everstep.supervisor.Ending, dict[str, float]]:
+def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[Any, dict[str, float]]:
     """How training ended, and what the evaluation of the end found."""
     ending = door.run_training(**{"evaluate_end": True, **how})
     return ending, door.evaluate_all()
@@ -71,9 +69,7 @@ def train_and_evaluate(
     ],
     ids=str,
 )
-def test_training_and_evaluating(
-    tmp_path: Path, how: dict[str, Any], in_the_loop: list[int], afterwards: list[int]
-) -> None:
+def test_training_and_evaluating(tmp_path: Path, how: Any, in_the_loop: Any, afterwards: Any) -> None:
     run_dir, task = tmp_path / "run", TinyTask()
     ending, metrics = train_and_evaluate(trainer(run_dir, task), **how)
     assert ending.finished
@@ -105,11 +101,6 @@ def test_the_end_is_evaluated_in_the_loop_so_that_every_sink_has_it(tmp_path: Pa
 
 
 def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> None:
-    class Signalled(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            signal.raise_signal(signal.SIGTERM)
-            return super().eval_step(batch)
-
     def ended(run_dir: Path, task: everstep.Task) -> list[dict[str, Any]]:
         services = [everstep.services.StopAfter(epochs=1), everstep.services.JSONLines()]
         door = trainer(run_dir, task, services=[everstep.Evaluate("valid", everstep.Never()), *services])
@@ -121,31 +112,23 @@ def test_the_end_by_a_service_is_evaluated_in_the_loop_too(tmp_path: Path) -> No
         return sorted(found, key=repr)
 
     with pytest.raises(SystemExit):
-        ended(tmp_path / "cut", Signalled())
+        ended(tmp_path / "cut", calling(evaluation=lambda: signal.raise_signal(signal.SIGTERM)))
     whole = ended(tmp_path / "whole", TinyTask())
     assert ended(tmp_path / "cut", TinyTask()) == whole and any("valid/loss" in line for line in whole)
 
 
-def watched(door: everstep.Trainer) -> dict[str, float]:
-    (found,) = door.watch(every="newest", timeout=0.0)
-    return found.metrics
+def test_a_finished_run_still_evaluates(tmp_path: Path) -> None:
+    def watched(door: everstep.Trainer) -> dict[str, float]:
+        (found,) = door.watch(every="newest", timeout=0.0)
+        return found.metrics
 
-
-@pytest.mark.parametrize(
-    "evaluate",
-    [
-        lambda door: door.evaluate_all(newest=True),
-        lambda door: train_and_evaluate(door)[1],
-        lambda door: train_and_evaluate(door, evaluate=False)[1],
-        watched,
-    ],
-)
-def test_a_finished_run_still_evaluates(
-    tmp_path: Path, evaluate: Callable[[everstep.Trainer], dict[str, float]]
-) -> None:
-    trainer(tmp_path / "run").run_training(evaluate=False)
-    assert evaluate(trainer(tmp_path / "run")) == trainer(tmp_path / "run").evaluate("valid")
-    assert evaluated(tmp_path / "run") == []
+    ways = [lambda door: door.evaluate_all(newest=True), lambda door: train_and_evaluate(door)[1], watched]
+    ways.append(lambda door: train_and_evaluate(door, evaluate=False)[1])
+    for number, way in enumerate(ways):
+        run_dir = tmp_path / str(number)
+        trainer(run_dir).run_training(evaluate=False)
+        assert way(trainer(run_dir)) == trainer(run_dir).evaluate("valid"), number
+        assert evaluated(run_dir) == []
 
 
 def test_nothing_is_evaluated_without_a_checkpoint(tmp_path: Path) -> None:
@@ -160,10 +143,8 @@ def test_all_streams_of_the_services_are_evaluated(tmp_path: Path) -> None:
     trainer(tmp_path / "run", services=services).run_training()
     found = trainer(tmp_path / "run", services=services).evaluate_all(newest=True)
     assert set(found) == {f"{stream}/{name}" for stream in ("valid", "test") for name in ("loss", "noise")}
-    assert [(one.stream, one.num_steps) for one in everstep.runs.evaluations(tmp_path / "run")] == [
-        ("valid", 1),
-        ("test", -1),
-    ]
+    apart = [(one.stream, one.num_steps) for one in everstep.runs.evaluations(tmp_path / "run")]
+    assert apart == [("valid", 1), ("test", -1)]
 
 
 def test_one_service_may_be_given_to_several_trainers(tmp_path: Path) -> None:
@@ -196,8 +177,6 @@ def test_a_function_of_ones_own_needs_no_stream_of_the_trainer(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------- the record
-
-
 def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     door = trainer(run_dir)
@@ -210,10 +189,8 @@ def test_an_evaluation_is_recorded_with_its_checkpoint(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in sorted((run_dir / "journal").iterdir())] == before
     first, part = everstep.runs.evaluations(run_dir)  # the same once, by whichever process
     assert first.metrics == found != part.metrics
-    assert (first.stream, first.checkpoint, first.step, first.epoch, first.num_steps) == (
-        *("test", "epoch-0002-step-00000008"),
-        *(8, 2, -1),
-    )
+    assert (first.stream, first.checkpoint) == ("test", "epoch-0002-step-00000008")
+    assert (first.step, first.epoch, first.num_steps) == (8, 2, -1)
     assert part.num_steps == 1 and first.digest == part.digest
     page = json.loads(min((run_dir / "evaluations").iterdir()).read_bytes())
     assert page["run"] == RunDir.open(run_dir, create=False).id and page["wall"]["test/eval_time"] > 0
@@ -243,14 +220,11 @@ def test_what_was_not_recorded_whole_does_not_count(tmp_path: Path) -> None:
 def test_processes_record_at_the_same_time(tmp_path: Path) -> None:
     door = trainer(tmp_path / "run")
     door.run_training()
-    program = "from tiny_task import trainer; from pathlib import Path; import sys\n"
-    program += "for _ in range(5): trainer(Path(sys.argv[1])).evaluate('test')"
-    path = os.pathsep.join([*sys.path])
-    command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    both = [warm.Popen(command, env={**os.environ, "PYTHONPATH": path}) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
-    found = everstep.runs.evaluations(tmp_path / "run")
-    assert len(found) == 1
+    evaluate = "[trainer(Path(sys.argv[1])).evaluate('test') for _ in range(5)]"
+    both = [process(evaluate, tmp_path / "run") for _ in range(2)]
+    said = [each.communicate()[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert len(everstep.runs.evaluations(tmp_path / "run")) == 1
 
 
 def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -> None:
@@ -269,8 +243,6 @@ def test_restored_best_weights_are_what_is_evaluated_and_named(tmp_path: Path) -
 
 
 # ------------------------------------------------------------------------------------- epochs
-
-
 def test_an_epoch_alone_is_one_epoch_of_the_run(tmp_path: Path) -> None:
     for _ in range(2):
         trainer(tmp_path / "run", max_epoch=3).epoch()
@@ -296,9 +268,8 @@ def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> No
     for name in ("best", "best/valid/loss", best.path):
         found = door.evaluate("valid", weights=name)
         assert found["valid/loss"] == best.value != newest["valid/loss"]
-    assert {Path(one.checkpoint).name for one in everstep.runs.evaluations(run_dir)[1:]} == {
-        Path(best.path).name
-    }
+    of_best = everstep.runs.evaluations(run_dir)[1:]
+    assert {Path(one.checkpoint).name for one in of_best} == {Path(best.path).name}
     (prediction, *_) = door.predict("valid", weights="best")
     assert np.array_equal(prediction, next(iter(door.predict("valid", weights=best.path))))
     with pytest.raises(ConfigError, match="'best/valid/loss'"):
@@ -308,8 +279,6 @@ def test_the_best_weights_are_evaluated_and_predicted_with(tmp_path: Path) -> No
 
 
 # -------------------- aggregations
-
-
 class Values(TinyTask):
     """Each sample's value, as an array, as a tensor, as a list, and the mean of each batch."""
 
@@ -367,8 +336,6 @@ def test_tfutils_functions(tmp_path: Path) -> None:
 
 
 # -------------------- split evaluation
-
-
 class Counting(everstep.Task):
     """Counts its forwards, and collects the samples that a reduction is given."""
 
@@ -411,9 +378,7 @@ def sampled(length: int, batch: int, share: Share) -> Stream:
 @pytest.mark.parametrize(
     ("length", "batch", "num_steps"), [(7, 3, -1), (8, 3, -1), (1, 3, -1), (9, 6, 1), (12, 6, -1)]
 )
-def test_each_rank_makes_as_many_forwards_and_each_sample_counts_once(
-    make: Any, length: int, batch: int, num_steps: int
-) -> None:
+def test_as_many_forwards_and_each_sample_once(make: Any, length: int, batch: int, num_steps: int) -> None:
     tasks, sums = [Counting() for _ in range(3)], 0.0
     seen: list[Any] = []
     for rank, task in enumerate(tasks):
@@ -451,41 +416,23 @@ def test_inputs_of_several_batches_have_a_weight_only_where_the_parts_are_alike(
 
 
 # -------------------- watch
-
-
-class Paced(TinyTask):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def train_step(self, batch: Any) -> Mapping[str, Any]:
-        threading.Event().wait(self.seconds)  # so that two processes have time to meet
-        return super().train_step(batch)
-
-
 def door(run_dir: Path, seconds: float = 0.0, steps: int = 40) -> everstep.Trainer:
-    """It saves a checkpoint after each step."""
-    services = [
-        everstep.Evaluate("valid", everstep.Never()),
-        everstep.Checkpoints(everstep.Every(steps=1), keep_last=None),
-    ]
-    return trainer(run_dir, Paced(seconds), services=services, max_epoch=None, max_step=steps)
+    """It saves a checkpoint after each step, and takes seconds for it, so that two processes can meet."""
+    task = calling(lambda: threading.Event().wait(seconds))
+    saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=None)
+    services = [everstep.Evaluate("valid", everstep.Never()), saves]
+    return trainer(run_dir, task, services=services, max_epoch=None, max_step=steps)
 
 
 TRAIN = "door(Path(sys.argv[1]), 0.03).run_training()"
-WATCH = "[*map(print, door(Path(sys.argv[1])).watch(['valid', 'test'], timeout=PATIENCE))]"
+WATCH = f"[*map(print, door(Path(sys.argv[1])).watch(['valid', 'test'], timeout={PATIENCE}))]"
 
 
 def process(what: str, run_dir: Path) -> subprocess.Popen[str]:
-    program = f"from test_evaluating import *; from waiting import PATIENCE; {what}"
-    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
-    return warm.Popen(
-        [sys.executable, "-c", program, str(run_dir)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    program = f"from pathlib import Path; import sys; from test_evaluating import door, trainer; {what}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return warm.Popen([sys.executable, "-c", program, str(run_dir)], env=environment, **out)
 
 
 def names(run_dir: Path) -> list[str]:
@@ -510,9 +457,8 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
     assert (watcher.returncode, training.returncode) == (0, 0), said + trained
     found = everstep.runs.evaluations(run)
     assert found[: len(before)] == before
-    assert {(one.stream, one.checkpoint) for one in found} == {
-        (stream, name) for stream in ("valid", "test") for name in names(run)
-    }
+    each = {(stream, name) for stream in ("valid", "test") for name in names(run)}
+    assert {(one.stream, one.checkpoint) for one in found} == each
     assert max(Counter((one.stream, one.checkpoint, one.digest) for one in found).values()) == 1
     door(tmp_path / "straight").run_training()
     assert compare_runs(tmp_path / "straight", run) == []
@@ -521,10 +467,8 @@ def test_both_are_killed_and_nothing_is_evaluated_twice_or_missed(tmp_path: Path
 def test_each_checkpoint_in_order_then_none(tmp_path: Path) -> None:
     door(tmp_path / "run", steps=6).run_training()
     found = list(door(tmp_path / "run").watch())
-    assert [one.checkpoint for one in found] == [
-        *("epoch-0000-step-00000000", "step-00000001", "step-00000002", "step-00000003"),
-        *("epoch-0001-step-00000004", "step-00000005", "epoch-0002-step-00000006"),
-    ]
+    ends = {0: "epoch-0000-", 4: "epoch-0001-", 6: "epoch-0002-"}  # of epochs
+    assert [one.checkpoint for one in found] == [f"{ends.get(n, '')}step-{n:08d}" for n in range(7)]
     task = TinyTask()
     for one in found:
         everstep.load(tmp_path / "run" / "checkpoints" / one.checkpoint, task.state())
@@ -550,9 +494,7 @@ def test_throttled(tmp_path: Path) -> None:
     assert time.monotonic() - began >= 0.5
 
 
-def test_a_run_that_is_not_there_or_was_left_is_given_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_not_there_or_was_left_is_given_up(tmp_path: Path, capsys: Any) -> None:
     assert list(door(tmp_path / "run").watch(timeout=0.0)) == []
     assert "it is not there" in capsys.readouterr().out
     left = door(tmp_path / "run", steps=6)
@@ -564,9 +506,7 @@ def test_a_run_that_is_not_there_or_was_left_is_given_up(
     assert "has not ended, and nobody trains it for 0 s" in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(tmp_path: Path, capsys: Any) -> None:
     there = tmp_path / "run" / "checkpoints"
 
     class Deleting(TinyTask):

@@ -52,24 +52,18 @@ def refused(run_dir: Path, task: everstep.Task, error: type[EverstepError], matc
 
 def but(kind: type, *given: Any, **members: Any) -> Any:
     """A task of a kind with some other members; a value stands for a method that returns it."""
-    methods = {
-        n: m if callable(m) or isinstance(m, property) else lambda *_, m=m: m for n, m in members.items()
-    }
-    return type("Wrong", (kind,), methods)(*given)
+    for name, value in members.items():
+        if not callable(value) and not isinstance(value, property):
+            members[name] = lambda *_, value=value: value
+    return type("Wrong", (kind,), members)(*given)
 
 
 # ------------------------------------------------------------------------------- names of others
+THEIRS = {"training_step": "train_step", "validation_step": "eval_step", "predict_step": "inference_step"}
+THEIRS["configure_optimizers"] = "build_optimizer"
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("training_step", "train_step"),
-        ("validation_step", "eval_step"),
-        ("predict_step", "inference_step"),
-        ("configure_optimizers", "build_optimizer"),
-    ],
-)
+@pytest.mark.parametrize(("theirs", "ours"), THEIRS.items())
 def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ours: str) -> None:
     for base in (everstep.Task, everstep.torch.Task):
         message = rf"Wrong\.{theirs} is not called by a Trainer; name it {ours}$"
@@ -79,8 +73,6 @@ def test_methods_by_the_names_of_other_libraries(tmp_path: Path, theirs: str, ou
 
 
 # ------------------------------------------------------------------------------ what steps return
-
-
 PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
 
 
@@ -137,8 +129,6 @@ def test_a_batch_without_a_size(tmp_path: Path, value: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------- around
-
-
 def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """Average, modes, random state and weights, at any of its batches; and the training goes on."""
 
@@ -180,8 +170,6 @@ def test_an_evaluation_that_raises_leaves_everything_as_it_was(tmp_path: Path) -
 
 
 # --------------------------------------------------------------------------- refusals of all kinds
-
-
 class Bare(everstep.torch.Task):
     model = torch.nn.Linear(3, 1)
 
@@ -236,24 +224,22 @@ def twice(optimizer: Any) -> Any:
     return {"a": optimizer, "b": optimizer}
 
 
+@torch.enable_grad()
+def trains(task: Any, batch: Any) -> Any:
+    return task.train_step(batch)
+
+
 def with_scheduler(kind: Any) -> Any:
     return but(Fit, build_scheduler=lambda self, optimizer: kind(optimizer))
 
 
 TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
     *((StateError, message, partial(without, part)) for part, message in LACKS.items()),
-    *(
-        (MetricError, message, partial(but, Fit, forward=lambda *_, returned=returned: returned))
-        for message, returned in NO_LOSS.items()
-    ),
+    *((MetricError, message, partial(but, Fit, forward=lambda *_, r=r: r)) for message, r in NO_LOSS.items()),
     (StateError, r"SGD that steps 2 of the state's arrays .* is not part of", Second),
     (EverstepError, "no optimizer of the state made an update", lambda: but(Fit, train_step=Fit.forward)),
     (ConfigError, r"Wrong\.build_optimizer returned a list", lambda: optimizers(lambda one: [one, "more"])),
-    (
-        UsageError,
-        r"stepped while stream 'valid' was evaluated",
-        lambda: but(Fit, eval_step=torch.enable_grad()(lambda self, batch: self.train_step(batch))),
-    ),
+    (UsageError, r"stepped while stream 'valid' was evaluated", lambda: but(Fit, eval_step=trains)),
     (
         UsageError,
         r"Wrong\.next_eval_inputs returned a int; return \(inputs, logs\)",
@@ -270,18 +256,14 @@ TASKS: list[tuple[type[EverstepError], str, Callable[[], Any]]] = [
     (
         ConfigError,
         r"Wrong: .* cannot be used with clip and accumulate",
-        lambda: optimizers(
-            twice, __init__=lambda self: Fit.__init__(self, clip=Clip(norm=1.0), accumulate=2)
-        ),
+        lambda: optimizers(twice, __init__=lambda me: Fit.__init__(me, clip=Clip(norm=1.0), accumulate=2)),
     ),
     (ConfigError, "write a train_step that steps yours", lambda: optimizers(twice)),
 ]
 
 
 @pytest.mark.parametrize(("error", "message", "make"), TASKS)
-def test_a_task_that_cannot_train(
-    tmp_path: Path, error: type[EverstepError], message: str, make: Callable[[], Any]
-) -> None:
+def test_a_task_that_cannot_train(tmp_path: Path, error: Any, message: str, make: Callable[[], Any]) -> None:
     refused(tmp_path, make(), error, message)
 
 
@@ -299,18 +281,14 @@ def ran(task: Any = None, **evaluate: Any) -> None:
     trainer(Path("ran"), task, services=services).run_training()
 
 
+BOTH = [everstep.Evaluate("valid"), everstep.Evaluate("valid", name="a")]
 OPTIONS: list[tuple[Any, str]] = [
     (lambda: ran(counting("train_loop_begin")), "Wrong has set its attribute epoch to 2 in epoch 1"),
     (lambda: ran(counting("train_loop_end")), "Wrong has set its attribute epoch to 2 in epoch 1"),
     (lambda: ran(but(TinyTask, epoch=property(len))), r"Wrong\.epoch is a property that no Trainer can set"),
     (lambda: ran(stats={"loss": ["quantile"]}), "there is no statistic 'quantile'"),
     (lambda: ran(stats={"los": ["std"]}), "'los', which eval_step did not return; did you mean 'loss'"),
-    (
-        lambda: trainer(
-            Path("run"), services=[everstep.Evaluate("valid"), everstep.Evaluate("valid", name="a")]
-        ),
-        r"'valid' and 'a' both evaluate stream 'valid'.* \| ",
-    ),
+    (lambda: trainer(Path("run"), services=BOTH), r"'valid' and 'a' both evaluate stream 'valid'.* \| "),
     (lambda: Clip(value=1.0, norm=1.0), "exactly one of value, norm, global_norm"),
     (lambda: Fit(accumulation=2), "did you mean 'accumulate'"),  # type: ignore[call-arg]
     (lambda: Fit(ema=1.5), "give a decay between 0 and 1"),
@@ -372,17 +350,14 @@ USES: list[tuple[type[EverstepError], str, Callable[..., object]]] = [
     (UsageError, "call it before", lambda door, *_: door.smoke_test()),
     (UsageError, "call it in another process", lambda door, *_: door.watch()),
     (UsageError, "leave its with block before", lambda door, *_: door.open().__enter__()),
-    (
-        MetricError,
-        "of an evaluation and of the",
-        lambda door, _, loop: [own(loop), door.epoch("train", "valid")],
-    ),
+    (MetricError, "of an evaluation and of the", lambda door, _, loop: own(door, loop)),
     (UsageError, "observer", lambda door, _, loop: [loop.on(Moment.AFTER_EVAL_STEP, stop), door.epoch()]),
 ]
 
 
-def own(loop: Any) -> None:
+def own(door: Any, loop: Any) -> None:
     loop.collect_metrics({"valid/loss": 1.0})
+    door.epoch("train", "valid")
 
 
 def stop(boundary: Any) -> everstep.Outcome:

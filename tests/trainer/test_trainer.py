@@ -25,7 +25,7 @@ from everstep.record import RunJournal
 from everstep.services import Moment, Recovery, Stage, StopAfter, Throughput
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, Told, resumed, rows
-from tiny_task import Notes, Own, TinyTask, in_epochs, numbers, slow, trainer
+from tiny_task import Notes, Own, TinyTask, calling, in_epochs, numbers, slow, trainer
 
 
 def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
@@ -41,12 +41,10 @@ def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
 def test_two_frames_of_ours_to_the_step(tmp_path: Path) -> None:
     frames: list[str] = []
 
-    class Looking(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            frames[:] = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
-            return super().train_step(batch)
+    def look() -> None:
+        frames[:] = [f.function for f in inspect.stack() if "/everstep/" in f.filename]
 
-    trainer(tmp_path / "run", Looking()).run_training()
+    trainer(tmp_path / "run", calling(look)).run_training()
     assert frames == ["_epoch", "run_training"]
 
 
@@ -102,9 +100,8 @@ def test_logs_pass_by_the_step_and_a_clash_names_the_key(tmp_path: Path) -> None
     assert found.keys() == {"valid/loss", "valid/noise", "valid/files"} and found["valid/files"] == 3
     assert task.files == ["a.png"] * 3
     task.name = "loss"
-    with pytest.raises(
-        UsageError, match=r"stream 'valid': 'loss' is both a log .* give one of them another name"
-    ):
+    message = r"stream 'valid': 'loss' is both a log .* give one of them another name"
+    with pytest.raises(UsageError, match=message):
         door.evaluate("valid")
 
 
@@ -116,25 +113,18 @@ def test_predictions_come_batch_by_batch(tmp_path: Path) -> None:
     assert [list(p) for p in door.predict([(np.array([1.0]),)])] == [[w]]
 
 
-class Ending(TinyTask):
-    ended = 0
-
-    def train_loop_end(self) -> None:
-        self.ended += 1
-
-
 def test_an_epoch_of_your_own(tmp_path: Path) -> None:
-    task = Ending()
+    task, ended = TinyTask(), Notes()
+    task.train_loop_end = lambda: ended.append(1)  # type: ignore[method-assign]
     door = trainer(tmp_path / "run", task, streams={"extra": numbers(4, 2)})
     seen = list[dict[str, float]]()
     all_streams = lambda: door.epoch(["train", "extra"], ["valid", [(np.array([9]),)]])  # noqa: E731
     in_epochs(door, lambda loop: (all_streams(), seen.append(door.evaluate_all())))
     names = {row[3] for row in rows(tmp_path / "run", "step")}
-    assert names == {"loss", "extra/loss"} and task.ended == len(seen) == 2
+    assert names == {"loss", "extra/loss"} and len(ended) == len(seen) == 2
     assert seen[0].keys() == {"valid/loss", "valid/noise"}
-    assert {row[3] for row in rows(tmp_path / "run", "tail")} == {
-        *("valid/loss", "valid/noise", "valid2/loss", "valid2/noise")
-    }
+    tail = {row[3] for row in rows(tmp_path / "run", "tail")}
+    assert tail == {"valid/loss", "valid/noise", "valid2/loss", "valid2/noise"}
 
 
 def test_what_is_built_follows_from_the_seed_and_initialize_comes_only_once(tmp_path: Path) -> None:
@@ -223,8 +213,6 @@ def test_the_eta_counts_evaluation_apart(tmp_path: Path) -> None:
 
 
 # -------------------- one writer
-
-
 def inside(door: everstep.Trainer) -> None:
     in_epochs(door, lambda loop: door.epoch("train", "valid"))
 
@@ -270,8 +258,6 @@ def test_a_name_twice_in_ones_own_loop_folds(tmp_path: Path) -> None:
 
 
 # -------------------- what is said
-
-
 class Lines(list[str]):
     def having(self, part: str) -> list[str]:
         return [line for line in self if part in line]
@@ -283,39 +269,32 @@ def said(run_dir: Path, task: everstep.Task | None = None, **arguments: Any) -> 
 
 
 def test_a_training_without_an_end_says_so(tmp_path: Path) -> None:
-    class Ending(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            raise KeyboardInterrupt  # nothing else ends the run
+    def end() -> None:
+        raise KeyboardInterrupt  # nothing else ends the run
 
     lines = Lines()
-    endless = trainer(tmp_path / "run", Ending(), lines=lines, max_epoch=None, services=[Recovery()])
+    endless = trainer(tmp_path / "run", calling(end), lines=lines, max_epoch=None, services=[Recovery()])
     with pytest.raises(KeyboardInterrupt):
         endless.run_training()
     (line,) = lines.having("no limit")
     assert "give max_epoch=, max_step= or max_time=" in line
-    limits: list[dict[str, Any]] = [
-        {"max_step": 2},
-        {"max_time": 1000.0, "max_step": 2},
-        {"services": [StopAfter(epochs=1)]},
-        {"services": [EarlyStop("loss", patience=1, threshold=1e9)]},
-    ]
+    limits: list[Any] = [{"max_step": 2}, {"max_time": 1000.0, "max_step": 2}]
+    limits += [{"services": [StopAfter(epochs=1)]}, {"services": [EarlyStop("loss", threshold=1e9)]}]
     for number, given in enumerate(limits):
         assert not said(tmp_path / str(number), **{"max_epoch": None, **given}).having("no limit")
 
 
 def test_a_metric_that_an_evaluation_did_not_find_is_said_at_once(tmp_path: Path) -> None:
-    class Looking(TinyTask):
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            if len(self.seen) == 3:
-                said_at_step_3.extend(lines.having("no value of"))
-            return super().train_step(batch)
+    def look() -> None:
+        if len(task.seen) == 3:
+            said_at_step_3.extend(lines.having("no value of"))
 
-    said_at_step_3: list[str] = []
+    task, said_at_step_3 = calling(look), list[str]()
     lines = Lines()
     watching = [EarlyStop("valid/los", "min", patience=9), Best("valid/loss")]
     watching += [Best("test/top1", "max"), Best("other", "max")]
     services = [*watching, Evaluate("valid", Every(steps=2)), Evaluate("test", Every(epochs=2))]
-    trainer(tmp_path, Looking(), lines=lines, max_epoch=2, services=services).run_training()
+    trainer(tmp_path, task, lines=lines, max_epoch=2, services=services).run_training()
     assert len(said_at_step_3) == 1
     assert "no value of 'valid/los'; did you mean 'valid/loss'? known: valid/" in said_at_step_3[0]
     assert [line.split("'")[3] for line in lines.having("no value of")] == ["valid/los", "test/top1", "other"]
@@ -329,21 +308,15 @@ def test_streams_that_nobody_evaluates_are_named(tmp_path: Path) -> None:
 
 
 def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> None:
-    class Nan(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            spoilt = 2 in batch[0]
-            return {"acc": math.nan if spoilt else 1.0, "ok": 1.0, "left": math.nan, "size": math.inf}
-
+    task, other = TinyTask(), {"ok": 1.0, "left": math.nan, "size": math.inf}
+    task.eval_step = lambda batch: {"acc": math.nan if 2 in batch[0] else 1.0, **other}  # type: ignore[method-assign]
     services = [Evaluate("valid", stats={"left": ["nanmean"]})]
-    lines = said(tmp_path, Nan(), services=services, max_epoch=1)
-    assert lines.having("of the evaluation") == [
-        "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
-    ]
+    lines = said(tmp_path, task, services=services, max_epoch=1)
+    (line,) = lines.having("of the evaluation")
+    assert line == "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
 
 
 # -------------------- trainer moments
-
-
 def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
     trace: list[tuple[str, int, int]] = []
     evaluate = everstep.Evaluate("valid", validate_first=True)
@@ -399,8 +372,6 @@ def prefetching() -> list[str]:
 
 
 # ------------------------------------------------------------------------------ passes and epochs
-
-
 @pytest.mark.campaign("long")
 def test_several_train_streams_each_go_on_in_their_own_pass(tmp_path: Path) -> None:
     def start(name: str, *limits: int) -> list[tuple[int, ...]]:
@@ -430,8 +401,6 @@ def test_data_without_a_name_goes_on_in_its_pass_and_a_stream_twice_is_no_other_
 
 
 # ------------------------------------------------------------------------ evaluating beside training
-
-
 TRAINED_ON: dict[str, Callable[[], Any]] = {
     "arrays": lambda: numbers(8, 2, shuffle=True),
     "prefetched": lambda: prefetch(checked(numbers(8, 2, shuffle=True))),
@@ -458,15 +427,13 @@ def test_evaluating_on_the_data_in_training_restarts_nothing(tmp_path: Path, kin
 
 
 def test_data_with_a_place_of_its_own_is_evaluated_from_its_start_each_time(tmp_path: Path) -> None:
-    class Values(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"x": float(batch[0].mean())}
-
     def start(name: str, *limits: int) -> list[str]:
         for limit in limits:
+            task = TinyTask()
+            task.eval_step = lambda batch: {"x": float(batch[0].mean())}  # type: ignore[method-assign]
             streams = {"valid": Own(), "test": ones(5)}
             services = [everstep.Evaluate("valid", num_steps=3), everstep.Evaluate("test")]
-            trainer(tmp_path / name, Values(), streams=streams, services=services, max_epoch=3).train(limit)
+            trainer(tmp_path / name, task, streams=streams, services=services, max_epoch=3).train(limit)
         return [str(row[5]) for row in rows(tmp_path / name) if row[2].startswith("eval/")]
 
     assert start("run", 5, 12) == start("straight", 12) == [(2.0).hex(), (4.0).hex()] * 3
@@ -485,12 +452,8 @@ def test_an_iterator_that_failed_in_an_evaluation_is_not_taken_for_a_shorter_one
 
 
 # ------------------------------------------------------------------------------------- prefetching
-
-
 @pytest.mark.parametrize("task", [TinyTask, Pairs])
-def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(
-    tmp_path: Path, task: type[TinyTask]
-) -> None:
+def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(tmp_path: Path, task: Any) -> None:
     def reading_the_disk() -> Iterator[Any]:
         yield from ones(4)
         raise OSError(5, "the disk is gone")
@@ -507,8 +470,6 @@ def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(
 
 
 # ---------------------------------------------------------------------------------------- profile
-
-
 def test_the_parts_of_the_time(tmp_path: Path) -> None:
     clock = ManualClock()
 
@@ -525,11 +486,8 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
             clock.advance(7.0)
 
     lines: list[str] = []
-    services = [
-        everstep.Evaluate(validate_first=True),
-        Reporting("slow", everstep.Every(steps=2)),
-        Throughput(2, every=everstep.Every(epochs=1)),
-    ]
+    services = [Evaluate(validate_first=True), Reporting("slow", Every(steps=2))]
+    services += [Throughput(2, every=Every(epochs=1))]
     streams = {"train": fetched(ones(4)), "valid": [(np.ones(2),)]}
     options: dict[str, Any] = {"services": services, "max_epoch": 1, "clock": clock, "lines": lines}
     trainer(tmp_path / "run", slow(clock, 3.0, 5.0), streams=streams, **options).run_training()
@@ -542,8 +500,6 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- smoke test
-
-
 def test_a_smoke_test_evaluates_with_the_statistics_and_functions_of_the_service(tmp_path: Path) -> None:
     def smoke_test(**how: Any) -> None:
         trainer(tmp_path / "run", services=[everstep.Evaluate("valid", **how)]).smoke_test()
@@ -569,9 +525,7 @@ SMOKED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.campaign("long", gate=2)
 @pytest.mark.parametrize("kind", SMOKED)
-def test_a_smoke_test_leaves_everything_where_it_was(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_smoke_test_leaves_all_as_it_was(tmp_path: Path, kind: str, monkeypatch: Any, capfd: Any) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("EVERSTEP_ROOT", str(tmp_path / "root"))
@@ -605,8 +559,6 @@ def test_a_smoke_test_leaves_everything_where_it_was(
 
 
 # ----------------------------------------------------------------- bad input: see test_misuse.py
-
-
 def test_streams_that_may_be_empty(tmp_path: Path) -> None:
     empty = checked([], empty_stream="ignore")
     streams = {"extra": empty, "valid": empty}

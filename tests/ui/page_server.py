@@ -41,13 +41,9 @@ class Page:
     """
 
     def __init__(self, place: str | Path, *options: str) -> None:
-        self.process = warm.Popen(
-            [sys.executable, "-m", "everstep", "ui", str(place), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "EVERSTEP_INDEX": ""},
-        )
+        command, pipe = [sys.executable, "-m", "everstep", "ui", str(place), *options], subprocess.PIPE
+        environment = {**os.environ, "EVERSTEP_INDEX": ""}
+        self.process = warm.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
         line = self.line()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", line)
         assert found, line + (self.process.stderr.read() if self.process.stderr else "")

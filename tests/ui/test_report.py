@@ -52,12 +52,8 @@ class Parsed(HTMLParser):
 
 def report(*arguments: str | Path, **environment: str) -> Result:
     """Run the command in this process; errors come as exceptions."""
-    return CliRunner().invoke(
-        command,
-        list(map(str, arguments)),
-        env={"SOURCE_DATE_EPOCH": "1790000000", **environment},
-        catch_exceptions=False,
-    )
+    environment = {"SOURCE_DATE_EPOCH": "1790000000", **environment}
+    return CliRunner().invoke(command, [*map(str, arguments)], env=environment, catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +71,15 @@ def test_it_has_nothing_from_elsewhere(written: Parsed) -> None:
         assert not {"src", "href", "srcset", "action", "style", "data"} & attributes.keys()
         assert not [name for name in attributes if name.startswith("on")]
     hosts = set(re.findall(r"(?:https?|wss?|ftp):\\?/\\?/[^\s\"'`<)]+", written.text))
-    in_words = {"http://www.w3.org/", "https://github.com/leeoniya/uPlot"}
-    assert all(host.startswith(tuple(in_words)) for host in hosts), (
-        "names of formats, a licence: none is opened"
-    )
+    in_words = ("http://www.w3.org/", "https://github.com/leeoniya/uPlot")  # formats, a licence: not opened
+    assert all(host.startswith(in_words) for host in hosts)
     assert not re.search(r"@import|url\(", "".join(written.within("style")))
 
 
 def test_its_policy_allows_its_own_scripts_and_no_connection(written: Parsed) -> None:
-    (policy,) = [
-        str(attributes["content"])
-        for tag, attributes in written.elements
-        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
-    ]
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    metas = [attributes for tag, attributes in written.elements if tag == "meta"]
+    (policy,) = [one for one in metas if one.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in str(policy["content"]).split(";"))
     assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
     assert rules.pop("img-src") == "data:", "pictures stand in the data"
     assert rules.keys() == {"script-src", "style-src"}
@@ -146,19 +137,15 @@ def test_lines_keep_their_extremes(tmp_path: Path) -> None:
     assert set(thin["times"]) <= set(whole["times"])
 
 
-def test_it_carries_pictures_texts_histograms_and_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_carries_pictures_texts_histograms_and_the_log(tmp_path: Path, monkeypatch: Any) -> None:
     run, out = pictured(tmp_path / "run", epochs=12), tmp_path / "report.html"
     report(run, "-o", out)
     data = Parsed(out).data
     (told,), (contents,), (log,) = data["runs"], data["summaries"], data["logs"]
     newest = list(range(12, 52, 4))
-    assert [(one["name"], one["kind"], one["steps"]) for one in told["summaries"]] == [
-        ("seen/noise", "image", newest),
-        ("seen/weights", "histogram", newest),
-        ("note", "text", newest),
-    ]
+    kinds = {"seen/noise": "image", "seen/weights": "histogram", "note": "text"}
+    listed = [(one["name"], one["kind"], one["steps"]) for one in told["summaries"]]
+    assert listed == [(name, kind, newest) for name, kind in kinds.items()]
     assert contents["text note 48"] == f"{TEXT}12"
     assert json.loads(contents["histogram seen/weights 48"])["num"] == 1000
     media, _, picture = contents["image seen/noise 48"].partition(",")
@@ -183,9 +170,8 @@ def test_equal_runs_are_equal_files_but_for_the_time(made: Path, tmp_path: Path)
 
 
 def test_names_are_data_never_markup(tmp_path: Path) -> None:
-    Tiny(tmp_path / "odd", max_epoch=1, config={HOSTILE: HOSTILE}).train(
-        tail=lambda loop, epoch: loop.collect_metrics(**{HOSTILE: float("nan")})
-    )
+    tail = lambda loop, epoch: loop.collect_metrics(**{HOSTILE: float("nan")})  # noqa: E731
+    Tiny(tmp_path / "odd", max_epoch=1, config={HOSTILE: HOSTILE}).train(tail=tail)
     report(tmp_path / "odd", "-o", tmp_path / "report.html", "--title", HOSTILE)
     parsed = Parsed(tmp_path / "report.html")
     tags = [tag for tag, _ in parsed.elements]
@@ -204,19 +190,13 @@ def test_any_value_of_json_survives_the_embedding(tmp_path: Path) -> None:
     assert data == {"values": ["\\u2028", "\\x00", "\\ud800", *plain], "<b>": 1}
 
 
-@pytest.mark.parametrize(
-    ("out", "said"),
-    [
-        ("report.pdf", "give a file that ends in .html"),
-        ("none/report.html", "in a folder that exists"),
-        ("pipe.html", "pipe.html is not a report of everstep, and stays"),
-        ("away.html", "away.html is not a report of everstep, and stays"),
-        ("mine.html", "mine.html is not a report of everstep, and stays; give another file"),
-    ],
-)
-def test_only_a_report_is_replaced(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
-) -> None:
+OUTS = {f"{name}.html": f"{name}.html is not a report of everstep, and stays" for name in ("pipe", "away")}
+OUTS["mine.html"] = "mine.html is not a report of everstep, and stays; give another file"
+OUTS |= {"report.pdf": "give a file that ends in .html", "none/report.html": "in a folder that exists"}
+
+
+@pytest.mark.parametrize(("out", "said"), OUTS.items())
+def test_only_a_report_is_replaced(made: Path, tmp_path: Path, monkeypatch: Any, out: str, said: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.html").write_text("<p>mine</p>")
     os.mkfifo("pipe.html")

@@ -80,11 +80,8 @@ def written(run_dir: Path, *starts: Writing, facts: dict[str, Any] | None = None
     """A run whose starts wrote what no training would; each continues where the one before called `flush`."""
     run, parent = RunDir.open(run_dir), None
     for number, write in enumerate(starts, 1):
-        told = {
-            "config": {"name": "<b>bold</b>"},
-            "resumed_from": parent and "step-00000002",
-            **(facts or {}),
-        }
+        told = {"config": {"name": "<b>bold</b>"}, "resumed_from": parent and "step-00000002"}
+        told |= facts or {}
         journal = Journal.open(run.path, number, parent, told, warn=lambda message: None)
         parent = write(journal)
         journal.close()
@@ -162,9 +159,8 @@ def test_a_summary_is_a_picture_or_plain_text_and_lies_in_the_run(tmp_path: Path
         "gone": "logs/media/gone.png",
         "good": "logs/media/good.png",
     }
-    events = [
-        ("summary", {"name": name, "step": 3, "image": {"file": place}}) for name, place in places.items()
-    ]
+    pictures = {name: {"name": name, "step": 3, "image": {"file": at}} for name, at in places.items()}
+    events = [("summary", picture) for picture in pictures.values()]
     text = "<script>alert(1)</script>"
     events += [("summary", {"name": "good", "step": 3, "text": "of the same name"})]
     events += [("summary", {"name": "text", "step": step, "text": text}) for step in (3, 5)]
@@ -200,10 +196,11 @@ def test_a_summary_is_a_picture_or_plain_text_and_lies_in_the_run(tmp_path: Path
             assert page.get(f"{at}/summary", name=name, step=step, kind="image").status == 404
 
 
+ODD = ["..%2f..%2fetc%2fpasswd", "%2e%2e", "~1/../../x", "~99", "%00", "a%0d%0ab", "<b>"]
+
+
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    "run", ["..%2f..%2fetc%2fpasswd", "%2e%2e", "~1/../../x", "~99", "%00", "a%0d%0ab", "<b>"]
-)
+@pytest.mark.parametrize("run", ODD)
 def test_a_run_is_named_by_its_id_alone(page: Page, run: str) -> None:
     for path in (f"/api/runs/{run}", f"/api/runs/{run}/log", f"/api/runs/{run}/summary?name=a&step=1"):
         answer = page.ask(path, Cookie=page.cookie)
@@ -247,9 +244,8 @@ def test_the_end_of_a_log_is_whole_lines_of_a_file_of_the_run(tmp_path: Path) ->
 
 def test_a_divergence_superseded_points_and_a_fork_are_shown(tmp_path: Path) -> None:
     found = {"step": 3, "component": "loss", "old": "1.0", "new": "2.0", "in_data": False}
-    again = wrote(
-        block([2.0, 2.5], first=3), events=[("diverged", found), ("verified", {"report": "resume differs"})]
-    )
+    events = [("diverged", found), ("verified", {"report": "resume differs"})]
+    again = wrote(block([2.0, 2.5], first=3), events=events)
     run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0, 0.5, 0.25], first=3)]), again)
     name = RunDir.open(run, create=False).id
     written(tmp_path / "b", wrote(), facts={"config": {"lr": 1, "new": True}, "parent": {"run": name}})
@@ -305,9 +301,7 @@ ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
         ([wrote()], "not verified", ["not verified"]),  # without a lock it may be running
     ],
 )
-def test_the_list_says_of_resumes_what_the_page_of_the_run_says(
-    tmp_path: Path, later: list[Writing], told: str | None, badges: list[str]
-) -> None:
+def test_list_and_page_say_the_same_of_resumes(tmp_path: Path, later: Any, told: Any, badges: Any) -> None:
     run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0], first=3)]), *later)
     database, row = shipped(run)
     with database.read() as connection:

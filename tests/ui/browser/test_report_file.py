@@ -70,9 +70,7 @@ INK = """chart => {
 }"""
 
 
-def test_it_opens_from_disk_as_a_comparison_with_a_page_for_each_run(
-    report: Path, from_disk: FromDisk
-) -> None:
+def test_it_opens_from_disk_as_a_comparison_with_a_page_per_run(report: Path, from_disk: FromDisk) -> None:
     view = from_disk(report)
     expect(view.locator(".card .chart-title")).to_have_text(["valid_loss", "epoch/loss", "step/loss"])
     for chart in view.locator(".card .chart-plot").all():
@@ -120,13 +118,11 @@ def test_it_shows_pictures_texts_histograms_and_the_log(tmp_path: Path, from_dis
 
 
 def test_hostile_names_are_text(tmp_path: Path, from_disk: FromDisk) -> None:
-    Tiny(tmp_path / "odd", max_epoch=1, config={HOSTILE: HOSTILE}).train(
-        tail=lambda loop, epoch: loop.collect_metrics(**{HOSTILE: 1.0})
-    )
+    tail = lambda loop, epoch: loop.collect_metrics(**{HOSTILE: 1.0})  # noqa: E731
+    Tiny(tmp_path / "odd", max_epoch=1, config={HOSTILE: HOSTILE}).train(tail=tail)
     out = tmp_path / "report.html"
-    CliRunner().invoke(
-        command, [str(tmp_path / "odd"), "-o", str(out), "--title", HOSTILE], catch_exceptions=False
-    )
+    line = [str(tmp_path / "odd"), "-o", str(out), "--title", HOSTILE]
+    CliRunner().invoke(command, line, catch_exceptions=False)
     view = from_disk(out, viewport={"width": 420, "height": 800}, color_scheme="dark")
     expect(view.locator("footer bdi")).to_have_text(HOSTILE)
     expect(view.locator(".card .chart-title").first).to_have_text(HOSTILE)

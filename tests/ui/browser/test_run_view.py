@@ -45,6 +45,9 @@ def at(page: Page, name: str, query: str = "") -> str:
     return f"#/run/{next(run['id'] for run in runs if run['name'].startswith(name))}{query}"
 
 
+SIGNS = ["superseded by a later start", "resumed (a dot in charts)", "killed", "finished"]
+
+
 def painted(view: View) -> int:
     """How many pixels of the first chart are not its background."""
     return int(
@@ -71,16 +74,7 @@ def test_the_timeline_tells_of_a_kill_and_of_its_resume(told: Page, opened: Open
     assert rows.nth(1).locator(".timeline-how").inner_text()
     assert rows.nth(0).locator(".timeline-bad path").count() == 1
     legend = view.locator(".timeline-legend > span")
-    expect(legend).to_have_text(
-        [
-            "steps that count",
-            "executed again",
-            "superseded by a later start",
-            "resumed (a dot in charts)",
-            "killed",
-            "finished",
-        ]
-    )
+    expect(legend).to_have_text(["steps that count", "executed again", *SIGNS])
     lost: Any = rows.nth(0).locator(".timeline-lost").bounding_box()
     cross: Any = rows.nth(0).locator(".timeline-mark .icon").bounding_box()
     centre = cross["x"] + cross["width"] / 2
@@ -236,8 +230,7 @@ def test_a_point_is_seen_soon_after_it_was_measured(tmp_path: Path, opened: Open
 def test_a_run_tells_how_to_share_it(told: Page, opened: Opened) -> None:
     view = opened(told, at(told, "long"))
     view.get_by_text("Share", exact=True).click()
-    expect(view.locator(".share pre")).to_have_text(
-        re.compile(r"^everstep report \S*long\S* -o report\.html$")
-    )
+    command = re.compile(r"^everstep report \S*long\S* -o report\.html$")
+    expect(view.locator(".share pre")).to_have_text(command)
     view.get_by_role("button", name="Copy link").click()
     expect(view.locator(".share [role=status]")).to_contain_text("The link is")
