@@ -16,11 +16,8 @@ from everstep import cli
 for room in ("index", "experiment"):  # index_runs, tiny_experiment
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
-LOOKING = {
-    *("runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync", "tag"),
-    "report",
-    "note",
-}
+LOOKING = {"runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync"}
+LOOKING |= {"tag", "report", "note"}
 
 
 def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:
@@ -55,13 +52,8 @@ def here(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
 
 
 def in_a_process(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
-    done = warm.run(
-        [sys.executable, "-m", "everstep", *command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    line, given = [sys.executable, "-m", "everstep", *command], {**os.environ, **environment}
+    done = warm.run(line, cwd=cwd, env=given, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 
