@@ -12,6 +12,7 @@ from typing import Any
 
 import warm
 from everstep import cli
+from everstep.record import RunJournal
 
 for room in ("index", "experiment"):  # index_runs, tiny_experiment
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
@@ -67,3 +68,8 @@ def completed(folder: Path, *words: str) -> list[str]:
 def as_json(*command: str, cwd: Path, status: int = 0) -> Any:
     """What it prints with --json."""
     return json.loads(everstep(*command, "--json", cwd=cwd, status=status)[0])
+
+
+def values(run: Path) -> list[Any]:
+    """What equal runs have in common: each row that is not of the clock, but for its start."""
+    return [row[1:] for row in RunJournal(run).rows() if not row.wall]

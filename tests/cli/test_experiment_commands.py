@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import as_json, everstep
+from cli_runs import as_json, everstep, values
 from tiny_experiment import write
 
 import everstep as library
@@ -40,16 +40,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(run: Path) -> list[tuple[str, float]]:
-    return [(row.name, row.value) for row in RunJournal(run).rows() if not row.wall]
-
-
 def test_ctrl_c_and_the_same_line_again(here: Path, trained: Path) -> None:
     line = ("train", "tiny.yaml", "optimizer.lr=1e-2")
     everstep(*line, cwd=here, status=130, SIGINT_AT="5")
     said, _ = everstep(*line, cwd=here)
     assert "resuming epoch 2, step 5" in said and "max_epoch 3 is reached" in said
-    assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
+    assert values(here / "runs" / "tiny") == values(trained / "runs" / "tiny")
     compared, _ = everstep("compare", "tiny", str(trained / "runs" / "tiny"), cwd=here)
     assert "the newest checkpoints are equal to the bit" in compared
     assert "no step is run" in everstep(*line, cwd=here)[0]

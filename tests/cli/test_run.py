@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import everstep
+from cli_runs import everstep, values
 
 import warm
 from everstep.record import RunJournal, is_held
@@ -76,10 +76,6 @@ def starts(here: Path) -> int:
     return len(list((here / "run" / "journal").glob("*.evj")))
 
 
-def rows(run_dir: Path) -> list[Any]:
-    return [row[1:] for row in RunJournal(run_dir).rows() if not row.wall]
-
-
 @pytest.mark.campaign("long")
 def test_three_deaths_at_one_step_are_enough(tmp_path: Path, program: Write) -> None:
     said = run(tmp_path, *program("step == 6 and die()"), status=137, options=("--back-off", "0.1"))
@@ -99,10 +95,10 @@ def test_killed_now_and_then_it_ends_as_if_it_never_was(tmp_path: Path, program:
     assert [line.split("; ")[0] for line in said.splitlines()[:-1]] == [f"everstep run: {e}" for e in ends]
     assert re.findall(r"in ([\d.]+) s", said) == ["0.1"] * 4
     assert said.splitlines()[-1] == "everstep run: start 5: finished after step 16 of run"
-    disturbed = rows(tmp_path / "run")
+    disturbed = values(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "killed")
     run(tmp_path, *program())
-    assert rows(tmp_path / "run") == disturbed != []
+    assert values(tmp_path / "run") == disturbed != []
 
 
 def test_a_start_that_leaves_out_a_finished_run_got_further_in_another(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import as_json, everstep
+from cli_runs import as_json, everstep, values
 from tiny_experiment import write
 
 import warm
@@ -35,10 +35,6 @@ def here(tmp_path: Path) -> Path:
 
 def runs(here: Path) -> set[str]:
     return {path.name for path in (here / "runs").iterdir() if path.is_dir()}
-
-
-def values(run: Path) -> list[tuple[str, float]]:
-    return [(row.name, row.value) for row in RunJournal(run).rows() if not row.wall]
 
 
 @pytest.mark.campaign("long")
