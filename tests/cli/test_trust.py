@@ -342,16 +342,9 @@ def test_no_run_nor_database_nor_what_is_printed_holds_a_password(tmp_path, serv
     told = run("train", "tiny.yaml", step.format(5), at.format(away), f"--index={away}")
     assert "cannot be used" in told
     run("train", "tiny.yaml", "optimizer.lr=0.2", at.format(url), "--on-change=fork")
-    for line in (
-        *(
-            "sync runs --index all.db",
-            "show runs/tiny",
-            "show runs/tiny --json",
-            f"show tiny --json --index {url}",
-        ),
-        *("config runs/tiny", "compare runs/tiny runs/tiny-fork-1 --all"),
-        f"runs --json --columns argv,config.services,git.remote --index {url}",
-    ):
+    shown = ("show runs/tiny", "show runs/tiny --json", f"show tiny --json --index {url}", "config runs/tiny")
+    listed = f"runs --json --columns argv,config.services,git.remote --index {url}"
+    for line in ("sync runs --index all.db", *shown, "compare runs/tiny runs/tiny-fork-1 --all", listed):
         run(*line.split())
     run("runs", "--index", away, status=1)
     run("runs", f"status={url}", "--index", url, status=2)

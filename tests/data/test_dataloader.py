@@ -1008,13 +1008,12 @@ def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_pat
 
     data = torch.arange(8)
     shuffled = partial(DataLoader, data, 2, shuffle=True)
+    in_batches = BatchSampler(td.RandomSampler(data), 2, False)
     bad = {
         "cycle": lambda: cycle(shuffled()),
         "nested": lambda: cycle(cycle(shuffled())),
         "method": lambda: Reader(shuffled()).batches(),
-        "batches": lambda: cycle(
-            DataLoader(data, batch_sampler=BatchSampler(td.RandomSampler(data), 2, False))
-        ),
+        "batches": lambda: cycle(DataLoader(data, batch_sampler=in_batches)),
     }
     for name, make in bad.items():
         (text,) = warned(start(2, make, name))

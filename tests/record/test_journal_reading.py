@@ -202,11 +202,9 @@ def test_every_block_comes_back_bit_for_bit(rows, epoch, phase, name, wall):
     assert back._replace(values=[]) == given._replace(values=[])
 
 
-@pytest.mark.parametrize(
-    ("steps", "counts", "most"), [(1, 1, 10), (3, 1, 10), (0, 1, 12), (1, 0, 11), (0, 0, 13)]
-)
-def test_a_scalar_takes_few_bytes(tmp_path, steps, counts, most):
-    n = 200
+@pytest.mark.parametrize("case", [(1, 1, 10), (3, 1, 10), (0, 1, 12), (1, 0, 11), (0, 0, 13)])
+def test_a_scalar_takes_few_bytes(tmp_path, case):
+    (steps, counts, most), n = case, 200
     strides = [i * steps or i * i for i in range(n)]
     columns = (strides, [math.pi] * n, [counts or i % 7 for i in range(n)], [0] * n)
     segment(tmp_path, 1, None, *(Block(3, "step", f"metric_{k}", False, *columns) for k in range(10)))
