@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.checkpoint import (
-    Checkpoint,
-    CheckpointName,
-    Commit,
-    CommittedCheckpoint,
-    Retention,
-    Store,
-    save_apart,
-)
+from everstep.checkpoint import Checkpoint, CheckpointName, Commit, Retention, Store, save_apart
 from everstep.contracts.state import HostArray
 from everstep.state import Encoded
 
@@ -28,13 +20,8 @@ FACTS |= {"segment": 1, "meta": None}
 
 
 NAMES = {
-    "float32": "F32",
-    "float64": "F64",
-    "int64": "I64",
-    "bool": "BOOL",
-    "uint8": "U8",
-    "complex64": "C64",
-}
+    "float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL", "uint8": "U8", "complex64": "C64",
+}  # fmt: skip
 
 
 def host(value: Any, **extra: Any) -> HostArray:
@@ -70,7 +57,7 @@ def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> 
     return Store(run_dir, segment, [].append if said is None else said.append)
 
 
-def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> CommittedCheckpoint:
+def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> Any:
     seed = name.step if seed is None else seed
     return store.commit(Commit(name, state_of(seed), f"digest {seed}", **{"epoch": 1, **more}))
 
@@ -81,11 +68,9 @@ def state_of(seed: int) -> Encoded:
 
 def seed_of(found: Checkpoint | None) -> int:
     """The seed of a checkpoint that must be whole, every byte of it."""
-    assert found is not None
-    assert isinstance(found.structure, dict)
+    assert found is not None and isinstance(found.structure, dict)
     seed = found.structure["seed"]
-    assert found.digest == f"digest {seed}"
-    assert same(found.arrays, arrays_of(seed))
+    assert found.digest == f"digest {seed}" and same(found.arrays, arrays_of(seed))
     return int(seed)
 
 
@@ -112,65 +97,61 @@ def resumed(run_dir: Path) -> Checkpoint:
 
 
 # Each scenario: prepare a run directory, then act; acting logs the seed of each save that it begins and ends.
+def saved(run_dir: Path, *steps: int) -> Store:
+    store = store_in(run_dir)
+    for step in steps:
+        commit(store, at(step))
+    return store
 
 
 def prepare_one(run_dir: Path) -> None:
-    commit(store_in(run_dir), at(10))
+    saved(run_dir, 10)
 
 
 def prepare_three(run_dir: Path) -> None:
-    for step in (10, 20, 30):
-        commit(store_in(run_dir), at(step))
+    saved(run_dir, 10, 20, 30)
 
 
 def prepare_interim(run_dir: Path) -> None:
-    prepare_one(run_dir)
-    commit(store_in(run_dir), at(19), meta={"interim": True})
+    commit(saved(run_dir, 10), at(19), meta={"interim": True})
 
 
 def prepare_damaged(run_dir: Path) -> None:
-    prepare_one(run_dir)
-    commit(store_in(run_dir), at(20))
-    damage(run_dir / "checkpoints" / str(at(20)) / "arrays.safetensors")
+    damage(saved(run_dir, 10, 20).path(at(20)) / "arrays.safetensors")
 
 
 def prepare_edited(run_dir: Path) -> None:
-    prepare_three(run_dir)
+    saved(run_dir, 10, 20, 30)
     (run_dir / "checkpoint").write_text(f"{at(10)}\n")
 
 
 def prepare_best(run_dir: Path) -> None:
-    prepare_one(run_dir)
+    saved(run_dir, 10)
     act_best(run_dir, lambda line: None, step=1)
 
 
+def logged(run_dir: Path, log: Log, name: CheckpointName, seed: int) -> Store:
+    log(f"begin {seed}")
+    commit(store := store_in(run_dir), name, seed)
+    log(f"end {seed}")
+    return store
+
+
 def act_save_twice(run_dir: Path, log: Log) -> None:
-    store = store_in(run_dir)
     for step in (20, 30):
-        log(f"begin {step}")
-        commit(store, at(step))
-        log(f"end {step}")
-        store.retain(Retention(keep_last=1))
+        logged(run_dir, log, at(step), step).retain(Retention(keep_last=1))
 
 
 def act_close_epoch(run_dir: Path, log: Log) -> None:
-    store = store_in(run_dir)
-    log("begin 20")
-    commit(store, at(20, 1))
-    log("end 20")
-    store.retain(Retention(keep_last=None))
+    logged(run_dir, log, at(20, 1), 20).retain(Retention(keep_last=None))
 
 
 def act_replace_damaged(run_dir: Path, log: Log) -> None:
-    log("begin 20")
-    commit(store_in(run_dir), at(20))
-    log("end 20")
+    logged(run_dir, log, at(20), 20)
 
 
 def act_replace_whole(run_dir: Path, log: Log) -> None:
-    log("begin 99")
-    commit(store_in(run_dir), at(10), seed=99)
-    log("end 99")
+    logged(run_dir, log, at(10), 99)
 
 
 def act_supersede(run_dir: Path, log: Log) -> None:
@@ -197,10 +178,7 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]]
     "first_saves": (lambda run_dir: None, act_save_twice),
     "interim": (prepare_interim, act_close_epoch),
     "replace_damaged": (prepare_damaged, act_replace_damaged),
-    "replace_whole": (prepare_one, act_replace_whole),
-    "supersede": (prepare_edited, act_supersede),
-    "choose": (prepare_three, act_supersede),
-    "start_over": (prepare_three, act_supersede_all),
-    "pin": (prepare_one, act_pin),
-    "best": (prepare_best, act_best),
-}
+    "replace_whole": (prepare_one, act_replace_whole), "supersede": (prepare_edited, act_supersede),
+    "choose": (prepare_three, act_supersede), "start_over": (prepare_three, act_supersede_all),
+    "pin": (prepare_one, act_pin), "best": (prepare_best, act_best),
+}  # fmt: skip

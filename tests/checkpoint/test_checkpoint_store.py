@@ -11,17 +11,8 @@ from typing import Any
 import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
-from everstep import hazard
-from everstep.checkpoint import (
-    CheckpointName,
-    Commit,
-    Retention,
-    Store,
-    find_checkpoint,
-    read_checkpoint,
-    save_apart,
-    verify_checkpoint,
-)
+from everstep import checkpoint, hazard
+from everstep.checkpoint import CheckpointName, Commit, Retention, Store, read_checkpoint, save_apart
 from everstep.checkpoint.format import ARRAYS, MANIFEST
 from everstep.checkpoint.retention import Facts, expendable
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
@@ -38,8 +29,6 @@ def store(tmp_path: Path, said: list[str]) -> Store:
 
 
 # ------------------------------------------------------------------------------------------ commit
-
-
 def test_an_equal_one_is_kept_and_another_one_superseded(store: Store, tmp_path: Path) -> None:
     before = (store.path(at(20)) / ARRAYS).stat().st_ino
     again = commit(store, at(20))
@@ -49,8 +38,7 @@ def test_an_equal_one_is_kept_and_another_one_superseded(store: Store, tmp_path:
     other = commit(store, at(20), seed=7)
     assert not other.kept and other.bytes == sum(path.stat().st_size for path in other.path.iterdir())
     assert seed_of(store.read(at(20))) == 7
-    old = store.find(tmp_path / f"superseded/{at(20)}.segment-1")[0]
-    assert seed_of(old) == 20
+    assert seed_of(store.find(tmp_path / f"superseded/{at(20)}.segment-1")[0]) == 20
 
 
 def test_a_copy_out_of_the_run_is_complete_in_itself(store: Store, tmp_path: Path) -> None:
@@ -62,7 +50,7 @@ def test_a_copy_out_of_the_run_is_complete_in_itself(store: Store, tmp_path: Pat
         store.copy(at(10), tmp_path / "new" / "folder")
     shutil.rmtree(store.folder)
     assert seed_of(read_checkpoint(copied)) == 20
-    verify_checkpoint(copied)
+    checkpoint.verify_checkpoint(copied)
     assert list((tmp_path / "new" / "folder").iterdir()) == [copied]
 
 
@@ -73,7 +61,7 @@ def test_a_run_directory_can_be_moved_and_reached_through_links(tmp_path: Path) 
     (tmp_path / "one").symlink_to(tmp_path / "link" / "checkpoints" / str(at(10)))
     (tmp_path / "all").symlink_to(tmp_path / "link" / "checkpoints")
     for path in (tmp_path / "link", tmp_path / "one", tmp_path / "all" / str(at(10))):
-        assert seed_of(find_checkpoint(path, print)) == 10
+        assert seed_of(checkpoint.find_checkpoint(path, print)) == 10
 
 
 def test_nothing_exists_before_the_first_commit(tmp_path: Path) -> None:
@@ -84,22 +72,17 @@ def test_nothing_exists_before_the_first_commit(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ find
-
-
 def test_find_the_newest_or_by_step_name_and_path(store: Store, tmp_path: Path) -> None:
     found, notes = store.find(True)
     assert found is not None and found.name == at(20, 1) and notes == []
-    assert seed_of(store.find(10)[0]) == 10
-    assert seed_of(store.find(20)[0]) == 21
+    assert seed_of(store.find(10)[0]) == 10 and seed_of(store.find(20)[0]) == 21
     assert seed_of(store.find(str(at(20)))[0]) == 20
     shutil.copytree(store.path(at(10)), tmp_path / "my best model")
     assert seed_of(store.find(tmp_path / "my best model")[0]) == 10
 
 
 def test_what_is_not_there_names_the_nearest(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(
-        NoCheckpointError, match=f"no checkpoint of step 12 .*the nearest is {at(10)}; known: "
-    ):
+    with pytest.raises(NoCheckpointError, match=f"of step 12 .*the nearest is {at(10)}; known: "):
         store.find(12)
     with pytest.raises(NoCheckpointError, match=f"did you mean '{at(20)}'"):
         store.find("step-0000020")
@@ -114,18 +97,10 @@ def test_what_is_not_there_names_the_nearest(store: Store, tmp_path: Path) -> No
 
 
 # ------------------------------------------------------------------------------------------ a person's choice
+FORMS = ["{name}", "\ufeff {name} \r\na spike", "checkpoints/{name}/", "./checkpoints/{name}", "{path}/\n"]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{name}",
-        "\ufeff {name} \r\nbecause of the spike",
-        "checkpoints/{name}/",
-        "./checkpoints/{name}",
-        "{path}/\n",
-    ],
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_persons_choice_is_followed_once(store: Store, tmp_path: Path, form: str) -> None:
     (tmp_path / "checkpoint").write_text(form.format(name=at(10), path=store.path(at(10))))
     store.retain(Retention(keep_last=1))
@@ -144,15 +119,8 @@ def test_a_choice_that_names_nothing_or_cannot_be_followed_is_an_error(store: St
     choice, damaged = store.run_dir / "checkpoint", store.path(at(10)) / ARRAYS
     choice.write_text("\n")  # an empty line chooses nothing
     assert seed_of(store.find(True)[0]) == 21
-    for written in (
-        "2",
-        "STEP-00000010",
-        "step-10\n",
-        "latest",
-        "step-10.bak",
-        "/other/step-00000010",
-        "\0/a",
-    ):
+    names = ("2", "STEP-00000010", "step-10\n", "latest", "step-10.bak", "/other/step-00000010", "\0/a")
+    for written in names:
         choice.write_text(written)
         with pytest.raises(NoCheckpointError, match=r"checkpoint names .*name another one in its first line"):
             store.find(True)
@@ -169,8 +137,6 @@ def test_a_choice_that_names_nothing_or_cannot_be_followed_is_an_error(store: St
 
 
 # ------------------------------------------------------------------------------------------ best
-
-
 def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
     folder = tmp_path / "best" / "valid" / "loss"
 
@@ -178,13 +144,11 @@ def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
         commit = Commit(at(step, 1), Encoded({}), digest or str(step), 1, "epoch")
         return save_apart(folder, commit, keep=keep, top=tmp_path).kept
 
-    assert not save(1)
-    assert not save(2)
+    assert not save(1) and not save(2)
     assert [path.name for path in folder.iterdir()] == [str(at(2, 1))]
     save(3, keep={str(at(2, 1))})
     assert sorted(path.name for path in folder.iterdir()) == [str(at(2, 1)), str(at(3, 1))]
-    assert save(3)
-    assert not save(3, digest="other")
+    assert save(3) and not save(3, digest="other")
     damage(folder / str(at(3, 1)) / ARRAYS)
     assert not save(3, digest="other")
     assert [path.name for path in folder.iterdir()] == [str(at(3, 1))]
@@ -194,9 +158,7 @@ def facts(*names: CheckpointName, **more: Any) -> list[Facts]:
     return [Facts(name, False, 60.0 * name.step, more, {}) for name in names]
 
 
-def kept(
-    policy: Retention, present: list[Facts], protect: Collection[CheckpointName] = ()
-) -> list[int | str]:
+def kept(policy: Retention, present: list[Facts], protect: Collection[CheckpointName] = ()) -> list[Any]:
     gone = expendable(policy, present, set(protect))
     return [f.name.step if f.name.epoch is None else str(f.name) for f in present if f.name not in gone]
 
@@ -235,12 +197,10 @@ def test_an_interim_one_counts_for_no_rule_and_stays_while_it_is_the_newest() ->
     present = [one._replace(metrics={"loss": -one.name.step}) for one in facts(at(3), at(6), at(8), at(9, 3))]
     present[2] = present[2]._replace(interim=True)
     end = str(at(9, 3))
-    assert kept(Retention(2), present) == [6, end]
-    assert kept(Retention(None), present) == [3, 6, end]
+    assert kept(Retention(2), present) == [6, end] and kept(Retention(None), present) == [3, 6, end]
     assert kept(Retention(1, Every(steps=4)), present) == [end]
     assert kept(Retention(1, keep_best=("loss", "min", 2)), present) == [6, end]
-    assert kept(Retention(1), present[:3]) == [6, 8]
-    assert kept(Retention(1), present, {at(8)}) == [8, end]
+    assert kept(Retention(1), present[:3]) == [6, 8] and kept(Retention(1), present, {at(8)}) == [8, end]
     assert kept(Retention(1), [*present[:3], present[3]._replace(partial=True)]) == [8, end]
 
 
@@ -263,8 +223,6 @@ def test_wrong_policies() -> None:
 
 
 # ------------------------------------------------------------------------------------------ on disk
-
-
 @pytest.fixture
 def five(tmp_path: Path, said: list[str]) -> Store:
     five = store_in(tmp_path, said=said)
@@ -293,8 +251,7 @@ def test_damaged_ones_do_not_count_and_the_newest_whole_one_stays(five: Store) -
     (five.path(at(40)) / MANIFEST).write_bytes(b"")
     (five.path(at(30)) / ARRAYS).write_bytes(b"")
     damage(five.path(at(20)) / ARRAYS)  # only found by reading all of it
-    assert seed_of(five.find(True)[0]) == 10
-    assert five.retain(Retention(1)) == [at(0)]
+    assert seed_of(five.find(True)[0]) == 10 and five.retain(Retention(1)) == [at(0)]
     assert five.names() == [at(10), at(20), at(30), at(40)]
 
 
@@ -307,8 +264,6 @@ def test_a_disk_that_cannot_delete_is_said(five: Store, said: list[str]) -> None
 
 
 # ------------------------------------------------------------------------------------------ pins
-
-
 def test_pins_and_unreadable_ones_delete_nothing(five: Store, said: list[str]) -> None:
     assert five.pins() == set()
     five.pin(at(10))

@@ -44,8 +44,7 @@ def test_only_the_steps_that_were_asked_for_have_checkpoints(tmp_path: Path) -> 
     run = tiny(tmp_path)
     run.loop.on("AFTER_CHECKPOINT", lambda boundary: told.append(boundary.payload))
     run.train()
-    assert names(tmp_path) == OWN
-    assert told == OWN[: len(told)]
+    assert names(tmp_path) == OWN and told == OWN[: len(told)]
     kept = tiny(tmp_path / "kept", keep_last=3).train()
     assert names(kept.run_dir) == OWN[1:]
 
@@ -59,9 +58,8 @@ def test_it_is_there_in_the_tail_and_neither_listed_nor_watched_nor_exported(tmp
             listed = [one["name"] for one in asked("checkpoints", tmp_path)]
             shown = [one["name"] for one in asked("show", tmp_path)["checkpoints"]]
             watched = CheckpointFollower(tmp_path, "each", 0, 0.0)._committed()
-            CliRunner().invoke(
-                commands, ["export", str(tmp_path), "--entry", "w", "--out", str(tmp_path / "out")]
-            )
+            export = ["export", tmp_path, "--entry", "w", "--out", tmp_path / "out"]
+            CliRunner().invoke(commands, [*map(str, export)])
             exported = json.loads((tmp_path / "out" / "export.json").read_text())["checkpoint"]
             seen.append((names(tmp_path), listed, shown, [name for name, _ in watched], [exported]))
 
@@ -75,8 +73,7 @@ def test_killed_in_the_tail_the_run_goes_on_from_it(tmp_path: Path) -> None:
     listed = CliRunner().invoke(commands, ["checkpoints", str(tmp_path / "run")])
     assert "step-00000005 " not in listed.stdout
     assert "step-00000005" in [one["name"] for one in asked("checkpoints", tmp_path / "run", "verify")]
-    again = tiny(tmp_path / "run").train()
-    assert again.loop.ending.resumed_from == "step-00000005"
+    assert tiny(tmp_path / "run").train().loop.ending.resumed_from == "step-00000005"
     assert names(tmp_path / "run") == OWN
     tiny(tmp_path / "straight").train()
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
@@ -95,12 +92,9 @@ def test_where_a_limit_cut_the_epoch_short_it_stays_for_a_raised_one(tmp_path: P
 
 
 def test_an_interruption_asks_for_its_checkpoint_wherever_it_comes(tmp_path: Path) -> None:
+    enough = everstep.services.Interrupt("enough", 3)
     with pytest.raises(everstep.errors.Interrupted):
-        tiny(tmp_path).train(
-            inside=lambda loop, step: (
-                loop.call_soon(everstep.services.Interrupt("enough", 3)) if step == 6 else None
-            )
-        )
+        tiny(tmp_path).train(inside=lambda loop, step: step == 6 and loop.call_soon(enough))
     assert [one["name"] for one in asked("checkpoints", tmp_path)][-1:] == ["step-00000005"]
 
 
@@ -111,8 +105,7 @@ def test_one_that_a_kill_leaves_behind_goes_at_the_next_start_also_of_a_finished
     shutil.copytree(run / "checkpoints" / "step-00000002", aside)
     tiny(run, max_epoch=1).train()
     aside.rename(run / "checkpoints" / "step-00000002")
-    again = tiny(run, max_epoch=1).train()
-    assert again.seen == [] and names(run) == OWN[:2]
+    assert tiny(run, max_epoch=1).train().seen == [] and names(run) == OWN[:2]
 
 
 def test_latest_is_one_that_was_asked_for(tmp_path: Path) -> None:

@@ -16,16 +16,8 @@ import xxhash
 from checkpoint_samples import FACTS, arrays_of, at, commit, damage, same, seed_of, store_in
 
 import everstep
-from everstep.checkpoint import (
-    Checkpoint,
-    CheckpointName,
-    Commit,
-    Store,
-    format,
-    read_checkpoint,
-    read_own_trees,
-    verify_checkpoint,
-)
+from everstep import checkpoint
+from everstep.checkpoint import CheckpointName, Commit, Store, format, read_checkpoint, read_own_trees
 from everstep.checkpoint.format import ARRAYS, MANIFEST, pack_manifest
 from everstep.checkpoint.pieces import write_pieces
 from everstep.contracts.state import HostArray, Region
@@ -49,7 +41,7 @@ def write_ranks(folder: Path, own: list[Encoded], common: Encoded = COMMON) -> P
     return folder
 
 
-def tree_of(found: Checkpoint) -> Any:
+def tree_of(found: checkpoint.Checkpoint) -> Any:
     return decode(Encoded(found.structure, found.arrays))
 
 
@@ -67,8 +59,6 @@ def rewrite(folder: Path, change: Callable[[Any], object]) -> None:
 
 
 # ------------------------------------------------------------------------------------------ own trees
-
-
 def test_each_rank_reads_the_common_tree_with_its_own_over_it_where_it_has_one(three: Path) -> None:
     with safetensors.safe_open(three / "rank-00001.safetensors", "numpy") as file:
         assert file.get_tensor("rng/rank1").tolist() == [1, 2, 3]
@@ -98,9 +88,7 @@ def test_one_process_may_have_a_tree_of_its_own(tmp_path: Path) -> None:
 
 def test_what_is_common_cannot_be_a_ranks_own(tmp_path: Path) -> None:
     for number, own in enumerate(({"user": {"w": np.zeros(2)}}, {"user": {"w": 3}}, {"progress": 1})):
-        with pytest.raises(
-            CheckpointError, match=r"a rank cannot save as its own .*\((user/w|progress) is in"
-        ):
+        with pytest.raises(CheckpointError, match=r"rank cannot save as its own .*\((user/w|progress) is in"):
             write_ranks(tmp_path / str(number) / str(at(20)), [own_of(0), encode(own)])
 
 
@@ -114,15 +102,13 @@ def test_own_trees_are_read_without_the_rest(three: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ damage
-
-
 @pytest.mark.parametrize("file", [ARRAYS, "rank-00000.safetensors", "rank-00001.safetensors"])
 def test_the_writer_finds_damage_in_every_ranks_file(three: Path, file: str) -> None:
     damage(three / file)
     with pytest.raises(DamagedCheckpointError, match=f"{file} has changed"):
         read_checkpoint(three)
     with pytest.raises(DamagedCheckpointError, match=f"{file} has changed"):
-        verify_checkpoint(three)
+        checkpoint.verify_checkpoint(three)
     commit(store := store_in(three.parent.parent), at(10))
     found, notes = store.find(True)
     assert seed_of(found) == 10 and f"{file} has changed" in notes[0]
@@ -140,22 +126,16 @@ def test_a_missing_or_short_file_of_any_rank_damages_it_for_all(three: Path) -> 
         path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("what", "change"),
-    [
-        ("ranks", lambda body: body.update(ranks=[])),
-        ("partial", lambda body: body.update(partial=True)),
-        ("rank-00009", lambda body: body["ranks"].append("rank-00009")),
-        ("ranks", lambda body: body.update(ranks="all")),
-        ("../odd", lambda body: body["files"].update({"../odd": body["files"][ARRAYS]})),
-        ("metadata|everstep", lambda body: body.update(ranks=[ARRAYS])),
-        ("user/w", lambda body: body["arrays"]["user/w"].update(bytes=9)),
-        ("user/v", lambda body: body["arrays"].update({"user/v": body["arrays"]["user/w"]})),
-    ],
-)
-def test_a_manifest_of_odd_content_is_one_error(
-    three: Path, what: str, change: Callable[[Any], object]
-) -> None:
+@pytest.mark.parametrize(("what", "change"), [
+    ("ranks", lambda body: body.update(ranks=[])), ("partial", lambda body: body.update(partial=True)),
+    ("rank-00009", lambda body: body["ranks"].append("rank-00009")),
+    ("ranks", lambda body: body.update(ranks="all")),
+    ("../odd", lambda body: body["files"].update({"../odd": body["files"][ARRAYS]})),
+    ("metadata|everstep", lambda body: body.update(ranks=[ARRAYS])),
+    ("user/w", lambda body: body["arrays"]["user/w"].update(bytes=9)),
+    ("user/v", lambda body: body["arrays"].update({"user/v": body["arrays"]["user/w"]})),
+])  # fmt: skip
+def test_a_manifest_of_odd_content_is_one_error(three: Path, what: str, change: Any) -> None:
     rewrite(three, change)
     with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 9.*({what})"):
         read_checkpoint(three)
@@ -178,8 +158,6 @@ def record_of(data: bytes) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ copies
-
-
 def test_a_checkpoint_of_several_ranks_is_adopted_whole_or_not_at_all(tmp_path: Path, three: Path) -> None:
     rewrite(three, lambda body: body.update(meta={"run": "a"}))
     store, other = (Store(tmp_path / name, 4, run=name) for name in ("b", "c"))
@@ -252,26 +230,19 @@ def bytes_read() -> int:
 
 
 # ---------------------------------------------------------------------------------------------- layouts
-
-
-@pytest.mark.parametrize(
-    ("whole", "boxes"),
-    [
-        ((4, 2), [((0, 0), (4, 2))]),
-        ((5, 2), [((0, 0), (3, 2)), ((3, 0), (2, 2)), ((5, 0), (0, 2))]),
-        ((4, 4), [((0, 0), (2, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2)), ((2, 2), (2, 2))]),
-        ((3, 3), [((1, 1), (1, 1)), ((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1))]),
-        ((), [((), ())]),
-    ],
-)
-def test_pieces_that_make_the_array_are_put_together_in_whole_and_in_part(
-    tmp_path: Path, whole: tuple[int, ...], boxes: list[Box]
-) -> None:
+@pytest.mark.parametrize(("whole", "boxes"), [
+    ((4, 2), [((0, 0), (4, 2))]),
+    ((5, 2), [((0, 0), (3, 2)), ((3, 0), (2, 2)), ((5, 0), (0, 2))]),
+    ((4, 4), [((0, 0), (2, 2)), ((0, 2), (2, 2)), ((2, 0), (2, 2)), ((2, 2), (2, 2))]),
+    ((3, 3), [((1, 1), (1, 1)), ((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1))]),
+    ((), [((), ())]),
+])  # fmt: skip
+def test_pieces_that_make_the_array_are_put_together(tmp_path: Path, whole: Any, boxes: list[Box]) -> None:
     values = np.arange(np.prod(whole), dtype=np.float32).reshape(whole) + 1
     for number, order in enumerate((boxes, [boxes[0], *boxes[:0:-1]])):
         folder = tmp_path / str(number) / "step-00000020"
         sharded(folder, len(boxes), {"a": (values, dict(enumerate(order)))})
-        verify_checkpoint(folder)
+        checkpoint.verify_checkpoint(folder)
         assert np.array_equal(decode(read_checkpoint(folder).common)["user"]["a"]["w"], values)
         for offset in itertools.product(*(range(n) for n in whole)):
             shape = tuple(min(2, n - at) for at, n in zip(offset, whole, strict=True))
@@ -281,20 +252,14 @@ def test_pieces_that_make_the_array_are_put_together_in_whole_and_in_part(
             assert found["user/a/w"].data.tobytes() == values[cut].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("whole", "boxes"),
-    [
-        ((4, 2), [((0, 0), (2, 2))]),
-        ((4, 2), [((0, 0), (2, 2)), ((0, 0), (2, 2))]),  # the volume alone would be right
-        ((4, 4), [((0, 0), (2, 4)), ((1, 0), (2, 4))]),
-        ((4, 4), [((0, 0), (3, 3)), ((2, 2), (2, 2)), ((3, 0), (1, 3))]),
-        ((4, 2), [((0, 0), (2, 2)), ((3, 0), (1, 2)), ((1, 0), (1, 2))]),
-        ((), [((), ()), ((), ())]),
-    ],
-)
-def test_pieces_with_a_gap_or_an_overlap_are_refused(
-    tmp_path: Path, whole: tuple[int, ...], boxes: list[Box]
-) -> None:
+@pytest.mark.parametrize(("whole", "boxes"), [
+    ((4, 2), [((0, 0), (2, 2))]),
+    ((4, 2), [((0, 0), (2, 2)), ((0, 0), (2, 2))]),  # the volume alone would be right
+    ((4, 4), [((0, 0), (2, 4)), ((1, 0), (2, 4))]), ((), [((), ()), ((), ())]),
+    ((4, 4), [((0, 0), (3, 3)), ((2, 2), (2, 2)), ((3, 0), (1, 3))]),
+    ((4, 2), [((0, 0), (2, 2)), ((3, 0), (1, 2)), ((1, 0), (1, 2))]),
+])  # fmt: skip
+def test_pieces_with_a_gap_or_an_overlap_are_refused(tmp_path: Path, whole: Any, boxes: list[Box]) -> None:
     with pytest.raises(CheckpointError, match="do not hold the array 'user/a/w'"):
         sharded(tmp_path / "x", len(boxes), {"a": (np.zeros(whole, np.float32), dict(enumerate(boxes)))})
 
@@ -318,7 +283,6 @@ def test_a_checkpoint_of_which_a_rank_has_read_its_part_is_adopted_whole(tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------- many files
-
 FILES = 1000
 
 
@@ -331,7 +295,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_thousand_files_are_opened_and_verified_and_no_byte_is_read_twice(thousand: Path) -> None:
     size = sum(path.stat().st_size for path in thousand.iterdir())
-    for work in (read_checkpoint, verify_checkpoint):
+    for work in (read_checkpoint, checkpoint.verify_checkpoint):
         work(thousand)  # reads modules, too
         before = bytes_read()
         work(thousand)
@@ -354,10 +318,8 @@ def test_one_entry_of_a_thousand_files_reads_its_own_bytes(thousand: Path) -> No
 def test_the_own_trees_of_many_ranks_are_read_with_one_manifest(tmp_path: Path) -> None:
     """As a start on another number of ranks reads them: no byte twice."""
     common, ranks = Encoded({"common": {}}), 200
-    records = [
-        format.write_own(tmp_path, rank, encode({"rng": {f"rank{rank}": np.arange(8) + rank}}), common)
-        for rank in range(ranks)
-    ]
+    own = [encode({"rng": {f"rank{rank}": np.arange(8) + rank}}) for rank in range(ranks)]
+    records = [format.write_own(tmp_path, rank, tree, common) for rank, tree in enumerate(own)]
     facts = {**FACTS, "name": "step-00000001"}
     format.write_manifest(tmp_path, facts, common, format.write_common(tmp_path, common), records)
     before = bytes_read()
@@ -368,8 +330,6 @@ def test_the_own_trees_of_many_ranks_are_read_with_one_manifest(tmp_path: Path) 
 
 
 # ---------------------------------------------------------------------------------------------- damage
-
-
 def few(tmp_path: Path, ranks: int = 8) -> Path:
     folder = tmp_path / "run" / "checkpoints" / "step-00000020"
     return sharded(folder, ranks, {"all": rows("all", ranks), "few": rows("few", 2, ranks // 2)})
@@ -387,20 +347,14 @@ def test_damage_is_found_in_what_is_read(tmp_path: Path) -> None:
         loaded(folder, "few", expected.shape)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"file": "pieces-00009.safetensors"}, "pieces-00009"),
-        ({"key": "other"}, "not a safetensors file with other"),
-        ({"offset": [6, 0]}, "do not make the shape"),
-        ({"offset": [-4, 0]}, "do not make the shape"),
-        ({"offset": None}, "not have the content"),
-        ({"shape": [1 << 40, 8]}, "not have the content"),
-        ({"file": ARRAYS}, "not a safetensors file with user/all/w"),
-        ({"xxh3_128": "0" * 32}, "has changed"),
-        ({"xxh3_128": 7}, "has changed"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"file": "pieces-00009.safetensors"}, "pieces-00009"),
+    ({"key": "other"}, "not a safetensors file with other"),
+    ({"offset": [6, 0]}, "do not make the shape"), ({"offset": [-4, 0]}, "do not make the shape"),
+    ({"offset": None}, "not have the content"), ({"shape": [1 << 40, 8]}, "not have the content"),
+    ({"file": ARRAYS}, "not a safetensors file with user/all/w"),
+    ({"xxh3_128": "0" * 32}, "has changed"), ({"xxh3_128": 7}, "has changed"),
+])  # fmt: skip
 def test_forged_pieces_are_one_clear_error(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     folder = few(tmp_path, 2)
     body = json.loads((folder / MANIFEST).read_bytes())["body"]

@@ -12,15 +12,13 @@ from typing import Any
 
 import warm
 from everstep import cli
+from everstep.record import RunJournal
 
 for room in ("index", "experiment"):  # index_runs, tiny_experiment
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
-LOOKING = {
-    *("runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync", "tag"),
-    "report",
-    "note",
-}
+LOOKING = {"runs", "show", "watch", "compare", "checkpoints", "export", "du", "prune", "import", "sync"}
+LOOKING |= {"tag", "report", "note"}
 
 
 def everstep(*command: str, cwd: Path, status: int = 0, **environment: str) -> tuple[str, str]:
@@ -55,13 +53,8 @@ def here(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
 
 
 def in_a_process(*command: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
-    done = warm.run(
-        [sys.executable, "-m", "everstep", *command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    line, given = [sys.executable, "-m", "everstep", *command], {**os.environ, **environment}
+    done = warm.run(line, cwd=cwd, env=given, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -75,3 +68,8 @@ def completed(folder: Path, *words: str) -> list[str]:
 def as_json(*command: str, cwd: Path, status: int = 0) -> Any:
     """What it prints with --json."""
     return json.loads(everstep(*command, "--json", cwd=cwd, status=status)[0])
+
+
+def values(run: Path) -> list[Any]:
+    """What equal runs have in common: each row that is not of the clock, but for its start."""
+    return [row[1:] for row in RunJournal(run).rows() if not row.wall]

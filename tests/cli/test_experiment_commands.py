@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import as_json, everstep
+from cli_runs import as_json, everstep, values
 from tiny_experiment import write
 
 import everstep as library
@@ -40,16 +40,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(run: Path) -> list[tuple[str, float]]:
-    return [(row.name, row.value) for row in RunJournal(run).rows() if not row.wall]
-
-
 def test_ctrl_c_and_the_same_line_again(here: Path, trained: Path) -> None:
     line = ("train", "tiny.yaml", "optimizer.lr=1e-2")
     everstep(*line, cwd=here, status=130, SIGINT_AT="5")
     said, _ = everstep(*line, cwd=here)
     assert "resuming epoch 2, step 5" in said and "max_epoch 3 is reached" in said
-    assert weights(here / "runs" / "tiny") == weights(trained / "runs" / "tiny")
+    assert values(here / "runs" / "tiny") == values(trained / "runs" / "tiny")
     compared, _ = everstep("compare", "tiny", str(trained / "runs" / "tiny"), cwd=here)
     assert "the newest checkpoints are equal to the bit" in compared
     assert "no step is run" in everstep(*line, cwd=here)[0]
@@ -104,8 +100,7 @@ def test_eval_with_its_profile_and_without(trained: Path) -> None:
     assert found.keys() == {"valid/loss"} and found["valid/loss"] != whole
     other = json.loads(everstep("eval", "tiny", "--profile", "big", "--json", cwd=trained)[0])
     assert other == {"valid/loss": whole}
-    said, _ = everstep("eval", "runs/tiny", "--stream", "train", cwd=trained)
-    assert said.startswith("train/loss: ")
+    assert everstep("eval", "runs/tiny", "--stream", "train", cwd=trained)[0].startswith("train/loss: ")
 
 
 def test_the_best_weights_or_an_earlier_checkpoint_by_name(here: Path) -> None:
@@ -146,37 +141,30 @@ def test_config_prints_a_config_file(trained: Path) -> None:
 
 def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
     said, _ = everstep("data", "tiny.yaml", "--stream", "valid", "-n", "3", cwd=here)
-    assert said == (
-        "valid, batch 1\n  [0]: int64 (2)  0, 1\nvalid, batch 2\n  [0]: int64 (2)  2, 3\n"
-        "valid, batch 3\n  [0]: int64 (1)  4\n"
-    )
-    said, _ = everstep("data", "tiny.yaml", "--profile", "big", "-n", "9", cwd=here)
-    assert said.count("batch") == 6
+    shown = ("(2)  0, 1", "(2)  2, 3", "(1)  4")
+    assert said == "".join(f"valid, batch {n}\n  [0]: int64 {each}\n" for n, each in enumerate(shown, 1))
+    assert everstep("data", "tiny.yaml", "--profile", "big", "-n", "9", cwd=here)[0].count("batch") == 6
     assert not (here / "runs").exists()
 
 
 @pytest.mark.campaign("long", gate=6)
-@pytest.mark.parametrize(
-    ("command", "status", "said"),
-    [
-        ("train", 2, "give a config FILE"),
-        ("train none.yaml", 2, "none.yaml cannot be read"),
-        ("train tiny.yml", 2, "did you mean 'tiny.yaml'"),
-        ("train tiny.yaml optimizer", 2, "'optimizer' is neither a file nor a setting (PATH=VALUE"),
-        ("train tiny.yaml optimizr.lr=1", 2, "did you mean 'optimizer'"),
-        ("train tiny.yaml --schedule trian", 2, "did you mean 'train'"),
-        ("train tiny.yaml --strict-git --run-dir runs/strict", 1, "commit and push first"),
-        ("resume tiny.yaml", 2, "tiny.yaml is a config file; give a run, or train it"),
-        ("eval tiny --stream vald", 2, "did you mean 'valid'"),
-        ("eval tiny --weights best/valid/los", 2, "give one that the run keeps"),
-        ("predict tiny --stream valid --out a.npy --weights epoch-9", 1, "epoch-9"),
-        ("predict tiny --out a.npy", 2, "Missing option '--stream'"),
-        ("predict tiny --stream valid --out a.txt", 2, ".jsonl, .npy, .npz"),
-        ("data tiny.yaml --stream vald", 2, "did you mean 'valid'"),
-        ("sweep tiny.yaml", 2, "nothing varies"),
-        ("sweep tiny.yaml --grid optimizer.lr=[0.1,x]", 2, "'x' is a string"),
-    ],
-)
+@pytest.mark.parametrize(("command", "status", "said"), [
+    ("train", 2, "give a config FILE"), ("train none.yaml", 2, "none.yaml cannot be read"),
+    ("train tiny.yml", 2, "did you mean 'tiny.yaml'"),
+    ("train tiny.yaml optimizer", 2, "'optimizer' is neither a file nor a setting (PATH=VALUE"),
+    ("train tiny.yaml optimizr.lr=1", 2, "did you mean 'optimizer'"),
+    ("train tiny.yaml --schedule trian", 2, "did you mean 'train'"),
+    ("train tiny.yaml --strict-git --run-dir runs/strict", 1, "commit and push first"),
+    ("resume tiny.yaml", 2, "tiny.yaml is a config file; give a run, or train it"),
+    ("eval tiny --stream vald", 2, "did you mean 'valid'"),
+    ("eval tiny --weights best/valid/los", 2, "give one that the run keeps"),
+    ("predict tiny --stream valid --out a.npy --weights epoch-9", 1, "epoch-9"),
+    ("predict tiny --out a.npy", 2, "Missing option '--stream'"),
+    ("predict tiny --stream valid --out a.txt", 2, ".jsonl, .npy, .npz"),
+    ("data tiny.yaml --stream vald", 2, "did you mean 'valid'"),
+    ("sweep tiny.yaml", 2, "nothing varies"),
+    ("sweep tiny.yaml --grid optimizer.lr=[0.1,x]", 2, "'x' is a string"),
+])  # fmt: skip
 def test_wrong_input_is_told_and_trains_nothing(trained: Path, command: str, status: int, said: str) -> None:
     assert said in everstep(*command.split(), cwd=trained, status=status)[1]
     assert [path.name for path in (trained / "runs").iterdir() if path.is_dir()] == ["tiny"]
@@ -197,8 +185,7 @@ def test_strict_git_wants_what_can_be_had_back(here: Path) -> None:
     assert "changes that are not committed" in everstep(*strict, cwd=here, status=1)[1]
     git(here, "commit", "-m", "first")
     assert "is on no remote" in everstep(*strict, cwd=here, status=1)[1]
-    assert not (here / "runs").exists()
-    assert "note: " in everstep(*line, cwd=here)[1]
+    assert not (here / "runs").exists() and "note: " in everstep(*line, cwd=here)[1]
     assert everstep(*line, "--skip-check", cwd=here)[1] == ""
     git(here, "clone", "--bare", ".", "../origin.git")
     git(here, "remote", "add", "origin", "../origin.git")
@@ -216,21 +203,17 @@ def ends(how: str) -> str:
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("change", "status", "said"),
-    [
-        ("trainer.max_step=5", 0, "max_step 5 is reached"),
-        (ends("stop"), 0, "it is enough (step 5, finished)"),
-        ("services=[{LossBound: {metric: loss, bound: 1e-9}}]", 1, "above its bound 1e-09"),
-        ("optimizer.lr=fast", 2, "give a number"),
-        ("trainer.max_time=1e-6", 3, "start again to continue"),
-        (ends("interrupt"), 3, "the machine is taken away: "),
-        ("services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]", 4, "valid/loss"),
-        (ends("SIGHUP"), 129, "start again to continue"),
-        (ends("SIGUSR1"), 138, "start again to continue"),
-        (ends("SIGTERM"), 143, "start again to continue"),
-    ],
-)
+@pytest.mark.parametrize(("change", "status", "said"), [
+    ("trainer.max_step=5", 0, "max_step 5 is reached"),
+    (ends("stop"), 0, "it is enough (step 5, finished)"),
+    ("services=[{LossBound: {metric: loss, bound: 1e-9}}]", 1, "above its bound 1e-09"),
+    ("optimizer.lr=fast", 2, "give a number"),
+    ("trainer.max_time=1e-6", 3, "start again to continue"),
+    (ends("interrupt"), 3, "the machine is taken away: "),
+    ("services=[Evaluate, {Require: {metric: valid/loss, value: 0.0, epoch: 1}}]", 4, "valid/loss"),
+    (ends("SIGHUP"), 129, "start again to continue"), (ends("SIGUSR1"), 138, "start again to continue"),
+    (ends("SIGTERM"), 143, "start again to continue"),
+])  # fmt: skip
 def test_how_a_training_ended_is_its_exit_status(here: Path, change: str, status: int, said: str) -> None:
     """Ctrl-C (130) is `test_ctrl_c_and_the_same_line_again`."""
     assert said in "".join(everstep("train", "tiny.yaml", change, cwd=here, status=status))

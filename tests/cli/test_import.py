@@ -69,8 +69,7 @@ def test_folders_of_event_files_are_runs_and_the_same_again_adds_nothing(tmp_pat
     assert names(rows) == ["a-train", "b"]
     assert [(row["values"], row["new"]) for row in rows] == [(10, True), (4, True)]
     files = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-    again = imported("tensorboard", "logs", cwd=tmp_path)
-    assert [row["new"] for row in again] == [False, False]
+    assert [row["new"] for row in imported("tensorboard", "logs", cwd=tmp_path)] == [False, False]
     assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == files
     # more by now: a further start, which supersedes the rows of the first
     write_events(tmp_path / "logs" / "b", range(4, 9))
@@ -109,9 +108,8 @@ def test_an_earlier_index_that_has_a_seed_of_an_import_goes_on(tmp_path: Path) -
 
 
 def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -> None:
-    write_events(tmp_path / "logs" / "a", range(5), metric="loss/val")
-    write_events(tmp_path / "logs" / "b", range(9), metric="loss/val")
-    write_events(tmp_path / "logs" / "b", range(9), metric="bleu/val")
+    for name, steps, metric in (("a", 5, "loss/val"), ("b", 9, "loss/val"), ("b", 9, "bleu/val")):
+        write_events(tmp_path / "logs" / name, range(steps), metric=metric)
     imported("tensorboard", "logs", cwd=tmp_path)
     rows = as_json("runs", "--sort", "best/loss/val", cwd=tmp_path)
     assert [row["best/loss/val"] for row in rows] == [np.float32(1 / 9).item(), np.float32(0.2).item()]
@@ -119,31 +117,16 @@ def test_a_metric_whose_name_begins_with_loss_has_a_best_value(tmp_path: Path) -
     assert "give 'bleu/val' for the last value; one run with watch=('bleu/val', \"min\") or" in problem
 
 
-@pytest.mark.parametrize(
-    ("name", "better"),
-    [
-        *dict.fromkeys(
-            ("loss", "valid_loss", "loss/val", "Loss/test", "val.loss", "acc/loss", "x-Loss"), "min"
-        ).items(),
-        *dict.fromkeys(("acc/val", "accuracy/valid", "top1 acc", "loss_acc"), "max").items(),
-        *dict.fromkeys(
-            (
-                "f1",
-                "glossary",
-                "accept",
-                "loss_scale",
-                "accuracy_time",
-                "valid/loss/std",
-                "loss/lr",
-                "val",
-                "",
-            ),
-            None,
-        ).items(),
-    ],
-)
-def test_a_word_of_a_name_tells_which_value_is_better(name: str, better: str | None) -> None:
-    assert better_when(name) == better
+BETTER: dict[str | None, list[str]] = {
+    "min": ["loss", "valid_loss", "loss/val", "Loss/test", "val.loss", "acc/loss", "x-Loss"],
+    "max": ["acc/val", "accuracy/valid", "top1 acc", "loss_acc"],
+    None: ["f1", "glossary", "accept", "loss_scale", "accuracy_time", "valid/loss/std", "loss/lr", "val", ""],
+}
+
+
+def test_a_word_of_a_name_tells_which_value_is_better() -> None:
+    for better, known in BETTER.items():
+        assert {name: better_when(name) for name in known} == dict.fromkeys(known, better)
 
 
 def test_a_database_of_mlflow_is_read_without_mlflow(tmp_path: Path, database: Path) -> None:
@@ -156,7 +139,7 @@ def test_a_database_of_mlflow_is_read_without_mlflow(tmp_path: Path, database: P
     facts = wide.facts()
     assert facts["config"] == {"lr": 0.1, "layers": [1, 2], "kind": "mlp"}
     assert facts["imported"]["experiment"] == "digits"
-    ends = [event.data["status"] for run in (wide, bad) for event in run.events("closed")]
+    ends = [end.data["status"] for run in (wide, bad) for end in run.events("closed")]
     assert ends == ["finished", "failed"]
 
 
@@ -280,9 +263,8 @@ def test_infinities_come_back_and_secrets_do_not(tmp_path: Path, database: Path)
         connection.execute("update metrics set value = -1.7976931348623157e308 where step = 1")
         (key,) = connection.execute("select run_uuid from runs where name = 'wide'").fetchone()
         for table in ("params", "tags"):
-            connection.executemany(
-                f"insert into {table} values (?, ?, ?)", [(*each, key) for each in given.items()]
-            )
+            rows = [(*each, key) for each in given.items()]
+            connection.executemany(f"insert into {table} values (?, ?, ?)", rows)
     path, _ = bring(next(read() for _, read in mlflow(database)), tmp_path / "runs")
     assert RunJournal(path).series("train/loss")[1][:3] == [1.0, -math.inf, 1 / 3]
     facts = RunJournal(path).facts()
@@ -329,14 +311,8 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder / "package")])
     quiet = {**os.environ, "PYTHONPATH": paths, "WANDB_SILENT": "true"}
-    for row in (
-        ("wide", 0, 9, 1),
-        ("narrow", 0, 3, 0),
-        ("wide", 6, 12, 0),
-        ("anew", 0, 4, 0),
-        ("anew", 0, 3, 0),
-    ):
-        command = [sys.executable, "-c", WANDB, str(folder), *map(str, row)]
+    for row in ("wide 0 9 1", "narrow 0 3 0", "wide 6 12 0", "anew 0 4 0", "anew 0 3 0"):
+        command = [sys.executable, "-c", WANDB, str(folder), *row.split()]
         subprocess.run(command, check=True, env=quiet, cwd=folder)
     sys.path.append(str(folder / "package"))
     yield folder / "wandb"
@@ -384,12 +360,10 @@ def test_a_file_of_wandb_counts_up_to_its_end_and_damage_is_named(tmp_path: Path
     assert len(texts) + len(counts) == len(cut) and counts == sorted(counts) and {0, 3} <= {*counts}
     for at in range(0, len(data), 41):
         found = read(data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :])
-        # a length that leads beyond the end is as a cut
-        assert (
-            found.status == "killed"
-            if isinstance(found, History)
-            else re.search("damaged at|begin|no rec", found)
-        )
+        if isinstance(found, History):
+            assert found.status == "killed", "a length that leads beyond the end is as a cut"
+        else:
+            assert re.search("damaged at|begin|no rec", found)
 
 
 def test_without_its_package_an_import_names_what_to_install(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import everstep
+from cli_runs import everstep, values
 
 import warm
 from everstep.record import RunJournal, is_held
@@ -63,39 +63,26 @@ def run(here: Path, *command: str, status: int = 0, options: tuple[str, ...] = (
     line = [sys.executable, "-m", "everstep", "run", *options, "--", *command]
     done = warm.run(line, cwd=here, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
-    return "\n".join(
-        line for line in done.stderr.splitlines() if line.startswith(("everstep run:", "  start"))
-    )
+    lines = done.stderr.splitlines()
+    return "\n".join(line for line in lines if line.startswith(("everstep run:", "  start")))
 
 
 def begin(here: Path, command: list[str], *options: str) -> Any:
-    return warm.Popen(
-        [sys.executable, "-m", "everstep", "run", *options, "--", *command],
-        cwd=here,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    line = [sys.executable, "-m", "everstep", "run", *options, "--", *command]
+    return warm.Popen(line, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def starts(here: Path) -> int:
     return len(list((here / "run" / "journal").glob("*.evj")))
 
 
-def rows(run_dir: Path) -> list[Any]:
-    return [row[1:] for row in RunJournal(run_dir).rows() if not row.wall]
-
-
 @pytest.mark.campaign("long")
 def test_three_deaths_at_one_step_are_enough(tmp_path: Path, program: Write) -> None:
     said = run(tmp_path, *program("step == 6 and die()"), status=137, options=("--back-off", "0.1"))
     dead = [f"start {number}: killed by SIGKILL after step 5 of run" for number in (1, 2, 3)]
-    assert said.splitlines() == [
-        f"everstep run: {dead[0]}; start 2 in 0.1 s",
-        f"everstep run: {dead[1]}; start 3 in 0.2 s",
-        "everstep run: not started again: 3 starts in a row got no further:",
-        *(f"  {line}" for line in dead),
-    ]
+    again = [f"{dead[0]}; start 2 in 0.1 s", f"{dead[1]}; start 3 in 0.2 s"]
+    told = [*again, "not started again: 3 starts in a row got no further:"]
+    assert said.splitlines() == [*(f"everstep run: {line}" for line in told), *(f"  {line}" for line in dead)]
     assert starts(tmp_path) == 3
 
 
@@ -108,10 +95,10 @@ def test_killed_now_and_then_it_ends_as_if_it_never_was(tmp_path: Path, program:
     assert [line.split("; ")[0] for line in said.splitlines()[:-1]] == [f"everstep run: {e}" for e in ends]
     assert re.findall(r"in ([\d.]+) s", said) == ["0.1"] * 4
     assert said.splitlines()[-1] == "everstep run: start 5: finished after step 16 of run"
-    disturbed = rows(tmp_path / "run")
+    disturbed = values(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "killed")
     run(tmp_path, *program())
-    assert rows(tmp_path / "run") == disturbed != []
+    assert values(tmp_path / "run") == disturbed != []
 
 
 def test_a_start_that_leaves_out_a_finished_run_got_further_in_another(tmp_path: Path) -> None:
@@ -156,9 +143,7 @@ USELESS = [
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(("status", "told", "begun", "lines"), USELESS)
-def test_no_further_start_where_it_would_not_help(
-    tmp_path: Path, program: Write, status: int, told: str, begun: int, lines: list[str]
-) -> None:
+def test_no_further_start_where_it_would_not_help(tmp_path, program, status, told, begun, lines) -> None:
     said = run(tmp_path, *program(*lines), status=status)
     assert (told in said.splitlines()[-1]) if told else not said, said
     assert starts(tmp_path) == begun
@@ -177,24 +162,19 @@ def test_people_are_told_of_a_process_that_was_killed(tmp_path: Path, program: W
     command = program("step == 6 and die()", before)
     said = run(tmp_path, *command, status=137, options=("--max-deaths", "2", "--back-off", "0"))
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert {(each["event"], each["step"]) for each in told} == {("failed", 5)}
     reasons = ["killed by SIGKILL"] * 2 + ["not started again: 2 starts in a row got no further"]
-    assert [(each["event"], each["step"], each["reason"]) for each in told] == [
-        ("failed", 5, reason) for reason in reasons
-    ]
+    assert [each["reason"] for each in told] == reasons
     assert told[0]["run_dir"] == str(tmp_path / "run") and "told" not in said
     run(tmp_path, *program("pass", before))
     assert (tmp_path / "told").read_text().count("\n") == 4
 
 
 # -------------------------------------------------------------------------------- signals
-
-
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("shell", ["", "trap : INT TERM USR1; ", "true; "])
-def test_a_signal_reaches_the_command_which_saves_and_ends_it(
-    tmp_path: Path, program: Write, number: signal.Signals, shell: str
-) -> None:
+def test_a_signal_makes_the_command_save(tmp_path: Path, program: Write, number: int, shell: str) -> None:
     """Also where a shell stands between, which may end at once: the save is waited for."""
     command = program("open('now', 'w').close(); breathe()", ENDLESS)
     if shell:  # which does not pass signals on

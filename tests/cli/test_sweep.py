@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import as_json, everstep
+from cli_runs import as_json, everstep, values
 from tiny_experiment import write
 
 import warm
@@ -35,10 +35,6 @@ def here(tmp_path: Path) -> Path:
 
 def runs(here: Path) -> set[str]:
     return {path.name for path in (here / "runs").iterdir() if path.is_dir()}
-
-
-def values(run: Path) -> list[tuple[str, float]]:
-    return [(row.name, row.value) for row in RunJournal(run).rows() if not row.wall]
 
 
 @pytest.mark.campaign("long")
@@ -67,8 +63,7 @@ def test_a_run_is_named_by_its_settings_and_is_that_of_train(here: Path) -> None
 def test_a_schedule_that_evaluates_has_work_to_do_in_finished_runs(here: Path) -> None:
     line = ("sweep", *SMALL, "--grid", "seed=[7]")
     everstep(*line, cwd=here)
-    _, beside = everstep(*line, cwd=here)
-    assert beside == "[1/1] runs/tiny-seed-7: finished, before this sweep\n"
+    assert everstep(*line, cwd=here)[1] == "[1/1] runs/tiny-seed-7: finished, before this sweep\n"
     _, beside = everstep(*line, "--schedule", "evaluate", cwd=here)
     assert beside == "[1/1] runs/tiny-seed-7: finished\n"
     assert len(evaluations(here / "runs" / "tiny-seed-7")) == 1
@@ -82,22 +77,17 @@ def test_a_divergence_is_reported_by_each_sweep_until_it_is_accepted(here: Path)
     line = ("sweep", "tiny.yaml", "--grid", "seed=[7]")
     everstep(*line, cwd=here, status=1, SIGKILL_AT="6")  # two steps after a save: one at least is repeated
     for _ in range(2):
-        said, _ = everstep(*line, cwd=here, status=1)
-        assert said.splitlines()[1].split()[-1] == "diverged"
+        assert everstep(*line, cwd=here, status=1)[0].splitlines()[1].split()[-1] == "diverged"
     (diverged,) = RunJournal(here / "runs" / "tiny-seed-7").divergences()
     everstep("accept", "runs/tiny-seed-7", "--divergence", str(diverged.data["step"]), cwd=here)
-    said, _ = everstep(*line, cwd=here)
-    assert said.splitlines()[1].split()[-1] == "finished"
+    assert everstep(*line, cwd=here)[0].splitlines()[1].split()[-1] == "finished"
 
 
 @pytest.mark.campaign("long")
 def test_draws_are_the_same_again_and_within_their_range(here: Path) -> None:
-    line = [
-        "sweep", "tiny.yaml", "--dry-run", "-n", "20",
-        "--random", "optimizer.lr={low: 1e-4, high: 1e-1, log: true}",
-        "--random", "streams.train.count={low: 2, high: 4}",
-        "--random", "task.scale=[1, 2.5]",
-    ]  # fmt: skip
+    draws = ("optimizer.lr={low: 1e-4, high: 1e-1, log: true}", "streams.train.count={low: 2, high: 4}")
+    line = ["sweep", "tiny.yaml", "--dry-run", "-n", "20"]
+    line += [word for draw in (*draws, "task.scale=[1, 2.5]") for word in ("--random", draw)]
     rows = as_json(*line, cwd=here)
     assert rows == as_json(*line, cwd=here) != as_json(*line, "--seed", "1", cwd=here)
     assert len(rows) == 20 and not (here / "runs").exists()
@@ -126,16 +116,14 @@ def test_a_failure_is_told_and_the_others_are_trained(here: Path) -> None:
     assert said.splitlines()[0].split()[-2:] == ["status", "valid/los"]
     assert "did you mean 'valid/loss'" in beside
     assert "tiny-streams.valid.batch_size-2-trainer.max_time-60: finished" in beside
-    assert "-0-trainer.max_time-60: failed\n  " in beside
-    assert "batch_size" in beside.partition("failed\n")[2]
+    assert "-0-trainer.max_time-60: failed\n  " in beside and "batch_size" in beside.partition("failed\n")[2]
     assert "failed" in said and "finished" in said
 
 
 @pytest.mark.campaign("long")
 def test_what_was_cut_off_goes_on(here: Path) -> None:
     line = ("sweep", "tiny.yaml", "--grid", "seed=[7, 8]", "-j", "2")
-    _, beside = everstep(*line, cwd=here, status=1, SIGKILL_AT="5")
-    assert beside.count("killed by SIGKILL") == 2
+    assert everstep(*line, cwd=here, status=1, SIGKILL_AT="5")[1].count("killed by SIGKILL") == 2
     everstep(*line, cwd=here)
     everstep("train", "tiny.yaml", cwd=here)
     assert values(here / "runs" / "tiny-seed-7") == values(here / "runs" / "tiny")
@@ -147,28 +135,17 @@ def test_what_was_cut_off_goes_on(here: Path) -> None:
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize(
     ("number", "status", "reason"),
-    [
-        (signal.SIGINT, 130, "Ctrl-C (SIGINT)"),
-        (signal.SIGTERM, 143, "SIGTERM"),
-        (signal.SIGHUP, 129, "SIGHUP"),
-    ],
+    [(signal.SIGINT, 130, "Ctrl-C (SIGINT)"), (signal.SIGTERM, 143, "SIGTERM"), (1, 129, "SIGHUP")],
 )
-def test_a_signal_stops_the_trainings_and_saves_them(
-    here: Path, number: int, status: int, reason: str
-) -> None:
+def test_a_signal_stops_trainings_and_saves_them(here: Path, number: int, status: int, reason: str) -> None:
     slow = "import tiny_experiment, time, pathlib\n\nclass Slow(tiny_experiment.TinyTask):\n"
     slow += "    def train_step(self, batch):\n        pathlib.Path('training').touch()\n"
     slow += "        time.sleep(0.05)\n        return super().train_step(batch)\n"
     (here / "slow.py").write_text(slow)
     line = ["sweep", "tiny.yaml", "task.call=slow:Slow", "trainer.max_epoch=1000", "--grid", "seed=[1, 2]"]
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "everstep", *line],
-        cwd=here,
-        env={**os.environ, "EVERSTEP_INDEX": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    how: Any = {"cwd": here, "env": {**os.environ, "EVERSTEP_INDEX": ""}, "text": True}
+    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    sweep = subprocess.Popen([sys.executable, "-m", "everstep", *line], **how)
     until(lambda: sweep.poll() is not None or (here / "training").exists())
     sweep.send_signal(number)
     told, beside = sweep.communicate()
@@ -186,22 +163,15 @@ def test_a_signal_stops_the_trainings_and_saves_them(
     assert run == {"status": "finished", "starts": 2, "step": told["step"] + 2}
 
 
-@pytest.mark.parametrize(
-    ("grid", "draws", "said"),
-    [
-        (["seed=[]"], [], "is not a list of values"),
-        (["seed"], [], "is not an override"),
-        (["seed=[1"], [], "correct the YAML"),
-        (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
-        (["seed=[1]"], ["seed=[2]"], "seed varies twice"),
-        (["optimizer.lrr=[1]"], [], "did you mean 'lr'"),
-        ([], ["seed={low: 1}"], "give a range"),
-        ([], ["seed={low: 3, high: 2}"], "low < high"),
-        ([], ["seed={low: 1, high: 2, log: 3}"], "low < high"),
-        ([], ["optimizer.lr={low: 0, high: 2, log: true}"], "low > 0"),
-        (["optimizer.lr=[0.1, .inf]"], [], "1: inf is not a number of JSON"),
-    ],
-)
+@pytest.mark.parametrize(("grid", "draws", "said"), [
+    (["seed=[]"], [], "is not a list of values"), (["seed"], [], "is not an override"),
+    (["seed=[1"], [], "correct the YAML"), (["seed=[1]", "seed=[2]"], [], "seed varies twice"),
+    (["seed=[1]"], ["seed=[2]"], "seed varies twice"), (["optimizer.lrr=[1]"], [], "did you mean 'lr'"),
+    ([], ["seed={low: 1}"], "give a range"), ([], ["seed={low: 3, high: 2}"], "low < high"),
+    ([], ["seed={low: 1, high: 2, log: 3}"], "low < high"),
+    ([], ["optimizer.lr={low: 0, high: 2, log: true}"], "low > 0"),
+    (["optimizer.lr=[0.1, .inf]"], [], "1: inf is not a number of JSON"),
+])  # fmt: skip
 def test_what_varies_is_checked(here: Path, grid: list[str], draws: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         trials([here / "tiny.yaml"], grid=grid, draws=draws)
@@ -272,9 +242,9 @@ def content(folder: Path) -> tuple[Any, bytes]:
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("name", "options"), [("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])]
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("last", []), ("averaged", ["--entry", "ema"]), ("best", ["--best", "valid/loss"])
+])  # fmt: skip
 def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[str]) -> None:
     said, _ = everstep("export", "small", *options, "--out", f"out/{name}", cwd=trained)
     assert said.startswith(f"out/{name}: ")
@@ -288,17 +258,13 @@ def test_it_is_what_the_service_writes(trained: Path, name: str, options: list[s
 
 
 @pytest.mark.campaign("long", gate=3)
-@pytest.mark.parametrize(
-    ("command", "status", "said"),
-    [
-        ("smoll", 2, "there is no run 'smoll'"),
-        ("small --best valid/los", 2, "did you mean 'valid/loss'"),
-        ("small --entry modle", 2, "did you mean 'model'"),
-        ("small --checkpoint 77", 2, "77"),
-        ("small --max-shard-size x", 2, "'x' is not a size"),
-        ("runs/none", 1, "there is no checkpoint yet in "),
-    ],
-)
+@pytest.mark.parametrize(("command", "status", "said"), [
+    ("smoll", 2, "there is no run 'smoll'"),
+    ("small --best valid/los", 2, "did you mean 'valid/loss'"),
+    ("small --entry modle", 2, "did you mean 'model'"), ("small --checkpoint 77", 2, "77"),
+    ("small --max-shard-size x", 2, "'x' is not a size"),
+    ("runs/none", 1, "there is no checkpoint yet in "),
+])  # fmt: skip
 def test_wrong_input_is_told_and_writes_nothing(trained: Path, command: str, status: int, said: str) -> None:
     RunDir.open(trained / "runs" / "none")
     assert said in everstep("export", *command.split(), "--out", "a", cwd=trained, status=status)[1]

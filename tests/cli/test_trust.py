@@ -81,8 +81,7 @@ def recorded(run: Path) -> dict[str, Any]:
 @pytest.fixture
 def sent(here: Path) -> Path:
     """A hostile run: its record names what lies in it, and os:system; it bears the mark of another run."""
-    run = here / "runs" / "tiny"
-    told = here / "told"
+    run, told = here / "runs" / "tiny", here / "told"
     for name in PLANTED:
         (run / f"{name}.py").write_text(f"open({str(told)!r}, 'w').close()\n")
     system = {"call": "os:system", "command": f"touch {told}"}
@@ -93,12 +92,10 @@ def sent(here: Path) -> Path:
         "model": {"call": "subprocess:getoutput", "cmd": f"touch {told}"},
         "optimizer": system,
         "services": [
-            {"telltale:Service": {}},
-            {"os:system": {"command": f"touch {told}"}},
+            {"telltale:Service": {}}, {"os:system": {"command": f"touch {told}"}}, {"Evaluate": {}},
             {"Scheduled": {"target": "lr", "function": {"call": "this:s"}}},  # of Python itself
-            {"Evaluate": {}},
         ],
-    }
+    }  # fmt: skip
     named = {"config": config, "code": [str(run), str(here / "runs")], "argv": [str(run / "telltale.py")]}
     record(run, facts | named)
     store = Store(run, 1, print)
@@ -118,52 +115,31 @@ def everstep(*command: str) -> tuple[int, str]:
     return status, said
 
 
-LOOKING: dict[str, list[tuple[str, ...]]] = {
-    "config": [("RUN",), ("RUN", "trainer.max_epoch=3"), ("RUN", "--json")],
-    "runs": [(), ("config.task.call=telltale:Task",)],
-    "show": [("RUN",)],
-    "watch": [("RUN", "--once")],
-    "compare": [("RUN", "RUN")],
-    "report": [("RUN", "-o", "../../report.html")],
-    "ui": [("--help",)],  # the page itself serves until Ctrl-C: tests/ui
-    "checkpoints": [("RUN",), ("RUN", "verify"), ("RUN", "prune", "--delete")],
-    "export": [("RUN", "--out", "weights", "--entry", "w")],
-    "tag": [("RUN", "seen")],
-    "note": [("RUN", "seen")],
-    "accept": [("RUN", "--divergence", "1")],
-    "audit": [("RUN",)],
-    "du": [()],
-    "import": [("--help",)],  # it reads no run: test_import.py
-    "sql": [("select value from facts",)],
-    "sync": [("RUN",)],
-    "prune": [("RUN",)],
-}
+LOOKING = {
+    "config": ["RUN", "RUN trainer.max_epoch=3", "RUN --json"], "show": ["RUN"], "watch": ["RUN --once"],
+    "runs": ["", "config.task.call=telltale:Task"], "report": ["RUN -o ../../report.html"],
+    "ui": ["--help"],  # the page itself serves until Ctrl-C: tests/ui
+    "checkpoints": ["RUN", "RUN verify", "RUN prune --delete"], "export": ["RUN --out weights --entry w"],
+    "compare": ["RUN RUN"], "tag": ["RUN seen"], "note": ["RUN seen"], "accept": ["RUN --divergence 1"],
+    "import": ["--help"],  # it reads no run: test_import.py
+    "audit": ["RUN"], "du": [""], "sql": ["SQL"], "sync": ["RUN"], "prune": ["RUN"],
+}  # fmt: skip
 """What looks, or does not go by what a run names; it works on a run of anybody's."""
 
-ASKING: dict[str, list[tuple[str, ...]]] = {
-    "replay": [("RUN", "--step", "1"), ("RUN", "--verify", ":")],
-    "resume": [("RUN",), ("RUN", "--dry-run"), ("RUN", "--on-change", "fork")],
-    "eval": [("RUN",)],
-    "predict": [("RUN", "--stream", "valid", "--out", "OUT.npy")],
-}
+ASKING = {
+    "replay": ["RUN --step 1", "RUN --verify :"], "resume": ["RUN", "RUN --dry-run", "RUN --on-change fork"],
+    "eval": ["RUN"], "predict": ["RUN --stream valid --out OUT.npy"],
+}  # fmt: skip
 """What must import what a run names, and so asks."""
 
-OWN: dict[str, list[tuple[str, ...]]] = {
-    "train": [
-        ("CONFIG", "--run-dir", "RUN", "--dry-run"),
-        ("CONFIG", "--run-dir", "RUN"),
-        ("CONFIG", "--run-dir", "RUN", "--on-change", "keep"),
-        ("CONFIG", "--run-dir", "RUN", "--on-change", "fork"),
-        ("CONFIG", "--run-dir", "RUN", "--on-change", "override", "trainer.max_epoch=2"),
-    ],
-    "sweep": [("CONFIG", "--grid", "seed=[1]", "--run-dir", "RUN", "--dry-run")],
-    "data": [("CONFIG",), ("RUN",)],
-    "diverge": [("RUN", "RUN")],  # whose records agree, so that nothing is executed; else as replay
-    "drill": [("--help",)],
-    "adopt": [("--help",)],
-    "run": [("--help",)],
-    "check": [("--help",)],
-}
+IN_RUN = "CONFIG --run-dir RUN"
+OWN = {
+    "train": [f"{IN_RUN} --dry-run", IN_RUN, f"{IN_RUN} --on-change keep", f"{IN_RUN} --on-change fork",
+              f"{IN_RUN} --on-change override trainer.max_epoch=2"],
+    "sweep": [f"{IN_RUN} --grid seed=[1] --dry-run"], "data": ["CONFIG", "RUN"],
+    "diverge": ["RUN RUN"],  # whose records agree, so that nothing is executed; else as replay
+    **{command: ["--help"] for command in ("drill", "adopt", "run", "check")},
+}  # fmt: skip
 """What runs one's own config or script, on whatever run directory."""
 
 LINES = [
@@ -177,16 +153,16 @@ LINES = [
 @pytest.mark.campaign("long", gate=16)
 @pytest.mark.parametrize(("command", "line"), LINES)
 def test_no_command_imports_or_calls_what_a_strangers_run_names(
-    sent: Path, monkeypatch: pytest.MonkeyPatch, command: str, line: tuple[str, ...]
+    sent: Path, monkeypatch: pytest.MonkeyPatch, command: str, line: str
 ) -> None:
     """Also where it is started inside the run directory, which Python then looks into."""
     here = sent.parent.parent
     monkeypatch.chdir(sent)
     sys.path.insert(0, "")
     given = {"RUN": str(sent), "CONFIG": str(here / "tiny.yaml"), "OUT.npy": str(here / "out.npy")}
-    status, said = everstep(command, *(given.get(each, each) for each in line))
-    assert not (here / "told").exists()
-    assert {"telltale", "this"}.isdisjoint(sys.modules)
+    given["SQL"] = "select value from facts"
+    status, said = everstep(command, *(given.get(each, each) for each in line.split()))
+    assert not (here / "told").exists() and {"telltale", "this"}.isdisjoint(sys.modules)
     if command in LOOKING:
         # nothing has diverged; the journal is not the one that the checkpoint names; it was stopped
         assert status == {"accept": 2, "audit": 1, "watch": 1}.get(command, 0), said
@@ -197,7 +173,7 @@ def test_no_command_imports_or_calls_what_a_strangers_run_names(
             named = f"a command that would be started: {sent / 'telltale.py'}"
         assert f"names {named}" in said
         assert "pass --trust, or set EVERSTEP_TRUST=1" in said and "changed after it was marked" in said
-    if line[-1:] == ("keep",):
+    if line.endswith("keep"):
         assert status == 1 and "pass --trust" in said
 
 
@@ -214,16 +190,13 @@ def test_no_file_calls_anything_by_its_tags(here: Path) -> None:
 
 
 def test_python_m_everstep_takes_no_module_from_the_run_directory_it_is_in(sent: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "everstep", "show", "."], cwd=sent, capture_output=True, text=True, check=False
-    )
+    show = [sys.executable, "-m", "everstep", "show", "."]
+    done = subprocess.run(show, cwd=sent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "tiny" in done.stdout and not (sent.parent.parent / "told").exists()
 
 
 # ------------------------------------------------------------------------------------ whose it is
-
-
 def test_ones_own_run_asks_nothing_and_says_what_it_imports(here: Path) -> None:
     status, said = everstep("eval", "runs/tiny")
     assert status == 0
@@ -234,22 +207,25 @@ def test_ones_own_run_asks_nothing_and_says_what_it_imports(here: Path) -> None:
     assert everstep("resume", "elsewhere", "trainer.max_epoch=2")[0] == 0
 
 
-@pytest.mark.parametrize("forged", ["config", "code", "no mark", "another run's", "of other types"])
+def made_anew(run: Path, facts: Any) -> None:
+    shutil.rmtree(run)
+    RunDir.open(run)
+    (run / "journal").mkdir()
+
+
+FORGED: dict[str, Any] = {
+    "config": lambda run, facts: facts["config"]["optimizer"].update(lr=0.5),
+    "code": lambda run, facts: facts.update(code=[str(run.parent)]),
+    "no mark": lambda run, facts: facts.pop("mark"),
+    "another run's": made_anew,
+    "of other types": lambda run, facts: facts.update(code=7, mark="\ud800"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_record_does_not_count_as_ones_own(here: Path, forged: str) -> None:
     run = here / "runs" / "tiny"
-    facts = recorded(run)
-    if forged == "config":
-        facts["config"]["optimizer"]["lr"] = 0.5
-    elif forged == "code":
-        facts["code"] = [str(run.parent)]
-    elif forged == "no mark":
-        del facts["mark"]
-    elif forged == "another run's":
-        shutil.rmtree(run)
-        RunDir.open(run)
-        (run / "journal").mkdir()
-    else:
-        facts |= {"code": 7, "mark": "\ud800"}
+    FORGED[forged](run, facts := recorded(run))
     record(run, facts)
     with pytest.raises(TrustError, match="does not count as yours: its"):
         open_run("runs/tiny", skip_check=True)
@@ -258,13 +234,11 @@ def test_a_forged_record_does_not_count_as_ones_own(here: Path, forged: str) -> 
 
 def test_a_forged_checkpoint_does_not_give_the_config(here: Path) -> None:
     """Where the newest start saved nothing, its config is that of the checkpoint."""
-    run = here / "runs" / "tiny"
-    told = here / "told"
+    run, told = here / "runs" / "tiny", here / "told"
     store = Store(run, 7, print)
     checkpoint = taken_out(store, here)
     meta: Any = checkpoint.meta
-    services = [{"telltale:Service": {}}]
-    store.adopt(checkpoint, config=meta["config"] | {"services": services})
+    store.adopt(checkpoint, config=meta["config"] | {"services": [{"telltale:Service": {}}]})
     (here / "telltale.py").write_text(f"open({str(told)!r}, 'w').close()\n")
     with pytest.raises(TrustError, match="none of its starts has recorded this configuration"):
         open_run("runs/tiny", skip_check=True)
@@ -272,9 +246,7 @@ def test_a_forged_checkpoint_does_not_give_the_config(here: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["none", "readable", "short", "link"])
-def test_without_a_key_of_ones_own_nothing_counts(
-    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
-) -> None:
+def test_without_a_key_nothing_counts(here: Path, monkeypatch: Any, tmp_path: Path, what: str) -> None:
     key = trust.key_file()
     assert key is not None
     other = tmp_path / "config" / "everstep" / "key"
@@ -291,9 +263,7 @@ def test_without_a_key_of_ones_own_nothing_counts(
     assert open_run("runs/tiny", skip_check=True).trainer is not None
 
 
-def test_the_first_training_makes_a_key_that_only_its_user_reads(
-    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_first_training_makes_a_key_of_its_user(here: Path, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     open_config("tiny.yaml", ["trainer.max_step=1"], run_dir="runs/new", skip_check=True).train()
     key = tmp_path / "config" / "everstep" / "key"
@@ -306,27 +276,19 @@ def test_the_first_training_makes_a_key_that_only_its_user_reads(
 
 
 @pytest.mark.parametrize("base", ["/proc/nowhere", "a file"])
-def test_a_home_that_cannot_be_written_stops_no_training(
-    here: Path, monkeypatch: pytest.MonkeyPatch, base: str
-) -> None:
+def test_a_home_that_cannot_be_written_stops_no_training(here: Path, monkeypatch: Any, base: str) -> None:
     (here / "a file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(here / base))
-    ending = (
-        open_config("tiny.yaml", ["trainer.max_step=1"], run_dir="runs/new", skip_check=True).train().ending
-    )
-    assert ending.finished
+    made = open_config("tiny.yaml", ["trainer.max_step=1"], run_dir="runs/new", skip_check=True)
+    assert made.train().ending.finished
     with pytest.raises(TrustError):
         open_run("runs/new", skip_check=True)
     assert open_run("runs/new", skip_check=True, trust=True).trainer is not None
 
 
 # -------------------------------------------------------------------------------- where it lies
-
-
 @pytest.mark.parametrize("way", ["recorded code", "package", "link", "path"])
-def test_even_trusted_code_does_not_come_out_of_a_run_directory(
-    here: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_even_trusted_code_does_not_come_from_a_run_directory(here: Path, monkeypatch: Any, way: str) -> None:
     run, told = here / "runs" / "tiny", here / "told"
     (run / "evil.py").write_text(f"open({str(told)!r}, 'w').close()\n")
     name = {"package": "runs.tiny.evil:Task", "link": "beside:Task"}.get(way, "evil:Task")
@@ -354,9 +316,7 @@ PASSWORD = f"{SECRET}%40{SECRET}"
 TOKEN = f"https://{SECRET}@example.org/a.git?access_token={SECRET}"
 
 
-def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
-    tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_nor_database_nor_what_is_printed_holds_a_password(tmp_path, server: Server, capfd) -> None:
     """A training, a resume, a fork, a sweep, an evaluation, and an outage of the database."""
     write(tmp_path)
     for command in (("init", "-q"), ("remote", "add", "origin", TOKEN)):
@@ -382,13 +342,10 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
     told = run("train", "tiny.yaml", step.format(5), at.format(away), f"--index={away}")
     assert "cannot be used" in told
     run("train", "tiny.yaml", "optimizer.lr=0.2", at.format(url), "--on-change=fork")
-    run("sync", "runs", "--index", "all.db")
-    run("show", "runs/tiny")
-    run("show", "runs/tiny", "--json")
-    run("show", "tiny", "--json", "--index", url)
-    run("config", "runs/tiny")
-    run("compare", "runs/tiny", "runs/tiny-fork-1", "--all")
-    run("runs", "--json", "--columns", "argv,config.services,git.remote", "--index", url)
+    shown = ("show runs/tiny", "show runs/tiny --json", f"show tiny --json --index {url}", "config runs/tiny")
+    listed = f"runs --json --columns argv,config.services,git.remote --index {url}"
+    for line in ("sync runs --index all.db", *shown, "compare runs/tiny runs/tiny-fork-1 --all", listed):
+        run(*line.split())
     run("runs", "--index", away, status=1)
     run("runs", f"status={url}", "--index", url, status=2)
     run("train", "tiny.yaml", url, status=2)
@@ -413,12 +370,8 @@ def test_neither_runs_nor_databases_nor_what_is_printed_hold_a_password(
 def dump(url: str) -> str:
     """Every row of a database."""
     with psycopg.connect(url) as connection:
-        tables = connection.execute(
-            f"SELECT tablename FROM pg_tables WHERE schemaname = '{SCHEMA}'"
-        ).fetchall()
-        rows = [
-            str(connection.execute(f'SELECT * FROM {SCHEMA}."{name}"').fetchall())  # type: ignore[arg-type]
-            for (name,) in tables
-        ]
+        asked = f"SELECT tablename FROM pg_tables WHERE schemaname = '{SCHEMA}'"
+        tables = [f'SELECT * FROM {SCHEMA}."{name}"' for (name,) in connection.execute(asked).fetchall()]
+        rows = [str(connection.execute(table).fetchall()) for table in tables]
     assert len(rows) > 5
     return "\n".join(rows)

@@ -22,26 +22,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    get_worker_info,
-)
+from torch.utils import data as td
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import everstep
 from everstep.backends.torch.user_dataloader import DataLoaderStream
-from everstep.contracts.data import Share, Stream, Uneven
+from everstep.contracts.data import Share, Stream
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
 from everstep.data.prefetch import _differs
@@ -74,7 +62,7 @@ class Lines(IterableDataset):
     """An iterable-style dataset, split among the workers."""
 
     def __iter__(self):
-        info = torch.utils.data.get_worker_info()
+        info = td.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         for line in range(first, 9, step):
             yield torch.tensor([line, random.random(), torch.rand(()).item()])
@@ -101,16 +89,13 @@ class StatefulLines(IterableDataset):
 
 def place_after(batches: int, stream: Any, pass_index: int = 0) -> Any:
     """The position of a pass of which these batches were drawn."""
-    cursor = stream.open("train", pass_index, seed=0)
-    for _ in range(batches):
-        next(cursor)
-    position = cursor.position()
-    cursor.close()
-    return position
+    with closing(stream.open("train", pass_index, seed=0)) as cursor:
+        [next(cursor) for _ in range(batches)]
+        return cursor.position()
 
 
-def generator():
-    return torch.Generator().manual_seed(5)
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
 
 
 class Lazily:
@@ -161,7 +146,7 @@ class Counting(Lazily):
 
     def __iter__(self):
         self.passes += 1
-        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.passes)))
+        return iter(torch.randperm(8, generator=generator(self.passes)))
 
     def state_dict(self):
         return {"passes": self.passes}
@@ -206,14 +191,10 @@ MAKERS = {
     "own generator": lambda loader: loader(data, batch_size=3, shuffle=True, generator=generator()),
     "drop last": lambda loader: loader(data, batch_size=3, shuffle=True, drop_last=True),
     "no batches": lambda loader: loader(data, batch_size=None),
-    "replacement": lambda loader: loader(
-        data,
-        batch_size=20,
-        sampler=RandomSampler(data, replacement=True, num_samples=70, generator=generator()),
-    ),
-    "subset": lambda loader: loader(data, batch_size=2, sampler=SubsetRandomSampler([1, 3, 5, 6, 7])),
+    "replacement": lambda loader: loader(data, 20, sampler=td.RandomSampler(data, True, 70, generator())),
+    "subset": lambda loader: loader(data, batch_size=2, sampler=td.SubsetRandomSampler([1, 3, 5, 6, 7])),
     "batches of indices": lambda loader: loader(data, batch_sampler=[np.array([5, 2]), np.array([0, 7])]),
-    "weighted": lambda loader: loader(data, batch_size=3, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+    "weighted": lambda loader: loader(data, batch_size=3, sampler=td.WeightedRandomSampler([1.0] * 8, 8)),
     "iterable": lambda loader: loader(Lines(), batch_size=2),
     "lazily": lambda loader: loader(data, batch_size=3, sampler=Lazily()),
     "its own list in place": lambda loader: loader(data, batch_sampler=InPlace()),
@@ -234,12 +215,11 @@ def test_laws(make, loader):
     check_stream(lambda: as_stream(make(loader)))
 
 
+ONE_AHEAD = {"batch_size": 1, "num_workers": 1, "prefetch_factor": 1}
 WORKERS = {
     "map": lambda loader, own: loader(Augmented(4), 2, shuffle=True, num_workers=2, generator=own),
     "iterable": lambda loader, own: loader(Lines(), 2, num_workers=2),
-    "lazily": lambda loader, own: loader(
-        Augmented(), 1, sampler=Lazily(), num_workers=1, prefetch_factor=1, generator=own
-    ),
+    "lazily": lambda loader, own: loader(Augmented(), sampler=Lazily(), **ONE_AHEAD, generator=own),
 }
 
 
@@ -345,18 +325,13 @@ class MoreThanItSays(Onward):
         return 3
 
 
-SAMPLES = {
-    "more than 65,536 ": (Onward(None), {"batch_size": 64}),
-    "more than 3 ": (MoreThanItSays(8), {"batch_size": None}),
-}
-
-
-@pytest.mark.parametrize("what", SAMPLES)
-def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(what):
-    sampler, options = SAMPLES[what]
-    stream = as_stream(DataLoader(range(8), sampler=sampler, **options))
+@pytest.mark.parametrize("more", [(Onward(None), 64, "65,536"), (MoreThanItSays(8), None, "3")])
+def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(more):
+    sampler, batch_size, what = more
+    stream = as_stream(DataLoader(range(8), batch_size, sampler=sampler))
     draw = lambda at: [*itertools.islice(stream.open("train", at, seed=0), 5)]  # noqa: E731
-    with pytest.warns(RuntimeWarning, match=f"sampler {type(sampler).__name__} .*{what}") as warned:
+    said = f"sampler {type(sampler).__name__} .*more than {what} "
+    with pytest.warns(RuntimeWarning, match=said) as warned:
         assert [len(draw(at)) for at in range(2)] == [5, 5]
     assert len(warned) == 1
 
@@ -408,8 +383,7 @@ def test_an_undisturbed_pass_is_the_bare_loop(loader):
     def run(batches_of):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
         data_loader = loader(Augmented(), batch_size=3, shuffle=True)
-        taken = [list(batches_of(data_loader, p)) for p in range(2)]
-        return fingerprint(taken), torch.rand(3).tolist()
+        return fingerprint([list(batches_of(data_loader, p)) for p in range(2)]), torch.rand(3).tolist()
 
     assert run(lambda it, p: it) == run(lambda it, p: as_stream(it).open("train", p, seed=0))
 
@@ -436,12 +410,12 @@ def noisy(make):
     def head(epoch):
         dataset.noise = np.random.default_rng(epoch)
 
-    return make(ConcatDataset([Subset(dataset, range(8))]), batch_size=2, shuffle=True), head
+    return make(td.ConcatDataset([td.Subset(dataset, range(8))]), batch_size=2, shuffle=True), head
 
 
 class NoisePass(IterableDataset):
     def __iter__(self):
-        self.noise = torch.Generator().manual_seed(7)
+        self.noise = generator(7)
         for _ in range(8):
             yield torch.rand((), generator=self.noise)
 
@@ -451,20 +425,15 @@ class NoiseOrder(Sampler):
         return 8
 
     def __iter__(self):
-        self.noise = torch.Generator().manual_seed(7)
+        self.noise = generator(7)
         yield from torch.randperm(8, generator=self.noise).tolist()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: noisy(DataLoader),
-        lambda: noisy(everstep.data.loader),
-        lambda: (DataLoader(NoisePass(), batch_size=2), id),
-        lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=NoiseOrder()), id),
-    ],
-    ids=["head", "head, everstep's", "pass", "sampler"],
-)
+@pytest.mark.parametrize("make", [
+    lambda: noisy(DataLoader), lambda: noisy(everstep.data.loader),
+    lambda: (DataLoader(NoisePass(), batch_size=2), id),
+    lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=NoiseOrder()), id),
+], ids=["head", "head, everstep's", "pass", "sampler"])  # fmt: skip
 @pytest.mark.parametrize("stop", [4, 6, 8])
 @pytest.mark.filterwarnings("ignore:the sampler NoiseOrder changes its attribute")
 def test_a_generator_that_each_epoch_puts_in_place_is_that_of_its_epoch(tmp_path, make, stop):
@@ -491,18 +460,12 @@ def test_a_loader_that_holds_another_number_of_generators_is_refused():
         as_stream(DataLoader(Augmented(), 2, generator=generator())).open("train", 0, position, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (
-            {"persistent_workers": True},
-            "has persistent_workers=True: .*; give it persistent_workers=False, or",
-        ),
-        ({"in_order": False}, "has in_order=False: .*; give it in_order=True, or use everstep.data.loader"),
-    ],
-)
+@pytest.mark.parametrize(("option", "message"), [
+    ("persistent_workers", "has persistent_workers=True: .*; give it persistent_workers=False, or"),
+    ("in_order", "has in_order=False: .*; give it in_order=True, or use everstep.data.loader"),
+])  # fmt: skip
 def test_a_loader_whose_place_cannot_be_saved_is_refused_when_it_is_bound(option, message, tmp_path):
-    loader = DataLoader(Augmented(), 2, num_workers=1, **option)
+    loader = DataLoader(Augmented(), 2, num_workers=1, **{option: option == "persistent_workers"})
     with pytest.raises(NotResumableError, match=f"stream 'train': it {message}"):
         bind(loader, tmp_path / "run")
     cursor = as_stream(loader).open("train", 0, seed=0)  # as an evaluation reads it
@@ -517,14 +480,9 @@ def test_what_a_sampler_counts_is_no_part_of_what_the_data_is():
     before = stream.describe(0)
     sampler.set_epoch(7)
     assert stream.describe(0) == before
-    assert {fact: value for fact, value in before.items() if "." in fact} == {
-        "sampler.drop_last": False,
-        "sampler.num_samples": 4,
-        "sampler.shuffle": True,
-        "sampler.seed": 3,
-        "sampler.num_replicas": 2,
-        "sampler.rank": 0,
-    }
+    facts = {"drop_last": False, "num_samples": 4, "shuffle": True, "seed": 3, "num_replicas": 2, "rank": 0}
+    said = {fact: value for fact, value in before.items() if "." in fact}
+    assert said == {f"sampler.{fact}": value for fact, value in facts.items()}
 
 
 def test_a_loader_with_a_state_of_its_own_is_read_as_any_iterable():
@@ -537,44 +495,22 @@ def test_a_loader_with_a_state_of_its_own_is_read_as_any_iterable():
     assert [as_stream(kind(Augmented())).resumes for kind in (Mine, Knowing)] == ["state", "replay"]
 
 
-class Numbers(torch.utils.data.Dataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def rank_loader(
-    length: int, rank: int, size: int, batch_size: int, kind: Any = DataLoader, **options: Any
-) -> Any:
-    """A user's loader on one rank; `batch_size` is that of the rank."""
+def rank_loader(length: int, rank: int, size: int, batch: int, kind: Any = DataLoader, **options: Any) -> Any:
+    """A user's loader on one rank; `batch` is the batch size of the rank."""
     drop_last, sampler = options.pop("drop_last", False), options.pop("sampler", DistributedSampler)
-    own = sampler(Numbers(length), num_replicas=size, rank=rank, **options.pop("given", {}))
-    return kind(Numbers(length), batch_size=batch_size, sampler=own, drop_last=drop_last, **options)
+    own = sampler(range(length), num_replicas=size, rank=rank, **options.pop("given", {}))
+    return kind(range(length), batch_size=batch, sampler=own, drop_last=drop_last, **options)
 
 
-def parts(
-    length: int,
-    size: int,
-    batch: int,
-    uneven: Uneven | None,
-    position: Any = None,
-    at: int = 1,
-    **options: Any,
-) -> list[tuple[tuple[list[int], float], ...]]:
-    """By batch, the parts of all ranks with their weights, of pass `at`."""
+def parts(length: int, size: int, batch: int, uneven: Any, position: Any = None, **options: Any) -> list[Any]:
+    """By batch, the parts of all ranks with their weights, of the second pass."""
     found = []
     for rank in range(size):
         stream = as_stream(rank_loader(length, rank, size, batch, **options)).split(Share(rank, size, uneven))
-        cursor = stream.open("train", at, position, seed=0)
-        left = cursor.remaining()
-        found.append([(batch.tolist(), cursor.weight) for batch in cursor])
+        with closing(stream.open("train", 1, position, seed=0)) as cursor:
+            left = cursor.remaining()
+            found.append([(batch.tolist(), cursor.weight) for batch in cursor])
         assert left == len(found[-1])
-        cursor.close()
     return list(zip(*found, strict=True))
 
 
@@ -587,9 +523,7 @@ def whole(length: int, batch: int, at: int = 1, **options: Any) -> list[list[int
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_the_parts_are_the_batches_of_one_process(
-    length: int, size: int, batch: int, shuffle: bool, drop_last: bool
-) -> None:
+def test_parts_are_the_batches_of_one_process(length, size, batch, shuffle, drop_last) -> None:
     options: Any = {"given": {"shuffle": shuffle}, "drop_last": drop_last}
     together = parts(length, size, batch, "pad", **options)
     expected = whole(length, batch * size, **options)
@@ -623,11 +557,9 @@ def test_the_rule_for_a_last_batch_that_does_not_divide(length: int, size: int, 
 
 
 KINDS: dict[str, Any] = {
-    "plain": {},
-    "workers": {"num_workers": 2},
-    "stateful": {"kind": StatefulDataLoader},
+    "plain": {}, "workers": {"num_workers": 2}, "stateful": {"kind": StatefulDataLoader},
     "stateful sampler": {"kind": StatefulDataLoader, "sampler": StatefulDistributedSampler},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -643,9 +575,8 @@ def test_each_pass_has_its_order_and_a_place_opens_with_another_number_of_ranks(
 
 @pytest.mark.parametrize("options", [KINDS["plain"], KINDS["stateful sampler"]])
 def test_a_part_keeps_the_laws_of_streams(options: Any) -> None:
-    check_stream(
-        lambda: as_stream(rank_loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad")), shares=False
-    )
+    part = Share(2, 3, "pad")
+    check_stream(lambda: as_stream(rank_loader(11, 2, 3, 2, **options)).split(part), shares=False)
 
 
 def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
@@ -686,52 +617,27 @@ class RanksOwn(Sampler[int]):
 
 def test_a_sampler_of_ones_own_that_says_its_rank_is_taken_at_its_word() -> None:
     sampler = RanksOwn()
-    stream = as_stream(DataLoader(Numbers(8), batch_size=2, sampler=sampler)).split(Share(1, 2))
+    stream = as_stream(DataLoader(range(8), batch_size=2, sampler=sampler)).split(Share(1, 2))
     cursor = stream.open("train", 4, seed=0)
     assert [(batch.tolist(), cursor.weight) for batch in cursor] == [([5, 3], 1.0), ([1, 0], 1.0)]
     assert sampler.epochs == [4]
 
 
-class Eight(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 def plain(**options: Any) -> Stream:
-    return as_stream(DataLoader(Numbers(8), **options))
+    return as_stream(DataLoader(range(8), **options))
 
 
-@pytest.mark.parametrize(
-    ("stream", "message"),
-    [
-        (
-            plain(batch_size=2),
-            r"sampler SequentialSampler .* add sampler=torch.utils.data.DistributedSampler\(",
-        ),
-        (
-            plain(batch_size=2, shuffle=True),
-            r"RandomSampler .* in place of shuffle=True, with the batch_size of",
-        ),
-        (
-            plain(batch_sampler=BatchSampler(RandomSampler(range(8)), 2, False)),
-            r"the batch_sampler BatchSampler would hand each.*use sampler=DistributedSampler\(",
-        ),
-        (as_stream(DataLoader(Eight())), "does not say that it splits itself"),
-        (
-            as_stream(rank_loader(8, 0, 4, 2)),
-            "part of rank 0 of 4, and this is rank 1 of 2; make it with num_replicas=2",
-        ),
-    ],
-    ids=["in order", "shuffled", "batch_sampler", "iterator", "other ranks"],
-)
+@pytest.mark.parametrize(("stream", "message"), [
+    (plain(batch_size=2), r"SequentialSampler .* add sampler=torch.utils.data.DistributedSampler\("),
+    (plain(batch_size=2, shuffle=True), "RandomSampler .* in place of shuffle=True, with the batch_size"),
+    (plain(batch_sampler=BatchSampler(td.RandomSampler(range(8)), 2, False)),
+     r"the batch_sampler BatchSampler would hand each.*use sampler=DistributedSampler\("),
+    (as_stream(DataLoader(Lines())), "does not say that it splits itself"),
+    (as_stream(rank_loader(8, 0, 4, 2)), "rank 0 of 4, and this is rank 1 of 2; make it with num_replicas=2"),
+], ids=["in order", "shuffled", "batch_sampler", "iterator", "other ranks"])  # fmt: skip
 def test_what_would_read_other_batches_is_refused_by_name(stream: Stream, message: str) -> None:
     with pytest.raises(DataError, match=message):
         stream.split(Share(1, 2))
-
-
-class Eleven(Augmented):
-    def __init__(self):
-        super().__init__(11)
 
 
 def noisy_collate(samples):
@@ -739,28 +645,24 @@ def noisy_collate(samples):
 
 
 def batches(stream, purpose="train", pass_index=0, position=None, seed=0):
-    cursor = stream.open(purpose, pass_index, position, seed=seed)
-    taken = list(cursor)
-    cursor.close()
-    return fingerprint(taken)
+    with closing(stream.open(purpose, pass_index, position, seed=seed)) as cursor:
+        return fingerprint(list(cursor))
 
 
 def make(**options):
-    return loader(Eleven(), 3, shuffle=True, collate_fn=noisy_collate, **options)
+    return loader(Augmented(11), 3, shuffle=True, collate_fn=noisy_collate, **options)
 
 
 def test_laws_of_loader():
     check_stream(make, shares=False)
-    check_stream(lambda: loader(Eleven(), 3, shuffle=True))
+    check_stream(lambda: loader(Augmented(11), 3, shuffle=True))
 
 
 def test_laws_of_loader_with_workers():
     full = [batches(make(), pass_index=p) for p in range(2)]
     for pass_index in range(2):
-        cursor = make(num_workers=2).open("train", pass_index, seed=0)
-        head = [next(cursor), next(cursor)]
-        position = cursor.position()
-        cursor.close()
+        with closing(make(num_workers=2).open("train", pass_index, seed=0)) as cursor:
+            head, position = [next(cursor), next(cursor)], cursor.position()
         for workers in ({}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 5}):
             rest = batches(make(**workers), "train", pass_index, position)
             assert fingerprint(head)[1] + rest[1] == full[pass_index][1]
@@ -778,10 +680,10 @@ def test_augmentation_differs_between_passes_samples_and_seeds():
 
 
 def mark_dataset(worker_id):
-    get_worker_info().dataset.mark = worker_id + 10
+    td.get_worker_info().dataset.mark = worker_id + 10
 
 
-class Marked(Eleven):
+class Marked(Augmented):
     mark = 0
 
     def __getitem__(self, index):
@@ -789,7 +691,7 @@ class Marked(Eleven):
 
 
 def test_worker_init_fn_runs_and_sees_the_users_dataset():
-    [batch, *_] = loader(Marked(), 3, num_workers=1, worker_init_fn=mark_dataset).open("t", 0, seed=0)
+    [batch, *_] = loader(Marked(11), 3, num_workers=1, worker_init_fn=mark_dataset).open("t", 0, seed=0)
     assert batch.tolist() == [10, 10, 10]
 
 
@@ -798,19 +700,20 @@ def test_workers_started_anew_give_the_same():
     assert batches(make(num_workers=1, multiprocessing_context="spawn")) == batches(make())
 
 
-class Drawing(Eleven):
+class Drawing(Augmented):
     def __getitem__(self, index):
         torch.rand(3)
         return super().__getitem__(index)
 
 
 def test_collate_has_random_state_of_its_own():
-    one, other = (loader(d, 3, collate_fn=noisy_collate).open("t", 0, seed=0) for d in (Eleven(), Drawing()))
+    samples = (Augmented(11), Drawing(11))
+    one, other = (loader(d, 3, collate_fn=noisy_collate).open("t", 0, seed=0) for d in samples)
     for left, right in zip(one, other, strict=True):
         assert fingerprint(left[1:]) == fingerprint(right[1:])
 
 
-class Broken(Eleven):
+class Broken(Augmented):
     def __getitem__(self, index):
         if index == 4:
             raise KeyError("sample 4 is missing")
@@ -819,7 +722,7 @@ class Broken(Eleven):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_datasets_error_arrives_at_its_batch(workers):
-    cursor = loader(Broken(), 3, num_workers=workers).open("train", 0, seed=0)
+    cursor = loader(Broken(11), 3, num_workers=workers).open("train", 0, seed=0)
     assert next(cursor).tolist() == [0, 1, 2]
     with pytest.raises(KeyError, match="sample 4 is missing"):
         next(cursor)
@@ -828,8 +731,8 @@ def test_the_datasets_error_arrives_at_its_batch(workers):
 
 ALONE = {
     "arrays": lambda **options: arrays(np.arange(22.0).reshape(11, 2), batch_size=4, **options),
-    "loader": lambda **options: loader(Eleven(), 4, **options),
-    "workers": lambda **options: loader(Eleven(), 4, num_workers=2, **options),
+    "loader": lambda **options: loader(Augmented(11), 4, **options),
+    "workers": lambda **options: loader(Augmented(11), 4, num_workers=2, **options),
 }
 
 
@@ -868,8 +771,7 @@ def test_the_error_is_the_original_at_its_batch():
     assert [next(cursor), next(cursor)] == [1, 2]
     with pytest.raises(KeyError) as caught:
         next(cursor)
-    assert caught.value is error
-    assert not _threads()
+    assert caught.value is error and not _threads()
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
@@ -955,8 +857,7 @@ def wait_until_gone(pid):
 
     def is_gone():
         try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] in "ZX"
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
         except OSError:
             return True
 
@@ -974,11 +875,9 @@ def test_a_killed_worker_is_an_error_of_the_next_fetch(kind, locked):
         cursor._batches._batches._workers_done_event._cond.acquire()
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    total = sum(range(1000))  # the user's step: undisturbed
-    assert total == 499500
-    with pytest.raises(
-        DataError, match=rf"'train'.* worker died: pid {pid} was killed by signal 9 \(SIGKILL\)"
-    ):
+    assert sum(range(1000)) == 499500  # the user's step: undisturbed
+    said = rf"'train'.* worker died: pid {pid} was killed by signal 9 \(SIGKILL\)"
+    with pytest.raises(DataError, match=said):
         next(cursor)
     assert cursor.position()["batches"] == 1
     cursor.close()
@@ -1005,23 +904,20 @@ def test_signals_to_the_group_pass_workers_by(kind, number):
     assert {int(next(cursor)), int(next(cursor))} == pids
     for pid in pids:
         os.kill(pid, number)
-    assert {int(batch) for batch in cursor} == pids
-    assert not multiprocessing.active_children()
+    assert {int(batch) for batch in cursor} == pids and not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_handlers_and_processes_are_gone_after_close(kind):
     list(open_pass(kind))  # torch sets its own SIGCHLD handler once, for good
-    before = [signal.getsignal(number) for number in range(1, 32)]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before, mask = [*map(signal.getsignal, range(1, 32))], signal.pthread_sigmask(signal.SIG_BLOCK, ())
     outer, inner = open_pass(kind), open_pass(kind)
     next(outer), next(inner)
     outer.close()
     next(inner)
     inner.close()
-    assert [signal.getsignal(number) for number in range(1, 32)] == before
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
-    assert not multiprocessing.active_children()
+    assert [*map(signal.getsignal, range(1, 32))] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask and not multiprocessing.active_children()
 
 
 def test_the_users_init_function_is_put_back():
@@ -1069,10 +965,6 @@ def cycle(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def prefetched(batches: Any) -> Iterator[Any]:
-    yield from batches
-
-
 class Reader:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -1116,11 +1008,12 @@ def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_pat
 
     data = torch.arange(8)
     shuffled = partial(DataLoader, data, 2, shuffle=True)
+    in_batches = BatchSampler(td.RandomSampler(data), 2, False)
     bad = {
         "cycle": lambda: cycle(shuffled()),
-        "nested": lambda: prefetched(cycle(shuffled())),
+        "nested": lambda: cycle(cycle(shuffled())),
         "method": lambda: Reader(shuffled()).batches(),
-        "batches": lambda: cycle(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 2, False))),
+        "batches": lambda: cycle(DataLoader(data, batch_sampler=in_batches)),
     }
     for name, make in bad.items():
         (text,) = warned(start(2, make, name))
@@ -1128,16 +1021,11 @@ def test_a_generator_around_a_shuffling_loader_is_warned_of_at_the_start(tmp_pat
     good = {
         "in order": lambda: cycle(DataLoader(data, 2)),
         "own": lambda: cycle(DataLoader(data, 2, shuffle=True, generator=generator())),
-        "itself": shuffled,
-        "no loader": lambda: cycle([1, 2]),
-        "each other": two_that_name_each_other,
-    }
+        "itself": shuffled, "no loader": lambda: cycle([1, 2]), "each other": two_that_name_each_other,
+    }  # fmt: skip
     for name, make in good.items():
-        assert not warned(start(6, make, name))
-        assert start(9, make, name).ending.step == 9
-    assert (
-        start(3, bad["cycle"], "cycle").ending.warnings == ()
-    )  # once in a run, and the first round is exact
+        assert not warned(start(6, make, name)) and start(9, make, name).ending.step == 9
+    assert start(3, bad["cycle"], "cycle").ending.warnings == ()  # once in a run; the first round is exact
     start(6, bad["cycle"], "cycle")
     with pytest.raises(DivergenceError, match=r"generator 'cycle' gives other .* the DataLoader itself"):
         start(9, bad["cycle"], "cycle")

@@ -46,9 +46,7 @@ class Shuffled(Lines):
     """Draws the order of each pass from the global generator, as many datasets do."""
 
     def __iter__(self) -> Iterator[Any]:
-        order = list(range(self.count))
-        random.shuffle(order)
-        yield from (np.full(2, at) for at in order)
+        yield from (np.full(2, at) for at in random.sample(range(self.count), self.count))
 
 
 class Epochs(Lines):
@@ -160,20 +158,11 @@ class GrainLike:
         return self.Iterator()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: as_stream([1, 2, 3]),
-        lambda: as_stream(range(4)),
-        lambda: as_stream(([1], [2])),
-        lambda: as_stream(SelfState()),
-        lambda: stateful(SelfState()),
-        lambda: as_stream(Streaming()),
-        lambda: as_stream(GrainLike()),
-        lambda: stateful(GrainLike()),
-        lambda: as_stream(Lines()),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: as_stream([1, 2, 3]), lambda: as_stream(range(4)), lambda: as_stream(([1], [2])),
+    lambda: as_stream(SelfState()), lambda: stateful(SelfState()), lambda: as_stream(Streaming()),
+    lambda: as_stream(GrainLike()), lambda: stateful(GrainLike()), lambda: as_stream(Lines()),
+])  # fmt: skip
 def test_laws(make: Any) -> None:
     check_stream(make)
 
@@ -192,21 +181,15 @@ def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> li
 
 
 RUNS: dict[str, tuple[Callable[[], Any], int]] = {
-    "lines": (Lines, 3),
-    "shuffled": (Shuffled, 3),
-    "shuffled, second pass": (Shuffled, 8),
-    "epochs": (Epochs, 8),
-    "place": (Place, 3),
-    "place, second pass": (Place, 8),
+    "lines": (Lines, 3), "shuffled": (Shuffled, 3), "shuffled, second pass": (Shuffled, 8),
+    "epochs": (Epochs, 8), "place": (Place, 3), "place, second pass": (Place, 8),
     "declared": (lambda: stateful(Counts()), 8),
     "checked": (lambda: everstep.data.checked(Epochs()), 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_resume_inside_a_pass_is_exact(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_inside_a_pass_is_exact(tmp_path: Path, kind: str, capsys: Any) -> None:
     make, stop_at = RUNS[kind]
     whole = program(tmp_path / "whole", make())
     with pytest.raises(InterruptedError):
@@ -330,14 +313,11 @@ def test_an_error_ends_the_cursor_and_generators_are_closed() -> None:
     assert closed == [True]
 
 
-@pytest.mark.parametrize(
-    ("hidden", "remedy"),
-    [
-        (lambda data: tqdm(data, disable=True), r"as in tqdm\(loop.iter_steps\(loader\)\)"),
-        (lambda data: zip(data, data, strict=True), "StackDataset"),
-        (itertools.cycle, "do in the loop what cycle does"),
-    ],
-)
+@pytest.mark.parametrize(("hidden", "remedy"), [
+    (lambda data: tqdm(data, disable=True), r"as in tqdm\(loop.iter_steps\(loader\)\)"),
+    (lambda data: zip(data, data, strict=True), "StackDataset"),
+    (itertools.cycle, "do in the loop what cycle does"),
+])  # fmt: skip
 def test_data_whose_place_is_hidden_is_refused(hidden: Any, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(NotResumableError, match=f"stream 'train': .* hides the place.*{remedy}"):
         bind(hidden([1, 2, 3]), tmp_path / "run")
@@ -397,9 +377,7 @@ def test_a_run_that_ends_inside_a_pass_says_where(kind: str, limits: dict[str, i
 @pytest.mark.parametrize("kind", NOT_SHUFFLED)
 def test_a_position_that_nothing_was_drawn_from_is_the_one_that_was_opened(kind: str) -> None:
     with closing(as_stream(KINDS[kind]()).open("train", 0, seed=1)) as cursor:
-        for _ in range(7):
-            next(cursor)
-        position = cursor.position()
+        position = [next(cursor) for _ in range(7)] and cursor.position()
     with closing(as_stream(KINDS[kind]()).open("train", 0, position, seed=1)) as cursor:
         assert cursor.position() == position
 

@@ -74,16 +74,11 @@ def test_what_is_read_is_a_copy_and_the_live_arrays_cannot_be_written_to() -> No
         memory.state_dict()["chunks"]["x"][0][0] = 99
 
 
-@pytest.mark.parametrize(
-    ("item", "told"),
-    [
-        ({"x": [1, 2]}, "lacks 'n'"),
-        ({"x": [1, 2], "n": 1, "m": 2}, "no field 'm'"),
-        ({"x": [1], "n": 1}, r"'x' takes the shape \(2,\), got \(1,\)"),
-        ({"x": [1, 2], "n": 1.5}, "'n'"),
-        ({"x": [1, 2], "n": "a"}, "'n'"),
-    ],
-)
+@pytest.mark.parametrize(("item", "told"), [
+    ({"x": [1, 2]}, "lacks 'n'"), ({"x": [1, 2], "n": 1, "m": 2}, "no field 'm'"),
+    ({"x": [1], "n": 1}, r"'x' takes the shape \(2,\), got \(1,\)"),
+    ({"x": [1, 2], "n": 1.5}, "'n'"), ({"x": [1, 2], "n": "a"}, "'n'"),
+])  # fmt: skip
 def test_a_bad_item_is_refused_and_nothing_is_written(item: dict[str, Any], told: str) -> None:
     memory = made()
     put(memory, 1)
@@ -133,8 +128,7 @@ def test_only_chunks_that_were_written_to_are_copied_again() -> None:
     memory, buffers = made(), Buffers()
     put(memory, *range(20))
     everything = {f"{field}/{i}" for field in "xn" for i in range(len(memory.state_dict()["chunks"][field]))}
-    assert copied(memory, buffers) == everything
-    assert copied(memory, buffers) == set()
+    assert copied(memory, buffers) == everything and copied(memory, buffers) == set()
     memory.append(x=[5, 5], n=5)
     assert copied(memory, buffers) == {"x/0", "n/0"}
     memory.update([-2], n=[3])
@@ -166,8 +160,7 @@ def test_a_copy_of_the_memory_is_another_memory(fork: Any) -> None:
     other = fork(memory)
     put(other, 50)
     assert held(memory) == list(range(20)) and held(other) == [*range(1, 20), 50]
-    assert copied(other, buffers) == everything
-    assert copied(memory, buffers) == everything
+    assert copied(other, buffers) == everything and copied(memory, buffers) == everything
     assert copied(memory, buffers) == set()
 
 
@@ -193,19 +186,16 @@ def test_whatever_happens_between_snapshots_each_is_right() -> None:
         copied(memory, rng.choice(buffers))
 
 
-def play(
-    run_dir: Path, *, stop_at: int = 0, capacity: int = 12, fields: dict[str, Any] | None = None, **more: Any
-) -> tuple[str, list[int]]:
+def play(run_dir: Path, stop_at: int = 0, capacity: int = 12, fields: Any = None, **more: Any) -> Any:
     """Fill a memory, train on samples of it; returns the digest of the last state, and what was sampled."""
     memory = RingBuffer(capacity, fields or {"x": ("float32", (2,)), "n": "int64"})
     draws, weights, seen = np.random.default_rng(5), np.zeros(2), {"n": list[int]()}
     state = {"memory": more.get("declare", lambda m: m)(memory), "draws": draws, "w": weights, "seen": seen}
     saves = everstep.Checkpoints(everstep.Every(steps=1), keep_last=2)
+    data = everstep.data.arrays(np.arange(12), batch_size=3, shuffle=True)
     with everstep.TrainLoop(run_dir, state, max_epoch=4, seed=0, services=[saves]) as loop:
         for _epoch in loop.iter_epochs():
-            for step, (ids,) in loop.iter_steps(
-                everstep.data.arrays(np.arange(12), batch_size=3, shuffle=True)
-            ):
+            for step, (ids,) in loop.iter_steps(data):
                 memory.extend(x=np.stack([ids, ids], 1), n=ids)
                 batch = memory.sample(4, draws)
                 weights += batch["x"].sum(0)
@@ -226,17 +216,12 @@ def test_a_resume_samples_the_same(tmp_path: Path, stop_at: int) -> None:
     assert play(tmp_path / "b", declare=everstep.PerRank) == undisturbed
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"capacity": 13}, "memory/capacity 12 -> 13"),
-        ({"fields": {"x": ("float64", (2,)), "n": "int64"}}, "memory/fields/x float32"),
-        ({"fields": {"x": ("float32", (2,)), "n": "int64", "more": "bool"}}, "memory/fields/more"),
-    ],
-)
-def test_another_memory_is_refused_before_anything_is_loaded(
-    tmp_path: Path, changed: dict[str, Any], told: str
-) -> None:
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"capacity": 13}, "memory/capacity 12 -> 13"),
+    ({"fields": {"x": ("float64", (2,)), "n": "int64"}}, "memory/fields/x float32"),
+    ({"fields": {"x": ("float32", (2,)), "n": "int64", "more": "bool"}}, "memory/fields/more"),
+])  # fmt: skip
+def test_another_memory_is_refused_before_anything_is_loaded(tmp_path: Path, changed: Any, told: str) -> None:
     with pytest.raises(Boom):
         play(tmp_path, stop_at=5)
     with pytest.raises(RestoreError, match=told):

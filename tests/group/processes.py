@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import warm
 
@@ -30,6 +31,7 @@ def say(*words):  # one write: lines of several processes do not mix
 
 
 POLL = 0.02
+PIPED: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 FIRST_PORT = 20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = itertools.count(os.getpid())
 _held: deque[socket.socket] = deque()
@@ -67,16 +69,8 @@ def started(program: str, size: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Start `size` processes without a launcher; what is left of them at the end is killed."""
     port = free_port()
     text = HEAD + textwrap.dedent(program)
-    processes = [
-        warm.Popen(
-            [sys.executable, "-c", text],
-            env=environment(rank, size, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    command = [sys.executable, "-c", text]
+    processes = [warm.Popen(command, env=environment(rank, size, port), **PIPED) for rank in range(size)]
     try:
         yield processes
     finally:
@@ -119,13 +113,7 @@ def under_torchrun(program: str, size: int, folder: Path, *options: str) -> Iter
     path = folder / "program.py"
     path.write_text(HEAD + textwrap.dedent(program))
     command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", *options, str(path)]
-    process = warm.Popen(
-        [sys.executable, "-m", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = warm.Popen([sys.executable, "-m", *command], start_new_session=True, **PIPED)
     try:
         yield process
     finally:

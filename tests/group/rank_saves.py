@@ -9,15 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.checkpoint import (
-    Checkpoint,
-    CheckpointName,
-    Commit,
-    CommittedCheckpoint,
-    Exchange,
-    Retention,
-    Store,
-)
+from everstep.checkpoint import Checkpoint, CheckpointName, Commit, Exchange, Retention, Store
 from everstep.contracts.group import Group
 from everstep.state import Encoded, decode, encode
 
@@ -29,8 +21,7 @@ def common_of(seed: int) -> Encoded:
 
 
 def own_of(seed: int, rank: int) -> Encoded:
-    new = {f"rank{rank}": np.arange(5) + 10 * seed + rank}
-    return encode({"rng": new})
+    return encode({"rng": {f"rank{rank}": np.arange(5) + 10 * seed + rank}})
 
 
 class Rank:
@@ -46,9 +37,7 @@ class Rank:
         self.begun, self.saved = -1, -1
         """The last step of which a save has begun, and has ended well."""
 
-    def save(
-        self, step: int, before: Callable[[], object] = lambda: None, **more: Any
-    ) -> CommittedCheckpoint:
+    def save(self, step: int, before: Callable[[], object] = bool, **more: Any) -> Any:
         common, rank = more.pop("common", common_of(step)), self.group.rank
         told: dict[str, Any] = {"digest": f"{step} of {rank}", "own": own_of(step, rank)}
         told |= {"replicated": {"user/w": f"{step}"}, **more}

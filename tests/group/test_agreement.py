@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,9 +74,7 @@ class Loop:
         raise AssertionError("nothing has failed")
 
 
-def simulated(
-    simulation: Simulation, play: Callable[[Loop, int], Any], every: int = NEVER, limit: float = 30
-) -> list[Any]:
+def simulated(simulation: Simulation, play: Any, every: int = NEVER, limit: float = 30) -> list[Any]:
     """Let each rank play with a loop; no thread may be left."""
 
     def program(rank: int) -> Any:

@@ -45,8 +45,7 @@ say(*ended("retry", services=[services.Retry()]), (folder / "retry").exists())
     said = lines_by_rank("".join(outputs(HEAD + program, 2)))
     for rank in range(2):
         whole, _folders, epochs, seed, config, change, guards, other, lengths, retry = said[rank]
-        assert whole.startswith("ended 8 ")
-        assert "max_epoch: rank 0 has 2, rank 1 has 3" in epochs
+        assert whole.startswith("ended 8 ") and "max_epoch: rank 0 has 2, rank 1 has 3" in epochs
         assert "seed: rank 0 has 7, rank 1 has 8" in seed
         assert "config.width: rank 0 has 3, rank 1 has 4" in config and "config.rank" not in config
         assert 'on_change: rank 0 has "error", rank 1 has "override"' in change
@@ -88,8 +87,7 @@ say(*ended("values", services=[Local(lambda: (everstep.services.SetValue("optimi
     asked, early, one, both, unlike = said[0]
     assert asked == "ended 11 asked for by rank 0"
     assert early.startswith("ended 3 early stop: loss has reached 9.0")
-    assert one == "ended 6 by rank 1 alone"
-    assert both == "ended 6 by rank 0"
+    assert one == "ended 6 by rank 1 alone" and both == "ended 6 by rank 0"
     assert unlike.startswith("DisagreementError: ") and values in unlike and "optimizer.lr" in unlike
     own = [line for line in printed[1].splitlines() if line.strip() and not line.startswith("1: ")]
     assert own == [], "rank 1 printed"
@@ -173,8 +171,6 @@ say(walks[3])
 
 
 # ---------------------------------------------------------------------------------------------- going back
-
-
 ROLLBACKS = """
 x[37] = np.inf
 weights = []
@@ -195,8 +191,7 @@ def test_all_ranks_go_back_and_end_like_one_process(folder: Path, monkeypatch: p
     said = lines_by_rank("".join(outputs(HEAD + ROLLBACKS, 2)))
     assert said[0] == said[1] and said[0][0].startswith("3 "), said
     monkeypatch.setenv("FOLDER", str(folder / "alone"))
-    alone = lines_by_rank("".join(outputs(HEAD + ROLLBACKS, 1)))
-    assert alone[0] == said[0]
+    assert lines_by_rank("".join(outputs(HEAD + ROLLBACKS, 1)))[0] == said[0]
 
 
 def test_a_step_that_fails_on_one_rank_alone_is_not_undone_and_ends_all(folder: Path) -> None:
@@ -216,8 +211,6 @@ everstep.recovering(main)
 
 
 # ------------------------------------------------------------------------------------ what is kept on disk
-
-
 FULL = """
 def run(name, spec=None):
     everstep.hazard.arm(spec)
@@ -243,8 +236,6 @@ def test_a_disk_that_refuses_what_one_rank_keeps_costs_a_warning_on_all() -> Non
 
 
 # ------------------------------------------------------------------------------------------------ a mirror
-
-
 MIRRORED = """
 def of_each_rank(name, epochs, mirror=None):
     saves = everstep.Checkpoints(everstep.Every(steps=3), mirror=mirror)

@@ -311,6 +311,5 @@ def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     assert [len(each) for each in group.gather_lists([1] * 7 * rank, "lists")] == [0, 7]
     group.close()
     """
-    assert [text[3:] for text in outputs(program, 2)] == [
-        "{250000, True} True (100000, 'loss', 200000.33333333334)\n"
-    ] * 2
+    said = "{250000, True} True (100000, 'loss', 200000.33333333334)\n"
+    assert [text[3:] for text in outputs(program, 2)] == [said] * 2

@@ -44,14 +44,9 @@ def port(server: socket.socket) -> int:
 
 def test_a_rank_ends_with_its_torchrun(silent: socket.socket) -> None:
     """It waits in torch for a host that never answers, and no Python code can end that."""
-    program = (
-        RANK.format(port=port(silent))
-        + """
-if os.fork():
-    signal.pause()  # as torchrun
-from everstep.group import find_group
-find_group()
-"""
+    program = RANK.format(port=port(silent))
+    program += (
+        "if os.fork(): signal.pause()  # as torchrun\nfrom everstep.group import find_group\nfind_group()"
     )
     with warm.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as torchrun:
         with silent.accept()[0]:
@@ -61,20 +56,14 @@ find_group()
 
 def test_a_rank_whose_torchrun_died_before_it_asked_ends(silent: socket.socket) -> None:
     """A cold process: its parent is another one at the import of everstep than when it joins the group."""
-    program = RANK.format(port=port(silent)) + (
-        'print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True); signal.pause()'
-    )
-    rank = (
-        "import everstep, os, sys\n"
-        "print('imported', flush=True)\n"
-        "sys.stdin.read()  # until the test has seen the end of the parent\n"
-        "from everstep.group import find_group\n"
-        "try: find_group()\n"
-        "except everstep.errors.StoreLostError as error: print(error)\n"
-    )
-    torchrun = subprocess.Popen(
-        [sys.executable, "-c", program, rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    program = RANK.format(port=port(silent))
+    program += 'print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True); signal.pause()'
+    rank = "import everstep, os, sys\nprint('imported', flush=True)\n"
+    rank += "sys.stdin.read()  # until the test has seen the end of the parent\n"
+    rank += "from everstep.group import find_group\ntry: find_group()\n"
+    rank += "except everstep.errors.StoreLostError as error: print(error)\n"
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    torchrun = subprocess.Popen([sys.executable, "-c", program, rank], **pipes)
     with torchrun:
         assert torchrun.stdout is not None
         while torchrun.stdout.readline() != "imported\n":
@@ -89,10 +78,9 @@ def test_a_rank_whose_torchrun_was_dead_before_ends_soon() -> None:
     """Its port is asked for a short time, and not for twice the limit of the group: an hour here."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        program = RANK.format(port=port(taken)) + (
-            "from everstep.backends.torch import parallel\nparallel.ANSWER = 0.1\n"
-            "from everstep.group import find_group\nfind_group()"
-        )
+        program = RANK.format(port=port(taken))
+        program += "from everstep.backends.torch import parallel\nparallel.ANSWER = 0.1\n"
+        program += "from everstep.group import find_group\nfind_group()"
         done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1 and "StoreLostError: no store answers at 127.0.0.1" in done.stderr
 
@@ -136,19 +124,12 @@ for said in ({}, {"TORCHELASTIC_RUN_ID": "x"}):
     assert warm.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"0\n9\n"
 
 
-@pytest.mark.parametrize(
-    ("run_id", "name", "after", "then", "status"),
-    [
-        ("x", "SIGTERM", 29, "SIGTERM", 0),
-        ("x", "SIGUSR1", 29, "SIGUSR1", 0),
-        ("x", "SIGTERM", 31, "SIGTERM", -15),
-        ("", "SIGTERM", 29, "SIGTERM", -15),
-        ("", "SIGTERM", 0, "SIGUSR1", 0),  # submitit's order for a job that is preempted
-    ],
-)
-def test_a_signal_that_torchrun_repeats_or_a_later_notice_does_not_end_a_save(
-    run_id: str, name: str, after: int, then: str, status: int
-) -> None:
+@pytest.mark.parametrize(("run_id", "name", "after", "then", "status"), [
+    ("x", "SIGTERM", 29, "SIGTERM", 0), ("x", "SIGUSR1", 29, "SIGUSR1", 0),
+    ("x", "SIGTERM", 31, "SIGTERM", -15), ("", "SIGTERM", 29, "SIGTERM", -15),
+    ("", "SIGTERM", 0, "SIGUSR1", 0),  # submitit's order for a job that is preempted
+])  # fmt: skip
+def test_a_repeated_signal_or_a_later_notice_does_not_end_a_save(run_id, name, after, then, status) -> None:
     """Slurm signals torchrun and its ranks, and torchrun its ranks."""
     program = f"""
 import os, signal
@@ -203,7 +184,6 @@ def test_a_thread_of_gloo_does_not_abort_a_process_at_its_end() -> None:
 
 
 # ------------------------------------------------------------------------------------------ under torchrun
-
 TRAINS = """
 import everstep, numpy
 data = everstep.data.arrays(numpy.arange(8.0), batch_size=2)
@@ -224,11 +204,10 @@ def ended(program: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.campaign("timed")
 @pytest.mark.parametrize(
     ("meant", "at_3", "more"),
-    [(143, "os.kill(os.getpid(), signal.SIGTERM)", ""), (3, "time.sleep(0.2)", ", max_time=0.1")],
+    [(143, "signal.raise_signal(signal.SIGTERM)", ""), (3, "time.sleep(0.2)", ", max_time=0.1")],
 )
-def test_a_planned_end_has_status_0_and_the_real_one_is_in_the_run(
-    tmp_path: Path, meant: int, at_3: str, more: str
-) -> None:
+def test_a_planned_end_has_status_0(tmp_path: Path, meant: int, at_3: str, more: str) -> None:
+    """The real one is in the run."""
     status, printed = ended(TRAINS.format(run=tmp_path / "run", at_3=at_3, more=more), tmp_path)
     assert status == 0, printed
     (left,) = RunJournal(tmp_path / "run").events("interrupted", valid=False)

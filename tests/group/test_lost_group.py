@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import HEAD, free_port, outputs, started, under_torchrun
@@ -41,22 +42,13 @@ FAIL = 'raise ValueError("a bad sample")'
 LATE = "the main thread did not leave the loop within 5 s of the loss: "
 
 
-@pytest.mark.parametrize(
-    ("lost", "ends", "cause", "own"),
-    [
-        (1, KILL, "rank 1: its process died without an error", []),
-        (1, FAIL, "rank 1: ValueError: a bad sample", ["ValueError: a bad sample"]),
-        (
-            0,
-            f'loop.on("exit_loop", stand); {FAIL}',
-            "rank 0: ValueError: a bad sample",
-            ["ValueError: a bad sample", f"{LATE}ValueError: a bad sample"],
-        ),
-    ],
-)
-def test_the_other_rank_leaves_with_the_first_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, ends: str, cause: str, own: list[str]
-) -> None:
+@pytest.mark.parametrize(("lost", "ends", "cause", "own"), [
+    (1, KILL, "rank 1: its process died without an error", []),
+    (1, FAIL, "rank 1: ValueError: a bad sample", ["ValueError: a bad sample"]),
+    (0, f'loop.on("exit_loop", stand); {FAIL}', "rank 0: ValueError: a bad sample",
+     ["ValueError: a bad sample", f"{LATE}ValueError: a bad sample"]),
+])  # fmt: skip
+def test_the_other_rank_leaves_with_the_first_cause(tmp_path, monkeypatch, lost, ends, cause, own) -> None:
     """Its main thread stands, as in a collective; the rank that fails may hang while it leaves."""
     monkeypatch.setenv("FOLDER", str(tmp_path))
     with started(LOOPS + PROGRAM.format(lost=lost, ends=ends), 2) as processes:
@@ -68,16 +60,14 @@ def test_the_other_rank_leaves_with_the_first_cause(
     (page,) = (page for page in pages if page.rank == other)
     assert (page.kind, page.step, page.epoch) == ("lost", 2, 1)
     assert page.cause is not None and page.cause.startswith(cause)
-    assert page.what.startswith(f"{LATE}rank {lost} has")
-    assert page.lines[0].startswith("Thread 'MainThread'")
+    assert page.what.startswith(f"{LATE}rank {lost} has") and page.lines[0].startswith("Thread 'MainThread'")
     assert any(line.endswith("in stand") for line in page.lines)
     told = json.loads((tmp_path / f"error-{other}.json").read_text())["message"]
     assert told["message"] == str(page) and "in stand" in told["extraInfo"]["py_callstack"]
     assert "in stand" in said[other] and page.cause in said[other]
     ends_of = [event.data for event in RunJournal(tmp_path / "run").events("closed", valid=False)]
-    assert {end["status"] for end in ends_of} == {"failed"} and any(
-        cause.partition(": ")[2] in end["reason"] for end in ends_of
-    )
+    assert {end["status"] for end in ends_of} == {"failed"}
+    assert any(cause.partition(": ")[2] in end["reason"] for end in ends_of)
 
 
 def test_torchrun_is_not_held_by_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +88,6 @@ def test_torchrun_is_not_held_by_the_others(tmp_path: Path, monkeypatch: pytest.
 
 
 # ------------------------------------------------------------------------------- who is lost, and who is not
-
 JOINED = """
 from everstep.group import Peers
 group = find_group()
@@ -109,9 +98,7 @@ group.barrier("all have joined")
 
 def test_a_stopped_rank_is_not_lost() -> None:
     """It is stopped for longer than a machine may be silent."""
-    program = (
-        JOINED
-        + """
+    program = """
 if rank == 1:
     if os.fork() == 0:  # somebody has to continue it
         time.sleep(7)
@@ -123,8 +110,7 @@ peers.close()
 group.close()
 say(threading.active_count())
 """
-    )
-    assert outputs(program, 2) == ["0: 1\n", "1: 1\n"]
+    assert outputs(JOINED + program, 2) == ["0: 1\n", "1: 1\n"]
 
 
 def test_a_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
@@ -162,15 +148,12 @@ def agent(folder: Path, port: int) -> subprocess.Popen[bytes]:
     timing = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
     command = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-id=elastic"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={timing}"]
+    command += ["--monitor-interval=0.2"]
     with (folder / "said").open("ab") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *command, "--monitor-interval=0.2", "program.py"],
-            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            start_new_session=True,
-        )
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        how: Any = {"env": environment, "stdout": said, "stderr": subprocess.STDOUT, "cwd": folder}
+        line = [sys.executable, "-m", "torch.distributed.run", *command, "program.py"]
+        return subprocess.Popen(line, start_new_session=True, **how)
 
 
 def lose(folder: Path, lost: subprocess.Popen[bytes]) -> None:
@@ -224,10 +207,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.parametrize("size", [8, 1000])
 def test_files_and_requests_are_those_of_the_page(size: int) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "scale.py", str(size)], capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
+    command = [sys.executable, ROOT / "tools" / "scale.py", str(size)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     rows = -(-1024 // size)
     with_rows = -(-1024 // rows)
     assert found["save"]["requests"] == 4 * size + 3 and found["gather"]["requests"] == 3 * size + 2

@@ -31,9 +31,7 @@ def names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
-def simulated(
-    simulation: Simulation, run_dir: Path, play: Callable[[Rank], Any], limit: float | None = None
-) -> list[Any]:
+def simulated(simulation: Simulation, run_dir: Path, play: Any, limit: float | None = None) -> list[Any]:
     """What each rank returns; None for those that were killed."""
 
     def program(rank: int) -> Any:
@@ -46,8 +44,6 @@ def simulated(
 
 
 # --------------------------------------------------------------------------------- how saves end
-
-
 def a_row_of_saves(mine: Rank) -> dict[str, Any]:
     """What a rank says of each of them."""
     rank, found = mine.group.rank, dict[str, Any]()
@@ -119,9 +115,8 @@ def test_every_save_ends_alike_on_all_ranks(tmp_path: Path) -> None:
 
 SAVED = r"^saved \d\d+ False [0-9a-f]{32}$"
 ENDS = {
-    "first": SAVED,
+    **dict.fromkeys(("first", "after", "last"), SAVED),
     "full": r"RankSaveError \[Errno 28\] rank 2: No space left.* free space \(2,\)$",
-    "after": SAVED,
     "rename": r"RankSaveError \[Errno 5\] rank 0: Input/output error",
     "nan": "^NonFiniteError rank 1: after step 30, NaN or infinity in rng/x",
     "diverged": "^DivergedRanksError 'user/w' is not the same .*: rank 2 and the writer.*PerRank.* \\(2,\\)$",
@@ -129,25 +124,19 @@ ENDS = {
     "overlap": "^CheckpointError rank 2: a rank cannot save as its own",
     "best": r"RankSaveError \[Errno 28\] rank 0: No space left on device \(best\)",
     "well": "^well$",
-    "last": SAVED,
 }
 
 
 # --------------------------------------------------------------------------------- late and lost ranks
-
-
 Place = tuple[int, int, int, str]
 MESSAGES = ("tell_", "heard_", "verdict")
 ENDED, REPORTED = "rank 0 did not end the save within 5 s", "rank {} did not report its part within 5 s"
 LATE = {
     ("writer", "tell_folder"): "rank 0 did not begin the save within 5 s",
-    ("writer", "heard_part"): ENDED,
-    ("writer", "verdict"): ENDED,
-    ("writer", "tell_done"): "",
-    ("rank", "heard_folder"): f"{REPORTED}|{ENDED}",
-    ("rank", "tell_part"): f"{REPORTED}|{ENDED}",
+    ("writer", "heard_part"): ENDED, ("writer", "verdict"): ENDED, ("writer", "tell_done"): "",
+    ("rank", "heard_folder"): f"{REPORTED}|{ENDED}", ("rank", "tell_part"): f"{REPORTED}|{ENDED}",
     ("rank", "heard_done"): "",
-}
+}  # fmt: skip
 """How a save fails in which a rank stands still before a message, longer than the limit; "": it does not."""
 
 
@@ -163,9 +152,7 @@ def three_saves_together(mine: Rank) -> list[str]:
     return three_saves(mine, lambda mine: mine.group.barrier("all have left the save"))
 
 
-def places(
-    run_dir: Path, seed: int, size: int, play: Callable[[Rank], Any]
-) -> list[tuple[int, int, int, str]]:
+def places(run_dir: Path, seed: int, size: int, play: Callable[[Rank], Any]) -> list[Place]:
     """Size, rank, number and name of each place in the saves of an undisturbed simulation."""
     within: dict[int, tuple[int, int]] = {}
 
@@ -177,11 +164,9 @@ def places(
 
     with Simulation(seed, size) as simulation:
         simulated(simulation, run_dir, played, 5)
-        return [
-            (size, rank, number, simulation.places[rank][number].removeprefix("checkpoint."))
-            for rank in range(size)
-            for number in range(*within[rank])
-        ]
+        at = [(rank, number) for rank in range(size) for number in range(*within[rank])]
+        names = (simulation.places[rank][number].removeprefix("checkpoint.") for rank, number in at)
+        return [(size, *place, name) for place, name in zip(at, names, strict=True)]
 
 
 @pytest.mark.campaign("long", gate="share")
@@ -228,10 +213,8 @@ def test_a_rank_that_is_slow_to_read_hears_how_each_save_ended(tmp_path: Path) -
             said = simulated(simulation, tmp_path / str(seed), play)
         assert said[0] == said[1] == said[2] and said[0][-1].startswith("saved"), (seed, said)
         for number, text in enumerate(said[0][:-1]):
-            assert (
-                text
-                == f"[Errno 28] rank 0: No space left on device (best {number}); the disk is full: free space"
-            ), (seed, text)
+            said_of_disk = f"No space left on device (best {number}); the disk is full: free space"
+            assert text == f"[Errno 28] rank 0: {said_of_disk}", (seed, text)
 
 
 def test_a_failure_that_a_rank_has_reported_ends_the_wait(tmp_path: Path) -> None:
@@ -251,8 +234,6 @@ def test_a_failure_that_a_rank_has_reported_ends_the_wait(tmp_path: Path) -> Non
 
 
 # --------------------------------------------------------------------------------- kills
-
-
 @pytest.mark.campaign("long", gate="share")
 def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_path: Path) -> None:
     kills = [kill for size in (2, 3) for kill in places(tmp_path / f"whole-{size}", 0, size, three_saves)]
@@ -268,28 +249,18 @@ def test_killed_anywhere_in_a_save_it_is_the_newest_or_the_previous_whole(tmp_pa
         with Simulation(0, size) as simulation:
             simulation.kill_at(rank, number)
             said = simulated(simulation, run_dir, play, 5)
-            saved, begun = (
-                max((getattr(each, what) for each in ranks), default=-1) for what in ("saved", "begun")
-            )
+            saved, begun = (max([-1, *(getattr(r, at) for r in ranks)]) for at in ("saved", "begun"))
             require_whole(run_dir, size, saved, begun)
         living = [each for each in said if each is not None]
         assert said[rank] is None and all(each == living[0] for each in living), (size, rank, number, said)
 
 
-@pytest.mark.parametrize(
-    ("rank", "spec"),
-    [
-        (0, "kill:checkpoint.tell_folder:2"),
-        (0, "kill:checkpoint.heard_part:2"),
-        (0, "kill:checkpoint.rename:2"),
-        (0, "kill:checkpoint.tell_done:2"),
-        (1, "kill:checkpoint.write:4"),
-        (1, "kill:checkpoint.tell_part:2"),
-    ],
-)
-def test_a_real_rank_killed_in_a_save_leaves_the_newest_or_the_previous_whole(
-    tmp_path: Path, rank: int, spec: str
-) -> None:
+@pytest.mark.parametrize(("rank", "spec"), [
+    (0, "kill:checkpoint.tell_folder:2"), (0, "kill:checkpoint.heard_part:2"),
+    (0, "kill:checkpoint.rename:2"), (0, "kill:checkpoint.tell_done:2"), (1, "kill:checkpoint.write:4"),
+    (1, "kill:checkpoint.tell_part:2"),
+])  # fmt: skip
+def test_a_real_rank_killed_in_a_save_leaves_a_whole_checkpoint(tmp_path: Path, rank: int, spec: str) -> None:
     program = f"""
 from pathlib import Path
 from rank_saves import STEPS, Rank
@@ -317,8 +288,6 @@ os._exit(0)
 
 
 # --------------------------------------------------------------------------------- an older start
-
-
 def test_a_start_that_was_replaced_saves_no_more(tmp_path: Path) -> None:
     """It was stopped in a step, and has lost its lock: another start has trained the run to its end."""
     run_dir, whole = tmp_path / "run", Tiny(tmp_path / "whole", max_epoch=3).train()

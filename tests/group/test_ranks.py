@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +15,29 @@ from torch import nn
 import everstep
 from everstep.errors import ConfigError
 
-HEAD = """
+IMPORTS = """
 import hashlib
+from collections import Counter
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.profiler import ProfilerActivity, profile
 import everstep
 from everstep import backends
+from everstep.contracts.data import Share
 from everstep.contracts.group import DataRanks
 from everstep.errors import ConfigError
 from everstep.state import capture, decode, digest, encode, make_entry
+from everstep.torch import Clip, MinibatchOptimizer, Task, parallel
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
 backend = backends.get("torch")
+"""
+HEAD = (
+    IMPORTS
+    + """
+dist.init_process_group("gloo")
 
 class Net(nn.Module):
     def __init__(self):
@@ -49,10 +58,9 @@ def inputs(step):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(8, 50, generator=generator)
 """
+)
 
-EXACT = (
-    HEAD
-    + """
+EXACT = """
 def hooked(ddp):
     ddp.register_comm_hook(None, fp16_compress_hook)
     return ddp
@@ -114,28 +122,23 @@ for kind in MAKE:
     dist.barrier()
     say(kind, bits([*model.parameters(), *model.buffers()]))
 """
-)
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_new_processes_that_load_a_state_go_on_to_the_bit(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_processes_that_load_a_state_go_on_exactly(size: int, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
     said = []
     for phase in ("whole", "resumed"):
         monkeypatch.setenv("PHASE", phase)
-        said.append(lines_by_rank("".join(outputs(EXACT, size))))
+        said.append(lines_by_rank("".join(outputs(HEAD + EXACT, size))))
     whole, resumed = said
     assert whole == resumed
     assert all(lines == whole[0] for lines in whole.values()), "ranks differ"
     assert len(whole) == size and len(whole[0]) == (12 if size == 3 else 10)
 
 
-UNTOUCHED = (
-    HEAD
-    + """
+UNTOUCHED = """
 torch.manual_seed(rank)
 net = Net()
 fired = []
@@ -159,21 +162,15 @@ assert len(fired) == 4
 assert len(model.reducer.get_backward_stats()) == len(list(net.parameters()))
 say("gradients", bits(parameter.grad for parameter in net.parameters()))
 """
-)
 
 
 @pytest.mark.campaign("long")
 def test_nothing_of_the_state_is_touched() -> None:
-    first, second = outputs(UNTOUCHED, 2)
+    first, second = outputs(HEAD + UNTOUCHED, 2)
     assert first.partition(": ")[2] == second.partition(": ")[2]
 
 
-BUFFERS = (
-    HEAD
-    + """
-from collections import Counter
-from torch.profiler import ProfilerActivity, profile
-
+BUFFERS = """
 def trained(prepared, kind, steps=4):
     torch.manual_seed(3)
     net = Net()
@@ -225,18 +222,15 @@ for step in range(2):
         ours.copy_(theirs)
 say("average", bits(average.module.buffers()))
 """
-)
 
 
 @pytest.mark.campaign("long")
 def test_buffers_are_equal_on_all_ranks_after_each_step() -> None:
-    said = lines_by_rank("".join(outputs(BUFFERS, 2)))
+    said = lines_by_rank("".join(outputs(HEAD + BUFFERS, 2)))
     assert said[0] == said[1] and len(said[0]) == 7
 
 
-REFUSED = (
-    HEAD
-    + """
+REFUSED = """
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 def refused(**objects):
     try:
@@ -276,12 +270,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 whole = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
 say(refused(model=whole, optimizer=sgd(whole)))
 """
-)
 
 
 @pytest.mark.campaign("long")
 def test_what_ranks_would_train_by_themselves_is_refused_by_name() -> None:
-    said = lines_by_rank("".join(outputs(REFUSED, 2)))
+    said = lines_by_rank("".join(outputs(HEAD + REFUSED, 2)))
     assert said[0] == said[1]
     wanted = [
         "model/first.weight, model/first.bias, model/norm.weight and 8 more on its own",
@@ -298,18 +291,6 @@ def test_what_ranks_would_train_by_themselves_is_refused_by_name() -> None:
     assert "model = everstep.torch.parallel(model)" in said[0][0] and "parallel=True" in said[0][0]
 
 
-MODEL = """
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-import everstep
-from everstep.errors import ConfigError
-from everstep.state import make_entry
-torch.manual_seed(rank)
-model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 1)))
-"""
-
-
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -321,8 +302,7 @@ def test_one_process_gets_its_model_back(monkeypatch: pytest.MonkeyPatch) -> Non
     model = nn.Linear(1, 1)
     assert everstep.torch.parallel(model) is model
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert everstep.torch.parallel(model, bucket_cap_mb=1) is model
-    assert not dist.is_initialized()
+    assert everstep.torch.parallel(model, bucket_cap_mb=1) is model and not dist.is_initialized()
     with pytest.raises(ConfigError, match=r"no option 'bucket_cap'.*did you mean 'bucket_cap_mb'"):
         everstep.torch.parallel(model, bucket_cap=1)
     with pytest.raises(ConfigError, match=r"give a torch.nn.Module"):
@@ -337,9 +317,9 @@ def test_a_group_of_one_gets_its_model_back() -> None:
 
 @pytest.mark.campaign("long")
 def test_two_processes_wrap_and_leave_and_a_forked_child_leaves_their_group_alone() -> None:
-    program = (
-        MODEL
-        + """
+    program = """
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 1)))
 wrapped = everstep.torch.parallel(model, bucket_cap_mb=2)
 assert type(wrapped) is DDP and wrapped.module is model and dist.get_backend() == "gloo"
 assert wrapped.bucket_bytes_cap == 2 << 20
@@ -369,28 +349,14 @@ for each in (wrapped, *compiled):
     assert list(entry.save()) == names and "0.weight" in names
     entry.load(make_entry("model", model).save())
 """
-    )
-    first, second = (text.splitlines() for text in outputs(program, 2))
+    first, second = (text.splitlines() for text in outputs(IMPORTS + program, 2))
     assert [line[3:] for line in first] == [line[3:] for line in second]
     assert len(first) == 6 and first[1:3] == ["0: gradients 2.0", "0: trained"]
 
 
 PROGRAM = '''
-from collections import Counter
-import torch, torch.distributed as dist
-from torch import nn
-from torch.profiler import ProfilerActivity, profile
-import everstep
-from everstep import backends
-from everstep.contracts.data import Share
-from everstep.contracts.group import DataRanks
-from everstep.state import digest, encode, make_entry
-from everstep.torch import Clip, MinibatchOptimizer, Task, parallel
-
-torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 share = Share(rank, size, "weight")
-backend = backends.get("torch")
 
 class Net(nn.Module):
     def __init__(self, spare=False):
@@ -498,10 +464,9 @@ say("all-reduces", counts)  # a bucket, and the counts of elements
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_compute_what_one_process_computes(size: int) -> None:
-    said = lines_by_rank("".join(outputs(PROGRAM, size)))
+    said = lines_by_rank("".join(outputs(IMPORTS + PROGRAM, size)))
     assert len(said) == size and all(lines == said[0] for lines in said.values()), said
-    assert len(said[0]) == (9 if size == 2 else 8)
-    assert said[0][-1] == "all-reduces [0, 0, 2, 0]"
+    assert len(said[0]) == (9 if size == 2 else 8) and said[0][-1] == "all-reduces [0, 0, 2, 0]"
 
 
 def test_on_one_process_parallel_changes_nothing() -> None:

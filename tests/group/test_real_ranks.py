@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
-import pytest
 from processes import ended, lines_by_rank, outputs, started
 from rank_loops import HEAD
 from simulation import Simulation, Store
@@ -128,9 +128,7 @@ say(threading.active_count())
     assert said == {rank: ["PeerFailedError (2,)", "1"] for rank in (0, 1)}
 
 
-def test_sigterm_of_one_rank_stops_all_at_one_step_with_one_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_of_one_rank_stops_all_with_one_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
     program = """
 def connections():  # to the store: each costs seconds where a name server does not answer
@@ -158,9 +156,7 @@ say(checkpoints("run"))
     assert step >= 3 and f"step-{step:08d}" in saved
 
 
-def test_a_barrier_of_one_rank_alone_is_a_hang_that_says_where_each_rank_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_barrier_of_one_rank_is_a_hang_with_the_place_of_each(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
     program = """
 from everstep.record import failures

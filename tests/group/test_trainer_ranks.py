@@ -42,9 +42,7 @@ class Squares(Task):
         return self.model(torch.as_tensor(batch[0])).squeeze(1).tolist()
 """
 
-PROGRAM = (
-    HEAD
-    + """
+PROGRAM = """
 class Measured(Squares):
     def eval_step(self, batch):
         errors = self.errors(batch)
@@ -101,7 +99,6 @@ if rank == 0:
 say("forwards", forwards)
 say("found", json.dumps(found))
 """
-)
 
 
 def near(found: Any, wanted: Any) -> bool:
@@ -113,7 +110,7 @@ def near(found: Any, wanted: Any) -> bool:
 
 
 def run(program: str, size: int, folder: Path) -> dict[int, dict[str, str]]:
-    program = f"import os; os.environ['RUN'] = {str(folder / f'run{size}')!r}\n{program}"
+    program = f"import os; os.environ['RUN'] = {str(folder / f'run{size}')!r}\n{HEAD}{program}"
     found = lines_by_rank("".join(outputs(program, size)))
     assert sorted(found) == list(range(size)), found
     return {rank: dict(line.partition(" ")[::2] for line in lines) for rank, lines in found.items()}
@@ -131,9 +128,7 @@ def test_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
         assert {each["forwards"] for each in said.values()} == {alone["forwards"]}
 
 
-WHOLE = (
-    HEAD
-    + """
+WHOLE = """
 from everstep.errors import ConfigError, DataError, DisagreementError, UsageError
 from everstep.services import NaNGuard, Recovery
 from everstep.services import Dump
@@ -214,7 +209,6 @@ if size > 1:
     say("uneven", refused(lambda: everstep.Trainer(
         Own(parallel=True), {"train": train}, f"{run}/own", max_step=1, seed=7).run_training()))
 """
-)
 
 
 def test_what_follows_from_all_outputs_and_what_is_refused(tmp_path: Path) -> None:

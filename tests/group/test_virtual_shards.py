@@ -259,11 +259,9 @@ def test_a_state_without_the_shards_is_refused(tmp_path: Path) -> None:
     shards = VirtualShards(model, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     state = {"model": parallel(model), "optimizer": optimizer}
-    with (
-        pytest.raises(StateError, match="lacks the VirtualShards"),
-        everstep.TrainLoop(tmp_path / "run", state, max_step=1),
-    ):
-        pass
+    with pytest.raises(StateError, match="lacks the VirtualShards"):
+        with everstep.TrainLoop(tmp_path / "run", state, max_step=1):
+            pass
     data = everstep.data.arrays(torch.zeros(4, 2).numpy(), batch_size=2)
     with everstep.TrainLoop(tmp_path / "run", {**state, "shards": shards}, max_epoch=1, seed=1) as loop:
         for _ in loop.iter_epochs():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gate
+from everstep.index.database import Database
 from everstep.index.location import Location
 from postgres_server import Server
 from waiting import PATIENCE
@@ -32,3 +33,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return tmp_path / "everstep.db"
     found: Server = request.getfixturevalue("server")
     return found.database()
+
+
+@pytest.fixture
+def database(place: Location) -> Database:
+    return Database(place)

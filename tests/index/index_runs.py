@@ -69,22 +69,10 @@ def start(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **envi
 
     With `ask` it waits for a line at `at` and at each step after it.
     """
-    return warm.Popen(
-        [
-            sys.executable,
-            "-c",
-            VICTIM.format(tests=str(HERE.parent)),
-            str(run_dir),
-            str(epochs),
-            str(at),
-            what,
-        ],
-        env={**os.environ, "EVERSTEP_INDEX": "", **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program, environment = VICTIM.format(tests=str(HERE.parent)), {"EVERSTEP_INDEX": "", **environment}
+    command = [sys.executable, "-c", program, *map(str, (run_dir, epochs, at)), what]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return warm.Popen(command, env={**os.environ, **environment}, text=True, **pipes)
 
 
 def train(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **environment: str) -> int:
@@ -97,12 +85,10 @@ def train(run_dir: Path, epochs: int = 2, at: int = 0, what: str = "run", **envi
 def make_runs(root: Path) -> None:
     """good (2 epochs), long (4, killed once on the way), killed, failed, stopped."""
     started = [
-        start(root / "good"),
-        start(root / "killed", 4, 6, "SIGKILL"),
-        start(root / "failed", 4, 6, "raise"),
-        start(root / "stopped", 4, 6, "SIGTERM"),
+        start(root / "good"), start(root / "killed", 4, 6, "SIGKILL"),
+        start(root / "failed", 4, 6, "raise"), start(root / "stopped", 4, 6, "SIGTERM"),
         start(root / "long", 4, 11, "SIGKILL"),
-    ]
+    ]  # fmt: skip
     for victim in started:
         victim.communicate()
     assert [victim.returncode for victim in started] == [0, -signal.SIGKILL, 1, 143, -signal.SIGKILL]
@@ -112,13 +98,10 @@ def make_runs(root: Path) -> None:
 def written(run_dir: Path, *, id: str | None = None, steps: int = 3, **facts: Any) -> Path:
     """A run that nobody trained: a journal with a metric, finished."""
     run = RunDir.open(run_dir, seed=1, about={"id": id} if id else None)
-    journal = Journal.open(
-        run.path, run.next_segment(), None, {"host": platform.node(), "lock": False, **facts}
-    )
+    facts = {"host": platform.node(), "lock": False, **facts}
+    journal = Journal.open(run.path, run.next_segment(), None, facts)
     ones = [1] * steps
-    journal.append(
-        Block(1, "step", "loss", False, list(range(1, steps + 1)), [0.5] * steps, ones, [0] * steps)
-    )
+    journal.append(Block(1, "step", "loss", False, [*range(1, steps + 1)], [0.5] * steps, ones, [0] * steps))
     journal.event("ended", {"reason": "done", "step": steps, "epoch": 1})
     journal.close()
     return run.path

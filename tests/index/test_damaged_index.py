@@ -9,7 +9,7 @@ import stat
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -57,18 +57,11 @@ def other_tables(path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        damage,
-        lambda path: os.truncate(path, 3 * 4096 + 17),
-        lambda path: path.write_bytes(b"no database" * 1000),
-        other_tables,
-    ],
-)
-def test_a_malformed_index_is_left_as_it_is_and_the_error_says_what_to_do(
-    folder: Path, how: Callable[[Path], None]
-) -> None:
+SHORT, NONE = lambda path: os.truncate(path, 3 * 4096 + 17), lambda path: path.write_bytes(b"none" * 3000)
+
+
+@pytest.mark.parametrize("how", [damage, SHORT, NONE, other_tables])
+def test_a_malformed_index_stays_and_the_error_says_what_to_do(folder: Path, how: Any) -> None:
     path = folder / "everstep.db"
     before = everything(path)
     how(path)
@@ -77,8 +70,7 @@ def test_a_malformed_index_is_left_as_it_is_and_the_error_says_what_to_do(
         everstep.query("metrics", index=folder)
     assert path.read_bytes() == malformed
     path.unlink()
-    assert len(everstep.query("metrics", index=folder)) == 3 * 600
-    assert everything(path) == before
+    assert len(everstep.query("metrics", index=folder)) == 3 * 600 and everything(path) == before
 
 
 def test_a_fifo_in_the_place_of_an_index_is_no_index(folder: Path) -> None:
@@ -220,10 +212,8 @@ def private(everywhere: Path) -> Path:
 def insert(folder: Path, path: Path, name: str, status: str) -> None:
     """Write a row as anybody can who may write the index."""
     with sqlite3.connect(folder / "everstep.db") as connection:
-        connection.execute(
-            "INSERT INTO runs (name, path, created, status, step, epoch) VALUES (?, ?, 1, ?, 0, 0)",
-            [name, str(path), status],
-        )
+        row = "INSERT INTO runs (name, path, created, status, step, epoch) VALUES (?, ?, 1, ?, 0, 0)"
+        connection.execute(row, [name, str(path), status])
     connection.close()
 
 
@@ -245,13 +235,10 @@ def test_a_row_ships_no_run(everywhere: Path, private: Path, name: str) -> None:
     database = Database(shared / "everstep.db")
     for only in (None, [private]):
         sync(database, [shared], explicit=False, only=only)
-    assert steps(shared) == 3
-    assert names(shared / "everstep.db") == sorted([*before, name])
+    assert steps(shared) == 3 and names(shared / "everstep.db") == sorted([*before, name])
 
 
-def test_a_row_in_a_database_ships_no_run_and_the_page_sends_none(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_in_a_database_sends_no_run(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
     """What `everstep ui URL` does: it refreshes runs that the database has, and sends no other of ./runs."""
     url = server.database()
     written(tmp_path / "runs" / "own", id="own-1")
@@ -260,8 +247,7 @@ def test_a_row_in_a_database_ships_no_run_and_the_page_sends_none(
     written(sent, steps=2)
     monkeypatch.chdir(tmp_path)
     database, problems = query.open_index(url)
-    assert (names(url), problems) == (["sent-1"], [])
-    assert [run["step"] for run in all_runs(database)] == [2]
+    assert (names(url), problems) == (["sent-1"], []) and [run["step"] for run in all_runs(database)] == [2]
     sync(database, [tmp_path / "runs"])  # a person has named the folder
     assert names(url) == ["own-1", "sent-1"]
 
@@ -280,9 +266,7 @@ def give_to_nobody(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "lstat", of_nobody)
 
 
-def test_a_link_of_another_user_to_a_run_is_not_read(
-    everywhere: Path, private: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_of_another_user_is_not_read(everywhere: Path, private: Path, monkeypatch: Any) -> None:
     shared = indexed(everywhere / "shared")
     (shared / "planted").symlink_to(private)
     give_to_nobody(shared / "planted", monkeypatch)
@@ -307,8 +291,7 @@ def test_no_part_of_a_run_is_read_through_a_link(tmp_path: Path, part: str) -> N
     (sent / part).symlink_to(tmp_path / "private" / "run" / part)
     with pytest.warns(RuntimeWarning, match=r"is a link|is not a regular file"):
         assert len(everstep.query("runs", index=shared)) == 1
-    database = Database(shared / "everstep.db")
-    assert len(sync(database, [shared], explicit=False).problems) == 1
+    assert len(sync(Database(shared / "everstep.db"), [shared], explicit=False).problems) == 1
     assert len(names(shared / "everstep.db")) == 1
 
 
@@ -344,5 +327,4 @@ def test_labels_and_best_weights_are_not_read_through_a_link(tmp_path: Path) -> 
     (run / "labels.json").symlink_to(tmp_path / "secret.json")
     (run / "best").mkdir()
     (run / "best" / "loss").symlink_to(tmp_path / "secret")
-    assert labels(run) == ((), "")
-    assert best_weights(run) == []
+    assert labels(run) == ((), "") and best_weights(run) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import re
 import shutil
 import sqlite3
@@ -58,28 +57,17 @@ def test_a_metric_is_found_by_its_phase_where_names_have_slashes(tmp_path: Path,
 
 def test_a_column_is_made_once_for_all_runs(tmp_path: Path) -> None:
     columns = RunColumns(Database(indexed(tmp_path) / "everstep.db"))
-    for name in (
-        "name",
-        "status",
-        "step",
-        "config.optimizer.lr",
-        "loss",
-    ):  # a filter asks at each of 10,000 runs
-        assert columns.values(name) is columns.values(name), name
+    for name in ("name", "status", "step", "config.optimizer.lr", "loss"):
+        assert columns.values(name) is columns.values(name), "a filter asks at each of 10,000 runs"
 
 
-def test_everything_can_be_asked_for_and_both_say_the_same(
-    made: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_everything_that_is_asked_both_say_the_same(made, server: Server, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)  # runs of the current directory are looked at, too
     url = server.database()
     sync(Database(url), [made])
     for places in (made, url):
-        names = [
-            run["name"].rpartition("-")[0]
-            for run in everstep.query("runs", {"status": "finished"}, sort="step", index=places)
-        ]
-        assert names == ["good", "long"]
+        found = everstep.query("runs", {"status": "finished"}, sort="step", index=places)
+        assert [run["name"].rpartition("-")[0] for run in found] == ["good", "long"]
     shown = ["name", "valid_loss", "step/loss", "config.optimizer.lr", "argv"]
     betas = {"config.optimizer.lr": {"$lt": 0.2}, "config.optimizer.betas": 0.99}
     loss = {"name": "loss", "phase": "step", "step": {"$lt": 3}}
@@ -101,12 +89,9 @@ def test_everything_can_be_asked_for_and_both_say_the_same(
         assert same(found) == same(others)
     assert RunColumns(Database(url)).telling_metric() == "valid_loss"
     (one, *_) = everstep.query("runs", {"name": "long", "duration": {"$gt": 0}}, index=url)
-    assert (
-        one["valid_loss"] == 0.25 and one["loss"] >= 0 and one["config"]["optimizer"]["betas"] == [0.9, 0.99]
-    )
-    assert all(
-        row["phase"] == "tail" for row in everstep.query("evaluations", {"name": "valid_loss"}, index=made)
-    )
+    assert one["valid_loss"] == 0.25 and one["loss"] >= 0
+    assert one["config"]["optimizer"]["betas"] == [0.9, 0.99]
+    assert {x["phase"] for x in everstep.query("evaluations", {"name": "valid_loss"}, index=made)} == {"tail"}
 
 
 def test_a_run_whose_directory_is_gone_is_found_by_that(tmp_path: Path) -> None:
@@ -117,22 +102,19 @@ def test_a_run_whose_directory_is_gone_is_found_by_that(tmp_path: Path) -> None:
     assert everstep.query("runs", {"status": "finished"}, index=path) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"collection": "run"}, "no collection 'run'; did you mean 'runs'"),
-        ({"collection": "runs", "where": {"valid_los": 1}}, "did you mean 'valid_loss'"),
-        ({"collection": "runs", "sort": "stpe"}, "did you mean 'step'"),
-        ({"collection": "runs", "where": {"status": "finnished"}}, "did you mean 'finished'"),
-        ({"collection": "runs", "fields": ["stpe"]}, "did you mean 'step'"),
-        ({"collection": "metrics", "where": {"vale": 1}}, "did you mean 'value'"),
-        ({"collection": "runs", "limit": -1}, "0 or more"),
-        ({"collection": "runs", "fields": "name"}, "a list of names"),
-        ({"collection": "runs", "fields": 5}, "fields is a list of names; change 5"),
-        ({"collection": "runs", "sort": 5}, "sort is a list of names; change 5"),
-        ({"collection": "metrics", "sort": [None]}, r"sort is a list of names; change \[None\]"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"collection": "run"}, "no collection 'run'; did you mean 'runs'"),
+    ({"collection": "runs", "where": {"valid_los": 1}}, "did you mean 'valid_loss'"),
+    ({"collection": "runs", "sort": "stpe"}, "did you mean 'step'"),
+    ({"collection": "runs", "where": {"status": "finnished"}}, "did you mean 'finished'"),
+    ({"collection": "runs", "fields": ["stpe"]}, "did you mean 'step'"),
+    ({"collection": "metrics", "where": {"vale": 1}}, "did you mean 'value'"),
+    ({"collection": "runs", "limit": -1}, "0 or more"),
+    ({"collection": "runs", "fields": "name"}, "a list of names"),
+    ({"collection": "runs", "fields": 5}, "fields is a list of names; change 5"),
+    ({"collection": "runs", "sort": 5}, "sort is a list of names; change 5"),
+    ({"collection": "metrics", "sort": [None]}, r"sort is a list of names; change \[None\]"),
+])  # fmt: skip
 def test_unknown_names_are_errors(made: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         everstep.query(**arguments, index=made)
@@ -204,18 +186,14 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(RunIndexError.__name__)
     assert "pip install click sqlalchemy 'psycopg[binary]'" in done.stdout
 
 
 @pytest.mark.campaign("machine", gate=1)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_sql_is_answered_and_changes_nothing(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sql_is_answered_and_changes_nothing(tmp_path, kind, request, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = "everstep.db" if kind == "sqlite" else request.getfixturevalue("server").database()
     sync(Database(as_location(place)), [written(tmp_path / "run")])
@@ -284,8 +262,7 @@ def test_a_frame_has_what_runs_are_sorted_and_filtered_by_and_its_times_are_date
         seconds = pytest.approx([row[name] for row in rows])
         assert [time.timestamp() for time in frame[name]] == seconds
         assert [time.timestamp() for time in same[name]] == seconds
-    saves = query(folder, "checkpoints").to_pandas()["time"]
-    assert str(saves.dt.tz) == "UTC"
+    assert str(query(folder, "checkpoints").to_pandas()["time"].dt.tz) == "UTC"
     run = everstep.runs.show(folder / "plain").starts.to_pandas()
     assert ((run["last"] - run["started"]).dt.total_seconds() - run["duration"]).abs().max() < 1e-5
     later = Documents([{"started": None, "time": 2.5}, {"started": 0.0, "time": 3}]).to_pandas()
@@ -307,8 +284,7 @@ def test_polars_has_the_same_frame(folder: Path) -> None:
 def test_no_documents_are_a_frame_with_the_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = query(folder, "metrics", {"name": "nothing"}, fields=["run", "value"])
     assert list(found.to_pandas().columns) == ["run", "value"]
-    assert found._repr_html_() == "<p>no documents</p>"
-    assert found.to_polars().columns == ["run", "value"]
+    assert found._repr_html_() == "<p>no documents</p>" and found.to_polars().columns == ["run", "value"]
     for package in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError, match=f"not installed: pip install {package}"):
@@ -323,9 +299,7 @@ def test_a_notebook_shows_tables_and_charts_of_metrics(folder: Path) -> None:
     html = query(folder, "metrics")._repr_html_()
     titles = ["".join(chart.itertext()).split("loss")[0] for chart in charts(html)]
     assert titles[:2] == ["epoch/", "step/"] and len(titles) == 4
-    marks = [
-        each for each in charts(html)[1].iter() if each.tag.endswith("path") and each.get("stroke-width")
-    ]
+    marks = [one for one in charts(html)[1].iter() if one.tag.endswith("path") and one.get("stroke-width")]
     assert len(marks) == 4, "a line and its mark in the legend, for each run"
     assert "step/loss by step" in html and "8 points, last" in html and "more rows" in html
 
@@ -343,16 +317,11 @@ def test_names_are_data_never_markup(folder: Path) -> None:
             assert not {name for each in chart.iter() for name in each.attrib} & {"href", "onload", "style"}
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([math.nan, math.inf], "no finite value|a (2 not finite)"),
-        ([1e308, -1e308], "-1e+308"),
-        ([0.25], "0.25|0|step"),
-        ([5e-324, 0.0], "a"),
-        ([3.0, math.nan, 3.0], "a (1 not finite)"),
-    ],
-)
+@pytest.mark.parametrize(("values", "said"), [
+    ([math.nan, math.inf], "no finite value|a (2 not finite)"),
+    ([1e308, -1e308], "-1e+308"), ([0.25], "0.25|0|step"), ([5e-324, 0.0], "a"),
+    ([3.0, math.nan, 3.0], "a (1 not finite)"),
+])  # fmt: skip
 def test_any_value_can_be_drawn(values: list[float], said: str) -> None:
     svg = draw_svg(Chart("a", [Line("a", list(range(len(values))), values)]))
     assert said in "|".join(ET.fromstring(svg).itertext())

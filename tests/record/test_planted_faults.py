@@ -20,20 +20,12 @@ from everstep.record import RunJournal, Trail
 
 SCRIPTS = Path(__file__).parent.parent / "drill" / "scripts"
 FAULTS = {
-    "cached_draw": "loss",
-    "clock_augmentation": "batch of train",
-    "counter_outside": "loss",
-    "data_generator": "batch of train",
-    "ema_outside": "valid_loss",
-    "forgetful_service": "total",
-    "notes_by_hand": "state 'notes'",
-    "rate_by_hand": "state 'w'",
-    "rows_by_chance": "norm",
-    "schedule_outside": "state 'w'",
-    "set_order": "batch of train",
-    "thread": "loss",
+    "cached_draw": "loss", "clock_augmentation": "batch of train", "counter_outside": "loss",
+    "data_generator": "batch of train", "ema_outside": "valid_loss", "forgetful_service": "total",
+    "notes_by_hand": "state 'notes'", "rate_by_hand": "state 'w'", "rows_by_chance": "norm",
+    "schedule_outside": "state 'w'", "set_order": "batch of train", "thread": "loss",
     "torch_rate": "state 'optimizer'",
-}
+}  # fmt: skip
 """Script -> what its resume first finds to differ."""
 
 

@@ -63,8 +63,7 @@ def test_a_start_is_described(monkeypatch, tmp_path):
     assert (got["pid"], got["cwd"]) == (os.getpid(), os.getcwd())
     assert got["packages"]["numpy"] == numpy.__version__
     assert "everstep" in got["packages"] and "pytest" in got["packages"]
-    assert not {"os", "json", "subprocess"} & set(got["packages"])
-    assert "hunter2" not in json.dumps(got)
+    assert not {"os", "json", "subprocess"} & set(got["packages"]) and "hunter2" not in json.dumps(got)
 
 
 @pytest.mark.campaign("long")
@@ -189,11 +188,8 @@ def test_a_pattern_of_ones_own_hides_what_its_groups_find() -> None:
     redact("sk-[a-z]+")
     assert redacted_line(line) == ["train.py", "--api-key", "***", "--api-key=***", "--lr", "0.1"]
     assert redacted_line(["--api-key", "two words"])[1] == "*** words"
-    assert redacted({"api_key": "hunter2", "pin": 4, "key": "sk-abc, more"}) == {
-        "api_key": "***",
-        "pin": 4,
-        "key": "***, more",
-    }
+    assert redacted({"api_key": "hunter2", "pin": 4}) == {"api_key": "***", "pin": 4}
+    assert redacted({"key": "sk-abc, more"}) == {"key": "***, more"}
     redact("pin=([0-9]+)")
     assert redacted({"pin": 4, "spin": True}) == {"pin": "***", "spin": True}
 
@@ -233,8 +229,7 @@ def test_a_pattern_of_ones_own_does_not_reach_what_everstep_goes_by(tmp_path: Pa
     redact(r"\d+")
     Tiny(tmp_path / "b", max_epoch=1, config={"pin": 1234}).train()
     again = Tiny(tmp_path / "b", max_epoch=2, config={"pin": 1234}).train()
-    assert again.result() == straight.result()
-    assert not any("differ" in line for line in again.lines)
+    assert again.result() == straight.result() and not any("differ" in line for line in again.lines)
     facts = RunJournal(tmp_path / "b").facts()
     assert facts["config"] == {"pin": "***"} and facts["resumed_from"] == "epoch-0001-step-00000004"
 
@@ -275,18 +270,15 @@ def test_an_exception_leaves_a_page_with_its_traceback(tmp_path: Path) -> None:
     assert first.lines[0] == "Traceback (most recent call last):" and "secret" not in "".join(first.lines)
     assert any("in fails_here" in line for line in first.lines)
     assert (second.segment, second.what) == (2, "KeyError: 'again'")
-    assert [each["what"] for each in json.loads(shown(tmp_path, "--json"))["failures"]] == [
-        first.what,
-        second.what,
-    ]
+    told = json.loads(shown(tmp_path, "--json"))["failures"]
+    assert [each["what"] for each in told] == [first.what, second.what]
     assert "KeyError: 'again'" in shown(tmp_path).partition("failures\n")[2]
 
 
 def test_a_planned_end_leaves_no_page(tmp_path: Path) -> None:
+    run = Tiny(tmp_path, max_epoch=1)
     with pytest.raises(Interrupted):
-        Tiny(tmp_path, max_epoch=1).train(
-            lambda loop, step: os.kill(os.getpid(), signal.SIGTERM) if step == 2 else None
-        )
+        run.train(lambda loop, step: step == 2 and signal.raise_signal(signal.SIGTERM))
     Tiny(tmp_path, max_epoch=1).train()
     assert failures(tmp_path) == [] and not (tmp_path / "failures").exists()
     (left,) = RunJournal(tmp_path).events("interrupted", valid=False)

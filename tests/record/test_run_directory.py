@@ -16,16 +16,8 @@ import pytest
 
 import everstep
 import warm
-from everstep import hazard
-from everstep.checkpoint import (
-    CheckpointName,
-    Commit,
-    Retention,
-    Store,
-    place_apart,
-    retire_others,
-    save_apart,
-)
+from everstep import checkpoint, hazard
+from everstep.checkpoint import CheckpointName, Commit, Retention, Store
 from everstep.cli.group import commands
 from everstep.errors import CheckpointError, RunDirError, RunLockedError
 from everstep.record import Journal, RunDir, RunLock, remove, to_read, trail_path
@@ -38,8 +30,7 @@ def test_a_new_run_gets_a_name_and_a_seed_and_keeps_them(tmp_path):
     run = RunDir.open(tmp_path / "runs" / "my digits")
     again = RunDir.open(tmp_path / "runs" / "my digits", seed=3)
     name, _, random = run.id.rpartition("-")
-    assert (name, len(random)) == ("my-digits", 6)
-    assert 0 <= run.seed < 2**31
+    assert (name, len(random)) == ("my-digits", 6) and 0 <= run.seed < 2**31
     assert again.facts == run.facts
     assert (run.facts["seed_given"], run.facts["versions"]) == (False, {"run": 1, "journal": 2})
     assert os.listdir(run.path) == ["run.json"]
@@ -157,8 +148,7 @@ def test_of_two_that_make_the_same_run_at_once_the_first_counts(tmp_path):
 
     hazard._action = other
     run = RunDir.open(tmp_path, seed=6)
-    assert [run.id] == seen
-    assert run.seed == 5
+    assert [run.id] == seen and run.seed == 5
 
 
 def test_a_root_moves_run_directories_and_only_them(tmp_path, monkeypatch):
@@ -171,8 +161,7 @@ def test_a_root_moves_run_directories_and_only_them(tmp_path, monkeypatch):
         assert RunDir.open(opened.path).id == opened.id, "what lies below the root is taken as it is"
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
     (tmp_path / "pretrained").mkdir()
-    assert to_read("pretrained") == Path("pretrained")
-    assert to_read("runs/x") == opened.path
+    assert to_read("pretrained") == Path("pretrained") and to_read("runs/x") == opened.path
 
 
 HOLD = """
@@ -231,8 +220,7 @@ def test_a_dead_holders_lock_is_taken_over_and_a_clean_release_leaves_no_trace(t
     assert json.loads((tmp_path / "lock.json").read_text())["pid"] == os.getpid()
     for _ in range(2):
         lock.release()
-    assert os.listdir(tmp_path) == ["lock"]
-    assert lock.acquire() is None
+    assert os.listdir(tmp_path) == ["lock"] and lock.acquire() is None
     lock.release()
 
 
@@ -348,11 +336,9 @@ EMPTY = Commit(CheckpointName(1), Encoded({}), "1")
 
 def train(run_dir: Path, epochs: int = 2) -> Tiny:
     services = [
-        everstep.Best("loss", mode="min"),
-        everstep.Checkpoints(everstep.Every(steps=1), keep_last=100),
-        Export(everstep.Every(epochs=1), entry="w"),
-        CSV("logs/table.csv"),
-    ]
+        everstep.Best("loss", mode="min"), everstep.Checkpoints(everstep.Every(steps=1), keep_last=100),
+        Export(everstep.Every(epochs=1), entry="w"), CSV("logs/table.csv"),
+    ]  # fmt: skip
     return Tiny(run_dir, max_epoch=epochs, services=services).train()
 
 
@@ -369,10 +355,7 @@ def evil(tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, and every name."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
 def replaced(place: Path, target: Path) -> None:
@@ -421,12 +404,10 @@ def test_a_training_leaves_alone_what_a_deeper_link_leads_to(evil: Path, victim:
 
 
 def test_a_checkpoint_that_is_a_link_is_not_followed(evil: Path, victim: Path) -> None:
-    oldest = sorted((evil / "checkpoints").iterdir())[0]
-    replaced(oldest, sorted((victim / "checkpoints").iterdir())[0])
+    replaced(sorted((evil / "checkpoints").iterdir())[0], sorted((victim / "checkpoints").iterdir())[0])
     before, said = content(victim), list[str]()
     Store(evil, 9, said.append).retain(Retention(keep_last=1))
-    assert content(victim) == before
-    assert "could not be deleted" in said[0]
+    assert content(victim) == before and "could not be deleted" in said[0]
 
 
 @pytest.mark.campaign("long", gate=1)
@@ -449,9 +430,10 @@ def test_what_is_kept_apart_is_not_kept_through_a_link(tmp_path: Path, victim: P
     (run / "best").mkdir(parents=True)
     folder = run / "best" / "loss"
     folder.symlink_to(victim / "checkpoints")
-    refused_for_the_link(victim, lambda: save_apart(folder, EMPTY, top=run))
-    refused_for_the_link(victim, lambda: retire_others(folder, (), top=run))
-    refused_for_the_link(victim, lambda: place_apart(folder / "step-00000001", lambda _: 0, top=run))
+    refused_for_the_link(victim, lambda: checkpoint.save_apart(folder, EMPTY, top=run))
+    refused_for_the_link(victim, lambda: checkpoint.retire_others(folder, (), top=run))
+    step = folder / "step-00000001"
+    refused_for_the_link(victim, lambda: checkpoint.place_apart(step, lambda _: 0, top=run))
 
 
 def test_links_among_a_runs_files_are_not_followed(evil: Path, victim: Path) -> None:
@@ -460,9 +442,7 @@ def test_links_among_a_runs_files_are_not_followed(evil: Path, victim: Path) -> 
     (evil / "logs" / ".table.csv.tmp").symlink_to(victim / "run.json")
     train(evil, 2)
     run = Tiny(evil, max_epoch=3)
-    run.train(
-        inside=lambda loop, step: replaced(trail_path(evil, 3), victim / "run.json") if step == 10 else None
-    )
+    run.train(inside=lambda loop, step: step == 10 and replaced(trail_path(evil, 3), victim / "run.json"))
     replaced(evil / "checkpoints", victim / "checkpoints")
     replaced(evil / "best" / "loss", victim / "best" / "loss")
     (evil / "mine").symlink_to(victim)

@@ -14,22 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import hazard
+from everstep import hazard, record
 from everstep.metrics.collector import is_wall
-from everstep.record import (
-    Block,
-    EarlierSteps,
-    Journal,
-    Position,
-    RunJournal,
-    StepComparison,
-    Trail,
-    batch_digest,
-    last_step,
-    newest_step,
-    read_earlier_steps,
-    read_trail,
-)
+from everstep.record import Block, Journal, Position, RunJournal, StepComparison, Trail, batch_digest
 from everstep.record.journal_format import bits_float
 from everstep.record.trail import TrailContent, pack_line
 from waiting import left_open
@@ -68,16 +55,9 @@ def again(run_dir: Path, before: list[Any], now: list[Any], why: str = "", first
     return comparison
 
 
-def compared(
-    run_dir: Path,
-    first: int = 0,
-    segment: int = 2,
-    position: Position = Position(1, 0),  # noqa: B008
-    why: str = "",
-    tail: bool = False,
-) -> tuple[StepComparison, Trail]:
+def compared(run_dir, first=0, segment=2, position=Position(1, 0), why="", tail=False):  # noqa: B008
     """The comparison of a further start with the steps before it, and its trail."""
-    earlier = read_earlier_steps(RunJournal(run_dir), position, first, tail=tail)
+    earlier = record.read_earlier_steps(RunJournal(run_dir), position, first, tail=tail)
     comparison, trail = StepComparison(earlier, lambda: why), start(run_dir, segment, first)
     trail.compare = comparison.note
     return comparison, trail
@@ -90,27 +70,21 @@ def nan(bits: int) -> float:
 QUIET, OTHER = nan(0x7FF8000000000000), nan(0x7FF8000000000001)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (STEPS, STEPS, "3 steps executed again: 4 batch digests and 2 values of loss equal"),
-        (ODD, ODD, "3 steps executed again: 6 values of 2 metrics equal"),
-        (
-            [([None], [DEVICE]), ([9], [0.125]), ([10], [0.5, DEVICE])],
-            [([7], [0.3]), ([9], [0.125]), ([10], [0.5, 0.5])],
-            "3 steps executed again: 2 batch digests and 1 value of loss equal, "
-            "1 batch digest and 2 values of loss not compared",
-        ),
-        (  # a metric that is new in the program
-            STEPS[:1],
-            [([7, 8], {"norm": 2.0})],
-            "1 step executed again: 2 batch digests equal, 1 value of norm not compared",
-        ),
-        ([([7], []), ([], [])], [([7], []), ([], [])], "2 steps executed again: 1 batch digest equal, "
-         "1 step left nothing to compare"),
-        ([([1], {"a_time": 0.1})], [([1], {"a_time": 0.2})], "1 step executed again: 1 batch digest equal"),
-    ],
-)  # fmt: skip
+HALF = "2 batch digests and 1 value of loss equal, 1 batch digest and 2 values of loss not compared"
+
+
+@pytest.mark.parametrize(("before", "now", "said"), [
+    (STEPS, STEPS, "3 steps executed again: 4 batch digests and 2 values of loss equal"),
+    (ODD, ODD, "3 steps executed again: 6 values of 2 metrics equal"),
+    ([([None], [DEVICE]), ([9], [0.125]), ([10], [0.5, DEVICE])],
+     [([7], [0.3]), ([9], [0.125]), ([10], [0.5, 0.5])], f"3 steps executed again: {HALF}"),
+    # a metric that is new in the program
+    (STEPS[:1], [([7, 8], {"norm": 2.0})],
+     "1 step executed again: 2 batch digests equal, 1 value of norm not compared"),
+    ([([7], []), ([], [])], [([7], []), ([], [])],
+     "2 steps executed again: 1 batch digest equal, 1 step left nothing to compare"),
+    ([([1], {"a_time": 0.1})], [([1], {"a_time": 0.2})], "1 step executed again: 1 batch digest equal"),
+])  # fmt: skip
 def test_equal_steps_verify_a_resume(tmp_path: Path, before: list[Any], now: list[Any], said: str) -> None:
     comparison = again(tmp_path, before, now)
     comparison.end()
@@ -123,21 +97,16 @@ def test_numbers_that_cannot_be_expected_to_be_equal_are_not_compared(tmp_path: 
     assert report.endswith(f": 4 batch digests equal, 2 values of loss not compared ({why})")
 
 
-@pytest.mark.parametrize(
-    ("now", "what"),
-    [
-        ([([7, 9], [0.375] * 2)], "1 batch of train was the batch with digest 0000000000000008 and is the"),
-        ([([7], [0.5, 0.25])], "1 batch of train was drawn and is not drawn now"),
-        ([([7, 8, 9], [0.5, 0.25])], "1 batch of train was not drawn and is drawn now"),
-        ([([7, 8], [])], None),  # a metric that is collected no more
-        ([STEPS[0], ([9], [0.125]), ([10], [1.0])], "3 loss was missing and is 1.0 now"),
-        ([STEPS[0], ([9], []), ([10], [])], "2 loss was 0.125 and is missing now"),
-        ([([7, 8], [0.375])], "1 loss was 0.375 (of 2 values) and is 0.375 (of 1 values) now"),
-    ],
-)
-def test_a_batch_or_a_row_more_or_less_is_a_difference(
-    tmp_path: Path, now: list[Any], what: str | None
-) -> None:
+@pytest.mark.parametrize(("now", "what"), [
+    ([([7, 9], [0.375] * 2)], "1 batch of train was the batch with digest 0000000000000008 and is the"),
+    ([([7], [0.5, 0.25])], "1 batch of train was drawn and is not drawn now"),
+    ([([7, 8, 9], [0.5, 0.25])], "1 batch of train was not drawn and is drawn now"),
+    ([([7, 8], [])], None),  # a metric that is collected no more
+    ([STEPS[0], ([9], [0.125]), ([10], [1.0])], "3 loss was missing and is 1.0 now"),
+    ([STEPS[0], ([9], []), ([10], [])], "2 loss was 0.125 and is missing now"),
+    ([([7, 8], [0.375])], "1 loss was 0.375 (of 2 values) and is 0.375 (of 1 values) now"),
+])  # fmt: skip
+def test_a_batch_or_a_row_more_or_less_is_a_difference(tmp_path: Path, now: Any, what: str | None) -> None:
     comparison = again(tmp_path, STEPS, now)
     comparison.end()
     if what is None or comparison.difference is None:
@@ -148,9 +117,7 @@ def test_a_batch_or_a_row_more_or_less_is_a_difference(
 
 
 def test_zeros_of_other_sign_and_nans_of_other_bits_differ(tmp_path: Path) -> None:
-    before, now = (
-        [([], [value]) for value in values] for values in ((QUIET, QUIET, 0.0), (QUIET, OTHER, -0.0))
-    )
+    before, now = ([([], [each]) for each in v] for v in ((QUIET, QUIET, 0.0), (QUIET, OTHER, -0.0)))
     comparison = again(tmp_path, before, now)
     assert (comparison.equal.total(), comparison.differing) == (1, 2)
     assert "was nan (bits 7ff8000000000000) and is nan (bits 7ff8000000000001) now" in comparison.report()
@@ -167,18 +134,15 @@ def test_the_first_difference_is_the_one_with_the_lowest_step(tmp_path: Path) ->
 ENDS, LASTS = {"ends": {("train", 0): 15}}, {"lasts": {("train", 0): 20}}
 
 
-@pytest.mark.parametrize(
-    ("earlier", "now", "what"),
-    [
-        (ENDS, (13, "pass"), "was at its end after step 15 and is at its end now"),
-        (ENDS, (15, "pass"), None),
-        (ENDS, (16, "batch"), "at its end after step 15 and is not at its end now"),
-        (LASTS, (13, "pass"), "was not at its end until step 20 and is at its end now"),
-        (LASTS, (20, "pass"), None),
-    ],
-)
+@pytest.mark.parametrize(("earlier", "now", "what"), [
+    (ENDS, (13, "pass"), "was at its end after step 15 and is at its end now"),
+    (ENDS, (15, "pass"), None),
+    (ENDS, (16, "batch"), "at its end after step 15 and is not at its end now"),
+    (LASTS, (13, "pass"), "was not at its end until step 20 and is at its end now"),
+    (LASTS, (20, "pass"), None),
+])  # fmt: skip
 def test_a_pass_that_ends_elsewhere_is_a_difference(earlier: Any, now: Any, what: str | None) -> None:
-    comparison = StepComparison(EarlierSteps(10, 20, **deepcopy(earlier)))  # it takes from them
+    comparison = StepComparison(record.EarlierSteps(10, 20, **deepcopy(earlier)))  # it takes from them
     comparison.note((0, *now, "train", 0), (0, 1))
     assert (comparison.difference is None) == (what is None)
     assert what is None or what in comparison.report()
@@ -190,7 +154,7 @@ def test_the_state_in_a_snapshot_is_compared(tmp_path: Path) -> None:
     for name, digest in copies.items():
         trail.note(1, "copy", name, digest)
     trail.step(1, 1, [], {})
-    comparison = StepComparison(read_earlier_steps(RunJournal(tmp_path), Position(1, 0), 0))
+    comparison = StepComparison(record.read_earlier_steps(RunJournal(tmp_path), Position(1, 0), 0))
     for name, digest in {**copies, "epoch/random state": 7, "step/new": 1}.items():
         comparison.note((0, 1, "copy", name, 0), (digest, 1))
     assert (comparison.equal["random state"], comparison.equal["state digest"]) == (1, 1)
@@ -258,8 +222,8 @@ def walk(trail: Trail, first: int, last: int, names: int = 1) -> None:
 
 
 def read(trail: Trail) -> TrailContent:
-    content = read_trail(trail.path)
-    assert content is not None and content.last == last_step(trail.path)
+    content = record.read_trail(trail.path)
+    assert content is not None and content.last == record.last_step(trail.path)
     return content
 
 
@@ -271,10 +235,9 @@ def test_it_is_read_while_it_is_written(trail: Trail) -> None:
     walk(trail, 1, 3)
     trail.note(4, "batch", "train", 4)  # its step is not complete
     content = read(trail)
-    assert (content.full_after, content.last, newest_step(trail.path.parents[1], 1)) == (0, 3, 3)
+    assert (content.full_after, content.last, record.newest_step(trail.path.parents[1], 1)) == (0, 3, 3)
     assert [m[:3] for m in content.marks[:2]] == [(1, "batch", "train"), (1, "step", "m0")]
-    assert values(content) == [1.0, 2.0, 3.0]
-    assert left_open(trail.path.parent)
+    assert values(content) == [1.0, 2.0, 3.0] and left_open(trail.path.parent)
     trail.close()
     trail.close()
     assert not left_open(trail.path.parent)
@@ -282,12 +245,8 @@ def test_it_is_read_while_it_is_written(trail: Trail) -> None:
 
 def test_values_on_a_device_are_marked_and_noted_when_they_are_read(trail: Trail) -> None:
     trail.step(1, 1, [(1, "loss", object()), (1, "step_time", 0.1)], {})
-    for phase, name, wall, value in (
-        ("step", "loss", False, 0.5),
-        ("tail", "valid", False, 0.25),
-        ("tail", "valid_time", True, 0.25),
-    ):
-        trail.rows(Block(1, phase, name, wall, [1], [value], [1], [0]))
+    for phase, name, value in (("step", "loss", 0.5), ("tail", "valid", 0.25), ("tail", "valid_time", 0.25)):
+        trail.rows(Block(1, phase, name, name == "valid_time", [1], [value], [1], [0]))
     assert (values(read(trail)), values(read(trail), "tail")) == ([None, 0.5], [0.25])
 
 
@@ -309,13 +268,10 @@ def test_a_step_is_written_by_one_call(trail: Trail) -> None:
     walk(trail, 1, 2)
     before = writes()
     walk(trail, 3, 100, names=5)
-    assert writes() - before == 98
-    assert read(trail).last == 100
+    assert writes() - before == 98 and read(trail).last == 100
 
 
-def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
-    trail: Trail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_begins_a_large_file_anew_with_what_follows(trail: Trail, monkeypatch: Any) -> None:
     """It is a trail at each instant: a kill may come between two calls."""
     monkeypatch.setattr("everstep.record.trail.ENOUGH", 2_000)
     walk(trail, 1, 50)
@@ -344,15 +300,13 @@ def test_a_commit_begins_a_large_file_anew_with_what_follows_its_copy(
 
 
 @pytest.mark.parametrize("point", ["create", "write"])
-def test_a_disk_that_refuses_it_is_said_once_and_training_goes_on(
-    tmp_path: Path, warnings: list[str], point: str
-) -> None:
+def test_a_disk_that_refuses_it_is_said_once(tmp_path: Path, warnings: Any, point: str) -> None:
     (tmp_path / "journal").mkdir()
     hazard.arm(f"ENOSPC:trail.{point}:1-4")
     trail = Trail(tmp_path, 1, 0, is_wall, warnings.append)
     walk(trail, 1, 3)
     assert len(warnings) == 1 and "the results of steps do not survive a kill" in warnings[0]
-    assert "the disk is full: free space" in warnings[0] and read_trail(trail.path) is None
+    assert "the disk is full: free space" in warnings[0] and record.read_trail(trail.path) is None
     hazard.arm(None)
     trail.copied(3)
     walk(trail, 4, 5)
@@ -374,29 +328,26 @@ def test_a_damaged_file_says_no_more_than_its_whole_frames(trail: Trail) -> None
         damaged.append(bytes(harmed))
     for data in damaged:
         trail.path.write_bytes(data)
-        left = read_trail(trail.path)
+        left = record.read_trail(trail.path)
         if left is not None:
             assert left.full_after == 0 and left.last < 5
             assert left.marks == [mark for mark in content.marks if mark.step <= left.last]
     trail.path.unlink()
-    assert read_trail(trail.path) is None
+    assert record.read_trail(trail.path) is None
     trail.path.mkdir()
-    assert read_trail(trail.path) is None
+    assert record.read_trail(trail.path) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"[{1 << 62},0,[]]",  # steps that the file has no room for
-        "7", "[1]", '["1",0,[]]', "[1,0,7]", "[1,0,[[1]]]", "[" * 30_000, "\\", "[true,0,[]]",
-        '[1,0,[[1,"step","m",0,0,-1,1]]]', f'[1,0,[[1,"step","m",0,0,{1 << 64},1]]]',
-        '[1,0,[[-1,"step","m",0,0,1,1]]]', '[1,0,[[1,["x"],"m",0,0,1,1]]]', '[1,0,[[1,"x","m",0,0,0.5,1]]]'
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    f"[{1 << 62},0,[]]",  # steps that the file has no room for
+    "7", "[1]", '["1",0,[]]', "[1,0,7]", "[1,0,[[1]]]", "[" * 30_000, "\\", "[true,0,[]]",
+    '[1,0,[[1,"step","m",0,0,-1,1]]]', f'[1,0,[[1,"step","m",0,0,{1 << 64},1]]]',
+    '[1,0,[[-1,"step","m",0,0,1,1]]]', '[1,0,[[1,["x"],"m",0,0,1,1]]]', '[1,0,[[1,"x","m",0,0,0.5,1]]]'
+])  # fmt: skip
 def test_a_forged_file_is_not_read_as_a_trail(trail: Trail, text: str) -> None:
     trail.path.write_bytes(pack_line(text.encode()))
-    assert read_trail(trail.path) is None
-    last_step(trail.path)
+    assert record.read_trail(trail.path) is None
+    record.last_step(trail.path)
 
 
 def test_a_value_that_was_on_the_host_is_noted_once(trail: Trail) -> None:
@@ -461,13 +412,10 @@ def test_a_tensor_has_the_digest_of_its_values_whatever_holds_them(side: int) ->
     values = torch.arange(side * side, dtype=torch.float32).view(side, side)
     found = batch_digest([values], 0)
     same = [
-        values.numpy().copy(),
-        torch.nn.Parameter(values),
-        values.clone().requires_grad_(),
-        values.t().contiguous().t(),
-        torch.stack([values, values], dim=2)[:, :, 1],
+        values.numpy().copy(), torch.nn.Parameter(values), values.clone().requires_grad_(),
+        values.t().contiguous().t(), torch.stack([values, values], dim=2)[:, :, 1],
         values.clone().share_memory_(),
-    ]
+    ]  # fmt: skip
     assert [batch_digest([each], 0) for each in same] == [found] * len(same)
     assert batch_digest([values.bfloat16()], 0) == batch_digest([values.bfloat16().view(torch.int16)], 0)
 
