@@ -257,7 +257,7 @@ refused("plain+", mesh["dp"])
 """
 
 TOLD_BY_FOUR = [
-    ["ConfigError", "which read the part", "there are 2 parts", "fully_shard(model, mesh=mesh['dp'])"],
+    ["ConfigError", "which read the part", "of 2 parts", "fully_shard(model, mesh=mesh['dp'])"],
     ["ConfigError", "alone, and each rank is handed samples of its own"],
     ["ConfigError", "which read the part", "fully_shard(model, mesh=mesh['dp'])"],
     ["ConfigError", "does not fit the 4 ranks of this run"],

@@ -300,6 +300,7 @@ def test_a_look_leaves_what_the_program_got_from_locals(tmp_path: Path) -> None:
 
 global_step, best, shown = 0, math.inf, 0.0
 """Changed by `global`: as a training script of one module does."""
+history: list[float] = []
 
 
 def train_epoch(loop: everstep.TrainLoop, stop_at: int | None) -> None:
@@ -318,6 +319,7 @@ def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
         for epoch in loop.iter_epochs():
             train_epoch(loop, stop_at)
             best = min(best, 5.0 - epoch)
+            history.append(best)
             pause(loop, -loop.step == stop_at)
 
 
@@ -326,14 +328,17 @@ def test_a_global_that_functions_change_is_named(tmp_path: Path, stop_at: int, w
     """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
     global global_step, best, shown
     global_step, best, shown = 0, math.inf, 0.0
+    history.clear()
     lines: list[str] = []
     with pytest.raises(Interrupted):
         main(tmp_path, stop_at if stop_at == 6 else -stop_at, lines)
     hints = "".join(line for line in lines if "your loop changes" in line)
     assert "global_step" in hints and "best" in hints and "shown" not in hints
     global_step, best, shown, lines = 0, math.inf, 0.0, []  # as in a new process
+    history.clear()
     main(tmp_path, None, lines)
     lost = lost_of(lines)
+    assert "history (another value)" in lost and "BATCHES" not in lost
     assert f"global_step (0, was {stop_at})" in lost and f"best (inf, was {was})" in lost
     assert "shown" not in lost
 

@@ -462,10 +462,13 @@ def _set_by_iter(kind: type) -> set[str]:
 
 
 def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
-    """List module, name and value of what functions of a function's module change by `global`."""
+    """List module, name and value of what functions of a function's module may change: containers, too."""
     variables = frame.f_globals
-    codes = [each.__code__ for each in [*variables.values()] if isinstance(each, FunctionType)]
+    items = [*variables.items()]
+    codes = [each.__code__ for _, each in items if isinstance(each, FunctionType)]
     names = {name for code in (frame.f_code, *codes) for name in _stores_global(code)}
+    if frame.f_code.co_flags & CO_OPTIMIZED:  # of the module itself all are looked at
+        names |= {name for name, each in items if type(each) in (*_CONTAINERS, deque, set)}
     home = f"<{variables.get('__name__')}>"
     return [(home, name, variables[name]) for name in sorted(names) if name in variables]
 

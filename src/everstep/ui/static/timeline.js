@@ -111,7 +111,7 @@ function startRow(start, i, starts, created) {
   signs.push({ step: to, icon: start.status, bad, isAfter: parts.some((part) => part.kind === "lost") });
   return {
     title: `Start ${start.number}`,
-    words: [start.status, ` at ${start.status === "running" ? "step " : ""}${number(to)}`],
+    words: [start.status, ` at ${start.status === "running" ? "step " : ""}${number(to)}${i ? `, from ${number(from)}` : ""}`],
     bad,
     when: start.last && start.status !== "running" ? `${clock(start.started, created)} – ${clock(start.last, start.started)} · ${duration(start.last - start.started)}` : clock(start.started, created),
     why: start.reason,
