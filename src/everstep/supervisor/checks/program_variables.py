@@ -153,7 +153,7 @@ class ProgramVariables:
                 continue
             if not self._is_set_first(name, in_head=True):
                 self._epoch_marks[name] = last_mark  # the head of an epoch, or a tail, goes on from its value
-            elif self._is_read_by_steps(name):
+            elif _is_read_in_loop(self._lines_of(name), name[1]):
                 self._set_in_head.add(name)
         if loop is not None:
             self._begun = loop, marks
@@ -220,10 +220,6 @@ class ProgramVariables:
         if name[0] in (_SERVICES, _HELD):
             return False
         return _is_set_in(self._lines_of(name), name[1], name[0] in self._lines, in_head)
-
-    def _is_read_by_steps(self, name: Variable) -> bool:
-        lines = self._lines_of(name)
-        return any("read" in _FirstUse(name[1]).of_round(loop) for loop in _loops_that_begin_at(lines))
 
     def _lines_of(self, name: Variable) -> tuple[tuple[str, int], ...]:
         return (self._lines[name[0]],) if name[0] in self._lines else (*self._lines.values(),)
@@ -338,8 +334,8 @@ class ProgramVariables:
             content = [len(value), bytes(value[:_TEXT]), bytes(value[-_TEXT:])]
         elif type(value) in _CONTAINERS or hasattr(type(value), "_fields") or backends.of(value) is not None:
             content = value
-        elif isinstance(value, dict | list | tuple):  # of a class of its own
-            content = dict(value) if isinstance(value, dict) else list(value)
+        elif isinstance(value, dict):  # a configuration of a class of its own
+            content = dict(value)
         else:
             return f"#{_name_of(value)}"
         if (mark := batch_digest(content, 0, depth=_DEPTH)) is None:  # with objects of other kinds in it
@@ -521,8 +517,20 @@ def _loops_around(path: str, line: int) -> list[Any]:
     return sorted(around, key=lambda each: -each.lineno)
 
 
-def _loops_that_begin_at(lines: tuple[tuple[str, int], ...]) -> list[Any]:
-    return [each for path, line in lines for each in _loops_around(path, line) if line < each.body[0].lineno]
+@lru_cache(maxsize=1024)
+def _is_read_in_loop(lines: tuple[tuple[str, int], ...], name: str) -> bool:
+    """Whether a loop that begins at one of the lines reads a variable that no loop around it counts in."""
+    around = [(line, loop) for path, line in lines for loop in _loops_around(path, line)]
+    counting = (
+        node
+        for _, loop in around
+        for node in ast.walk(loop.target if isinstance(loop, ast.For) else loop.test)
+    )
+    if any(isinstance(node, ast.Name) and node.id == name for node in counting):
+        return False
+    return any(
+        "read" in _FirstUse(name).of_round(loop) for line, loop in around if line < loop.body[0].lineno
+    )
 
 
 @lru_cache(maxsize=1024)
