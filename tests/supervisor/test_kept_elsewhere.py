@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from argparse import Namespace
 from array import array
@@ -9,6 +10,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,7 +234,24 @@ VALUES: dict[str, Callable[[], Any]] = {
     "bytes": lambda: bytearray(b"\1"),
     "array": lambda: array("d", [1.0]),
 }
-NUMBERS = (1j, Decimal("1.5"), Fraction(1, 3), (1, 2))
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "complex": (1j, 2j),
+    "decimal": (Decimal("1.5"), Decimal("2.5")),
+    "fraction": (Fraction(1, 3), Fraction(1, 2)),
+    "tuple": ((1, 2), (1, 3)),
+    "class": (Every, Path),
+    "enum": (Moment.AFTER_STEP, Moment.AFTER_EPOCH),
+    "function": (math.ceil, math.floor),
+    "partial": (partial(max, 1), partial(min, 1)),
+    "method": ("".join, "".strip),
+    "range": (range(1), range(2)),
+    "slice": (slice(1), slice(2)),
+    "bytes": (b"1", b"2"),
+    "path": (Path("a"), Path("b")),
+    "objects": ([object()], [object(), object()]),
+    "configuration": (type("Config", (dict,), {})(a=1), type("Config", (dict,), {})(a=2)),
+}
+"""Values that a loop may give a variable in place of one another."""
 
 
 def changed(value: Any) -> None:
@@ -245,17 +264,16 @@ def changed(value: Any) -> None:
 @pytest.mark.parametrize("kind", VALUES)
 def test_variables_of_many_kinds_are_compared(kind: str, tmp_path: Path) -> None:
     def train(stop_at: int | None) -> list[str]:
-        value, counted, number = VALUES[kind](), count(), NUMBERS[0]
+        value, counted = VALUES[kind](), count()
         _lines: list[str] = []
         services = [Console(sink=_lines.append)]
         with everstep.TrainLoop(tmp_path, {}, seed=1, max_epoch=3, services=services) as loop:
             for _ in loop.iter_epochs():
                 for step, _ in loop.iter_steps(BATCHES):
                     changed(value)
-                    number = NUMBERS[next(counted) % 2 + 1]
+                    next(counted)
                     if step == stop_at:
                         loop.call_soon(Interrupt("a pause"))
-        del number
         return _lines
 
     with pytest.raises(Interrupted):
@@ -263,6 +281,26 @@ def test_variables_of_many_kinds_are_compared(kind: str, tmp_path: Path) -> None
     (lost,) = [line for line in train(None) if "is not as it was" in line]
     name = "value.n (1, was 7)" if kind in ("argparse", "namespace") else "value (another value)"
     assert name in lost and "counted (count(0), was count(6))" in lost
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_value_in_a_variable_is_named_of_whatever_kind(kind: str, tmp_path: Path) -> None:
+    def train(stop_at: int | None) -> list[str]:
+        value, other = OTHERS[kind]
+        _lines: list[str] = []
+        services = [Console(sink=_lines.append)]
+        with everstep.TrainLoop(tmp_path, {}, seed=1, max_epoch=3, services=services) as loop:
+            for _ in loop.iter_epochs():
+                for step, _ in loop.iter_steps(BATCHES):
+                    value = other if step == 5 else value
+                    if step == stop_at:
+                        loop.call_soon(Interrupt("a pause"))
+        return _lines
+
+    with pytest.raises(Interrupted):
+        train(6)
+    (lost,) = [line for line in train(None) if "is not as it was" in line]
+    assert lost.startswith("warning: value (")
 
 
 def test_a_state_with_an_ordered_dictionary_is_as_it_was(tmp_path: Path) -> None:

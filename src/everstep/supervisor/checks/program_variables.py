@@ -29,7 +29,7 @@ from functools import lru_cache, partial
 from inspect import CO_OPTIMIZED
 from itertools import islice, pairwise
 from numbers import Number
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -328,9 +328,9 @@ class ProgramVariables:
             content = len(value)
         elif isinstance(value, dict) and len(value) > _MOST_KEYS:
             content = [len(value), *islice(value.items(), _ENDS), *islice(reversed(value.items()), _ENDS)]
-        elif isinstance(value, Number | Enum | itertools.count):
+        elif isinstance(value, Number | Enum | PurePath | itertools.count | range | slice):
             return repr(value)
-        elif type(value) in (bytearray, array):
+        elif type(value) in (bytes, bytearray, array):
             content = [len(value), bytes(value[:_TEXT]), bytes(value[-_TEXT:])]
         elif type(value) in _CONTAINERS or hasattr(type(value), "_fields") or backends.of(value) is not None:
             content = value
