@@ -68,16 +68,14 @@ _LIBRARIES = (
 """Beginnings of the names of files that are not the user's."""
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _TIMERS = ("time", "timer")
-_RESETS = re.compile(
-    "(clear|reset|zero)(_(all|buffers?|counters?|history|losses|meters?|metrics?|stat(e|s|istics)))?_?|set_epoch"
-)
-"""Methods that give all attributes of their object other values; `zero_grad` and `reset_noise` do not."""
+_RESETS = re.compile(r"(?!zero_grad|reset_noise|reset_parameters)(clear|reset|zero)\w*|set_epoch")
+"""Methods that give all attributes of their object other values."""
 _SERVICES, _HELD = "<services>", "<state>"
 """In place of the name of a function, for attributes of services and of objects in modules of the state."""
+_CLASS = "@"
+"""Beginning of the mark of a value of which only the class, or the name of a function, counts."""
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
-_HEAD = "head "
-"""Beginning of the name of a variable that the head of an epoch has set, saved as its steps began."""
 _CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
 _NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
@@ -126,8 +124,6 @@ class ProgramVariables:
         """Marks of the variables when the steps of this epoch began, or of the one before it."""
         self._begun: tuple[object, dict[Variable, str]] = (None, {})
         """Loop over epochs in which steps began last, and the marks then."""
-        self._set_in_head: set[Variable] = set()
-        """What steps read and the head of each epoch sets: there again after a resume, if it is the same."""
         self._changed: set[Variable] = set()
         self._unrestored: dict[Variable, str] = {}
         """Marks of generators not in their saved state when an epoch began; data may still bring it back."""
@@ -145,16 +141,16 @@ class ProgramVariables:
 
         `loop`: number of the loop over epochs; None where other steps of the epoch come before.
         """
-        marks = {name: mark for name, (mark, _) in self._read_marks().items()}
+        read = self._read_marks()
+        marks = {name: mark for name, (mark, _) in read.items()}
         last_loop, last_marks = self._begun
         self._epoch_marks = dict(marks)
         for name, last_mark in last_marks.items() if loop is not None and loop == last_loop else ():
-            if last_mark == marks.get(name):
-                continue
-            if not self._is_set_first(name, in_head=True):
-                self._epoch_marks[name] = last_mark  # the head of an epoch, or a tail, goes on from its value
-            elif _is_read_in_loop(self._lines_of(name), name[1]):
-                self._set_in_head.add(name)
+            is_other = last_mark != marks.get(name, last_mark) and name[0] in self._lines
+            # a dictionary of which the head of an epoch sets an item may be its configuration
+            is_other = is_other and not isinstance(read[name][1], dict | set)
+            if is_other and _goes_on(*self._lines[name[0]], name[1]):
+                self._epoch_marks[name] = last_mark
         if loop is not None:
             self._begun = loop, marks
         lost = [name[1] for name, mark in self._unrestored.items() if marks.get(name) == mark]
@@ -205,24 +201,20 @@ class ProgramVariables:
                 "x.copy_(...) or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
             )
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
-        in_head = {f"{_HEAD}{'.'.join(name)}": self._begun[1].get(name, "") for name in self._set_in_head}
-        return in_head | {
+        return {
             ".".join(name): marks[name][0]
             for name in sorted(self._changed & marks.keys())
             if not self._is_set_first(name)
         }
 
-    def _is_set_first(self, name: Variable, *, in_head: bool = False) -> bool:
-        """Whether the loops around a line set a variable before they read it: its old value is of no use.
-
-        `in_head`: whether the loop that begins in this line, over steps, is left out.
-        """
-        if name[0] in (_SERVICES, _HELD):
+    def _is_set_first(self, name: Variable) -> bool:
+        """Whether the loops around a line set a variable before they read it: its old value is of no use."""
+        function, variable = name
+        if function in (_SERVICES, _HELD):
             return False
-        return _is_set_in(self._lines_of(name), name[1], name[0] in self._lines, in_head)
-
-    def _lines_of(self, name: Variable) -> tuple[tuple[str, int], ...]:
-        return (self._lines[name[0]],) if name[0] in self._lines else (*self._lines.values(),)
+        is_own = function in self._lines
+        lines = [self._lines[function]] if is_own else [*self._lines.values()]
+        return _is_set_in(tuple(lines), variable, is_own)
 
     def lost(self, saved: Any, *, at_epoch_end: bool) -> dict[str, str]:
         """Describe, by name, the variables that have another value at the resume point than at the save.
@@ -233,12 +225,11 @@ class ProgramVariables:
         marks = saved if isinstance(saved, dict) else {}  # None: no variable had changed
         for name, (mark, _) in self._read_marks().items():
             old = str(marks.get(".".join(name), mark))
-            if old == mark and not at_epoch_end:
-                old = str(marks.get(f"{_HEAD}{'.'.join(name)}", mark))
             if old != mark and at_epoch_end and mark.startswith("~"):
                 self._unrestored[name] = mark
-            elif old != mark:
-                lost[name[1]] = "another value" if {"#", "~"} & {old[:1], mark[:1]} else f"{mark}, was {old}"
+            elif old != mark and not _is_made_late(old, mark):
+                is_digest = {"#", "~", _CLASS} & {old[:1], mark[:1]}
+                lost[name[1]] = "another value" if is_digest else f"{mark}, was {old}"
         return lost
 
     def _read_marks(self) -> dict[Variable, tuple[str, Any]]:
@@ -326,8 +317,9 @@ class ProgramVariables:
             content = [len(value), *islice(value, _ENDS), *islice(reversed(value), _ENDS)]
         elif isinstance(value, set):
             content = len(value)
-        elif isinstance(value, dict) and len(value) > _MOST_KEYS:
-            content = [len(value), *islice(value.items(), _ENDS), *islice(reversed(value.items()), _ENDS)]
+        elif isinstance(value, dict) and dict.__len__(value) > _MOST_KEYS:
+            items = dict.items(value)  # not the methods of a class of its own, which may count what they do
+            content = [len(items), *islice(items, _ENDS), *islice(reversed(items), _ENDS)]
         elif isinstance(value, Number | Enum | PurePath | itertools.count | range | slice):
             return repr(value)
         elif type(value) in (bytes, bytearray, array):
@@ -335,11 +327,12 @@ class ProgramVariables:
         elif type(value) in _CONTAINERS or hasattr(type(value), "_fields") or backends.of(value) is not None:
             content = value
         elif isinstance(value, dict):  # a configuration of a class of its own
-            content = dict(value)
+            content = dict(dict.items(value))
         else:
-            return f"#{_name_of(value)}"
+            return f"{_CLASS}{_name_of(value)}"
         if (mark := batch_digest(content, 0, depth=_DEPTH)) is None:  # with objects of other kinds in it
-            return f"#{len(content)} {list(map(_name_of, islice(content, _ENDS)))}"
+            parts = [*content.values()] if isinstance(content, dict) else [*islice(content, _ENDS)]
+            return f"#{len(content)} {list(map(_name_of, parts))}"
         return f"#{mark:x}"
 
 
@@ -377,6 +370,11 @@ def _numbers(path: str, value: Any, seen_ids: set[int], depth: int = 2) -> Itera
         seen_ids.add(id(value))
         for name, each in [*attributes.items()]:
             yield from _numbers(f"{path}.{name}", each, seen_ids, depth - 1)
+
+
+def _is_made_late(old: str, mark: str) -> bool:
+    """Whether one mark is that of None, and the other that of a file or the like: made when it is used."""
+    return "None" in (old, mark) and _CLASS in (old[:1], mark[:1])
 
 
 def _name_of(value: Any) -> str:
@@ -458,13 +456,10 @@ def _set_by_iter(kind: type) -> set[str]:
 
 
 def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
-    """List module, name and value of what functions of a function's module may change: containers, too."""
+    """List module, name and value of what functions of a function's module change by `global`."""
     variables = frame.f_globals
-    items = [*variables.items()]
-    codes = [each.__code__ for _, each in items if isinstance(each, FunctionType)]
+    codes = [each.__code__ for each in [*variables.values()] if isinstance(each, FunctionType)]
     names = {name for code in (frame.f_code, *codes) for name in _stores_global(code)}
-    if frame.f_code.co_flags & CO_OPTIMIZED:  # of the module itself all are looked at
-        names |= {name for name, each in items if type(each) in (*_CONTAINERS, deque, set)}
     home = f"<{variables.get('__name__')}>"
     return [(home, name, variables[name]) for name in sorted(names) if name in variables]
 
@@ -518,23 +513,16 @@ def _loops_around(path: str, line: int) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _is_read_in_loop(lines: tuple[tuple[str, int], ...], name: str) -> bool:
-    """Whether a loop that begins at one of the lines reads a variable that no loop around it counts in."""
-    around = [(line, loop) for path, line in lines for loop in _loops_around(path, line)]
-    counting = (
-        node
-        for _, loop in around
-        for node in ast.walk(loop.target if isinstance(loop, ast.For) else loop.test)
-    )
-    if any(isinstance(node, ast.Name) and node.id == name for node in counting):
-        return False
-    return any(
-        "read" in _FirstUse(name).of_round(loop) for line, loop in around if line < loop.body[0].lineno
-    )
+def _goes_on(path: str, line: int, name: str) -> bool:
+    """Whether the loop over epochs around a line reads a variable before it sets it: `rate *= 0.5`."""
+    for loop in _loops_around(path, line):
+        if isinstance(loop, ast.For) and "iter_epochs" in ast.unparse(loop.iter):
+            return "read" in _FirstUse(name, _parents(path), loop).of_round(loop)
+    return False
 
 
 @lru_cache(maxsize=1024)
-def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool, in_head: bool = False) -> bool:
+def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> bool:
     """Whether the loops around lines of functions, inner ones first, set a variable before they read it.
 
     What a round sets only in some cases is left out if nothing reads it before it is set again; of variables
@@ -543,8 +531,6 @@ def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool, in_h
     for path, line in lines:
         parents = _parents(path)
         for loop in _loops_around(path, line):
-            if in_head and line < loop.body[0].lineno:
-                continue
             first = _FirstUse(name, parents, loop if is_own else None)
             uses = {None if use == "leave" else use for use in first.of_round(loop)}
             if "read" in uses or None not in uses:
