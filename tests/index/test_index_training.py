@@ -201,7 +201,7 @@ if {lacking}:
             if name == "sqlalchemy":
                 raise ModuleNotFoundError("none", name=name)
     sys.meta_path.insert(0, Lacking())
-    import importlib.util, everstep.index.shipping_thread as service
+    import importlib.util, everstep.services.checkpoints as service
     find = importlib.util.find_spec
     service.find_spec = lambda name: None if name == "sqlalchemy" else find(name)
 def inside(loop, step):

@@ -43,12 +43,11 @@ from everstep.experiment.experiment import note_uncommitted
 from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.predictions import as_array, npz
 from everstep.experiment.validation import Mistakes, Problem, problems_of
-from everstep.index.shipping_thread import Index
 from everstep.record import Evaluation, RunDir, RunJournal, located, record_evaluation, to_read
 from everstep.record.trust import distrust
 from everstep.redaction import without_credentials
 from everstep.schedule import Every
-from everstep.services.checkpoints import Checkpoints
+from everstep.services.checkpoints import Checkpoints, Index
 from everstep.services.evaluate import Evaluate
 from everstep.services.judges import LossBound, NaNGuard
 from everstep.state import isolated, seed_all

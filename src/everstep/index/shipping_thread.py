@@ -1,4 +1,4 @@
-"""Service that ships a run while it trains, by a thread that touches nothing of the training."""
+"""Thread that ships a run while it trains; it sleeps in between, and touches nothing of the training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everstep.contracts.services import BuiltIn, RunView
-from everstep.errors import to_install
 from everstep.index import IndexBusyError
-from everstep.index.location import as_location, index_of, lacks_credential
+from everstep.index.location import Location
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
@@ -34,51 +31,30 @@ FILE_PATIENCE = 10.0
 """Further seconds that the end of a run waits if the index is a file."""
 
 
-class Index(BuiltIn):
-    """Ship the journal to the index, on a separate thread; every run has this service.
+class IndexWriter:
+    """Writer that ships a run's journal: to a server when it has grown, to a file every `SECONDS`.
 
-    A server gets new rows at once, a file every 30 seconds.  A failure gives one message, and the next
-    shipping tries again: the journal has it all.
-
-    Args:
-        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
-            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded.
+    A failure gives one message, and the next shipping tries again: the journal has it all.  Only the last
+    shipping waits for another process that writes.
     """
 
-    moments = frozenset()
-
-    def __init__(self, at: str | Path | None = None) -> None:
-        super().__init__("run index")
-        self._at = None if at is None else as_location(str(at))
-        self._thread: threading.Thread | None = None
-
-    def open(self, run: RunView) -> None:
-        self._run, self._first = run, run.step
-        self._run_dir = run.run_dir.absolute()  # the program may change its directory
-        index, has_library = index_of(self._run_dir, self._at), find_spec("sqlalchemy") is not None
-        if lacks_credential(index):
-            remedy = "set EVERSTEP_INDEX, or pass --index"
-            run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
-        elif isinstance(index, str) and not has_library:
-            run.println(f"warning: the index is a database, which needs {to_install('postgres')}")
-        elif index is not None and has_library:
-            self._place, self._has_warned = index, False
-            self._say: Callable[[str], None] = run.println
-            self._database: Database | None = None
-            """The connection that is kept between two shippings to a server."""
-            self._ending, self._ready = threading.Event(), threading.Event()
-            self._thread = threading.Thread(target=self._work, name="everstep-index", daemon=True)
-            self._thread.start()
+    def __init__(
+        self, place: Location, run_dir: Path, has_stepped: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        self._place, self._run_dir, self._has_stepped, self._say = place, run_dir, has_stepped, say
+        self._has_warned = False
+        self._database: Database | None = None
+        """The connection that is kept between two shippings to a server."""
+        self._ending, self._ready = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="everstep-index", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Ship the rest, and end the thread; a shipping that takes too long is left behind."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
         self._ending.set()
         self._ready.wait()  # for the imports, without a limit: the limits below are for the index
-        thread.join(PATIENCE + (0.0 if isinstance(self._place, str) else FILE_PATIENCE))
-        if thread.is_alive():
+        self._thread.join(PATIENCE + (0.0 if isinstance(self._place, str) else FILE_PATIENCE))
+        if self._thread.is_alive():
             self._warn("the index did not answer in time; run everstep sync, which adds the rest of this run")
             self._say = lambda line: None
 
@@ -87,7 +63,7 @@ class Index(BuiltIn):
         shipped, beat = None, 0.0
         while not self._ending.wait(look):
             look, now = idle, time.monotonic()
-            if self._run.step > self._first and ((end := self._end()) != shipped or now >= beat):
+            if self._has_stepped() and ((end := self._end()) != shipped or now >= beat):
                 succeeded = self._ship(0.0)
                 shipped, beat = end, now + SECONDS
                 look = min(max(look, PAUSE), SECONDS) if succeeded else SECONDS

@@ -9,9 +9,8 @@ from everstep.lazy import exports
 if TYPE_CHECKING:
     from everstep.contracts.services import Interrupt as Interrupt, Moment as Moment, SetValue as SetValue
     from everstep.contracts.services import Stage as Stage
-    from everstep.index.shipping_thread import Index as Index
     from everstep.metrics import MetricFormatter as MetricFormatter, TimesFirst as TimesFirst
-    from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter
+    from everstep.services.checkpoints import GlobalStepWaiter as GlobalStepWaiter, Index as Index
     from everstep.services.console import Console as Console, LogVariables as LogVariables
     from everstep.services.export import Dump as Dump, Export as Export
     from everstep.services.judges import Annealing as Annealing, LossBound as LossBound, NaNGuard as NaNGuard

@@ -1,15 +1,18 @@
-"""What a run keeps: checkpoints, the journal, and a wait for another run's."""
+"""What a run keeps: checkpoints, the journal, a place in the index; and a wait for another run's."""
 
 from __future__ import annotations
 
 import math
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from everstep.arguments import integer, number
 from everstep.checkpoint import Retention, Store
 from everstep.contracts.services import Boundary, BuiltIn, Moment, Outcome, RunView, Save, Stage
-from everstep.errors import ServiceError
+from everstep.errors import ServiceError, to_install
+from everstep.index.location import as_location, index_of, lacks_credential
+from everstep.index.shipping_thread import IndexWriter
 from everstep.mirror import MirrorAt
 from everstep.polling import wait_until
 from everstep.record import user_path
@@ -86,6 +89,38 @@ class JournalFlush(BuiltIn):
         is_soon = now - self._opened < 360 or steps >= 8 * (now - self._flushed)
         self._pause.seconds = 1.5 if is_soon and self._run.ranks == 1 else 10.0
         self._flushed, self._step = now, boundary.step
+
+
+class Index(BuiltIn):
+    """Ship the journal to the index, on a separate thread; every run has this service.
+
+    Args:
+        at: a file, or the URL of a PostgreSQL database; None: `everstep.db` beside the run directory.
+            EVERSTEP_INDEX overrides this argument.  The password in a URL is not recorded.
+    """
+
+    moments = frozenset()
+
+    def __init__(self, at: str | Path | None = None) -> None:
+        super().__init__("run index")
+        self._at = None if at is None else as_location(str(at))
+        self._writer: IndexWriter | None = None
+
+    def open(self, run: RunView) -> None:
+        run_dir, first = run.run_dir.absolute(), run.step  # the program may change its directory
+        index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
+        if lacks_credential(index):
+            remedy = "set EVERSTEP_INDEX, or pass --index"
+            run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
+        elif isinstance(index, str) and not has_library:
+            run.println(f"warning: the index is a database, which needs {to_install('postgres')}")
+        elif index is not None and has_library:
+            self._writer = IndexWriter(index, run_dir, lambda: run.step > first, run.println)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 class GlobalStepWaiter(BuiltIn):

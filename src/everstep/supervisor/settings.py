@@ -13,12 +13,11 @@ from everstep.contracts.data import Share, Uneven
 from everstep.contracts.services import Clock, Moment, Service
 from everstep.data.adapt import named
 from everstep.errors import ConfigError
-from everstep.index.shipping_thread import Index
 from everstep.metrics import MetricFormatter
 from everstep.record import located, user_path
 from everstep.schedule import Every, Schedule
 from everstep.services.best import Best
-from everstep.services.checkpoints import Checkpoints, JournalFlush
+from everstep.services.checkpoints import Checkpoints, Index, JournalFlush
 from everstep.services.console import Console
 from everstep.services.judges import NaNGuard, StopAfter
 from everstep.services.recovery import HangWatch, Recovery, Retry
