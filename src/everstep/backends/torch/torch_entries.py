@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -313,7 +314,7 @@ class OptimizerEntry(_OptionsEntry):
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
     torch's state knows a parameter by its number.  Saved are also the names that the state's models have for
-    the parameters, so that each keeps its state where the program lists them in another order.
+    the parameters: where the program lists them in another order, they get the saved one.
     """
 
     # each rank counts the elements of its own parts of the batches
@@ -324,26 +325,25 @@ class OptimizerEntry(_OptionsEntry):
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, ModuleEntry] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
-        self._cached_names: tuple[list[int], list[str]] = ([], [])
-        """Numbers of the parameters when `_names` was last called, and its answer."""
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
         self._places = places_of(entries)
         self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
 
     def _names(self) -> list[str]:
-        """Return the names of the parameters in the state's models; [] unless each has one of its own."""
-        stepped = list(map(id, stepped_by(self.obj)))
-        if stepped != self._cached_names[0]:
-            for each in self._models.values():
+        """Return the names of the parameters in the state's models; [] unless each has one of its own.
+
+        They are looked up at each call: training may give a parameter another place in its model.
+        """
+        names = dict[int, str]()
+        for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
+            if self._sharded:
                 reshard(each.module)
-            names = dict[int, str]()
-            for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
-                for name, parameter in named_parameters(each.module):
-                    names[id(parameter)] = f"{entry}/{name}"
-            model_names = [names[number] for number in stepped if number in names]
-            self._cached_names = stepped, model_names if len(model_names) == len(stepped) else []
-        return self._cached_names[1]
+            for name, parameter in named_parameters(each.module):
+                names[id(parameter)] = f"{entry}/{name}"
+        stepped = list(map(id, stepped_by(self.obj)))
+        found = [names[number] for number in stepped if number in names]
+        return found if len(found) == len(stepped) else []
 
     def save(self) -> Any:
         if self._sharded:
@@ -423,13 +423,15 @@ class OptimizerEntry(_OptionsEntry):
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
-        parameters = stepped_by(self.obj)
         if (order := self._order(tree)) is not None:
-            old = tree["state"]
-            states = {number: old[old_index] for number, old_index in enumerate(order) if old_index in old}
-            groups = [{k: v for k, v in each.items() if k != "param_names"} for each in tree["param_groups"]]
-            state = {key: old[key] for key in old if not isinstance(key, int)} | states
-            tree = {**tree, "state": state, "param_groups": groups}
+            # what goes through the parameters, as a norm of all gradients does, has the bits of their order
+            old_indices = iter(order)
+            for group in self.obj.param_groups:
+                places = [next(old_indices) for _ in group["params"]]
+                for key in group.keys() & {"params", "param_names"}:
+                    pairs = zip(places, group[key], strict=True)
+                    group[key][:] = [each for _, each in sorted(pairs, key=itemgetter(0))]
+        parameters = stepped_by(self.obj)
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
