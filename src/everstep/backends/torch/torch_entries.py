@@ -319,6 +319,9 @@ class OptimizerEntry(_OptionsEntry):
 
     # each rank counts the elements of its own parts of the batches
     rank_keys = (WINDOW,)
+    on_growth = (
+        "make all groups before the loop opens, frozen (requires_grad_) or with lr=0 until their epoch"
+    )
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
@@ -392,38 +395,38 @@ class OptimizerEntry(_OptionsEntry):
         return type(innermost(self.obj)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
-        required = ("state", "param_groups", _CLASS)
-        missing = [key for key in required if not isinstance(tree, dict) or key not in tree]
-        if missing:
-            return Mismatch(missing, [], [])
-        saved = [len(group["params"]) for group in tree["param_groups"]]
-        live = [len(group["params"]) for group in self.obj.param_groups]
-        reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
-        if tree[_CLASS] != self._class:
-            reshaped.append(f"{tree[_CLASS]} -> {self._class}")
-        if not reshaped and (order := self._order(tree)) is not None:
-            groups = [number for number, count in enumerate(live) for _ in range(count)]
-            states = [state if isinstance(state, dict) else {"": [state]} for state in tree["state"].values()]
-            values = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
-            # one tensor for all parameters, as LBFGS has in lists, has their order inside
-            is_bound = self._sharded or any(isinstance(value, dict | list) for value in values)
-            moved = [n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])]
-            reshaped += [
-                f"{self._names()[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]
-            ]
-        return Mismatch([], [], reshaped)
+        return self.expects()(tree)
 
-    def _order(self, tree: Any) -> list[int] | None:
-        """Return the saved number of each parameter; None if it is the same, or other names were saved."""
-        names, saved = self._names(), tree.get(_NAMES, [])
-        if names == saved or set(names) != set(saved) or len(names) != len(saved):
-            return None
-        numbers = {name: number for number, name in enumerate(saved)}
-        return [numbers[name] for name in names]
+    def expects(self) -> Callable[[Any], Mismatch]:
+        live = [len(group["params"]) for group in self.obj.param_groups]
+        names = self._names()
+
+        def check(tree: Any) -> Mismatch:
+            required = ("state", "param_groups", _CLASS)
+            missing = [key for key in required if not isinstance(tree, dict) or key not in tree]
+            if missing:
+                return Mismatch(missing, [], [])
+            saved = [len(group["params"]) for group in tree["param_groups"]]
+            reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
+            if tree[_CLASS] != self._class:
+                reshaped.append(f"{tree[_CLASS]} -> {self._class}")
+            if not reshaped and (order := _order(names, tree)) is not None:
+                groups = [number for number, count in enumerate(live) for _ in range(count)]
+                states = [each if isinstance(each, dict) else {"": [each]} for each in tree["state"].values()]
+                values = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
+                # one tensor for all parameters, as LBFGS has in lists, has their order inside
+                is_bound = self._sharded or any(isinstance(value, dict | list) for value in values)
+                moved = [
+                    n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])
+                ]
+                reshaped += [f"{names[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]]
+            return Mismatch([], [], reshaped)
+
+        return check
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
-        if (order := self._order(tree)) is not None:
+        if (order := _order(self._names(), tree)) is not None:
             # what goes through the parameters, as a norm of all gradients does, has the bits of their order
             old_indices = iter(order)
             for group in self.obj.param_groups:
@@ -474,6 +477,15 @@ class OptimizerEntry(_OptionsEntry):
     def use_options(self, names: Collection[str]) -> None:
         for name in names:
             given_values.use_option(self.obj, name)
+
+
+def _order(names: list[str], tree: Any) -> list[int] | None:
+    """Return the saved number of each parameter; None if it is the same, or other names were saved."""
+    saved = tree.get(_NAMES, [])
+    if names == saved or set(names) != set(saved) or len(names) != len(saved):
+        return None
+    numbers = {name: number for number, name in enumerate(saved)}
+    return [numbers[name] for name in names]
 
 
 class ScalerEntry(StateDictEntry):

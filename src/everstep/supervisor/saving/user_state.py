@@ -108,8 +108,7 @@ class UserState:
                 others = some([*differing.unexpected, *differing.missing, *differing.reshaped])
                 yield (
                     f"state entry {name!r}: its parts are not those that it had at the start: {others}; a "
-                    "resume makes the object without them and is refused: make them before the loop opens, "
-                    f"or leave {name!r} out of state"
+                    f"resume makes the object without them and is refused: {self.entries[name].on_growth}"
                 )
 
     def sharing_warnings(self, saved: Mapping[str, Any]) -> list[str]:
