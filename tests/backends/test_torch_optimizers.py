@@ -252,9 +252,11 @@ def test_an_object_of_the_state_may_make_its_optimizer_anew(tmp_path: Path) -> N
     assert whole.updates == 6
 
 
-def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path, saved: bool) -> None:
     model, schedules = net(), list[Any]()
     optimizer = sgd(model)
+    first = {"schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2)} if saved else {}
 
     def each(sv: Any) -> None:
         if sv.step == 1:
@@ -263,7 +265,8 @@ def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path) -> No
         for schedule in schedules:
             schedule.step()
 
-    ending = supervised(quiet(tmp_path, {"model": model, "optimizer": optimizer}, max_step=4), each).ending
+    state = {"model": model, "optimizer": optimizer, **first}
+    ending = supervised(quiet(tmp_path, state, max_step=4), each).ending
     (warning,) = ending.warnings
     assert "a scheduler was made in the loop for the learning rate of 'optimizer'" in warning
 

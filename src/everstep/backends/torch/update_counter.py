@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.given_values import (
@@ -90,8 +90,10 @@ class TorchUpdateCounter:
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
-        self._scheduled: set[str] = set()
-        """Optimizers that had a scheduler when `unscheduled` was last called."""
+        self._holders: dict[str, int] = {}
+        """Most references to each optimizer with a scheduler, when `unscheduled` was called."""
+        self._schedulers: weakref.WeakValueDictionary[int, LRScheduler] = weakref.WeakValueDictionary()
+        """Schedulers that were alive then, by identity."""
         self._strangers: dict[str, None] = {}
         self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
         """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
@@ -193,14 +195,21 @@ class TorchUpdateCounter:
         return missing
 
     def unscheduled(self) -> list[str]:
-        # torch's schedulers leave this mark, and its search below is only made where there is a new one
+        # torch's schedulers leave this mark, and hold their optimizer: the search is made where one is new
         marked = [n for n, chain in self._layers.items() if any(hasattr(each.step, _MARK) for each in chain)]
-        new, self._scheduled = set(marked) - self._scheduled, set(marked)
-        if not new:
+        holders = {name: sum(map(sys.getrefcount, self._layers[name])) for name in marked}
+        grown = {name: count for name, count in holders.items() if count > self._holders.get(name, 0)}
+        if not grown:
             return []
         parts = [each for _, value in flatten(self._objects) for each in contents(value)]
         driven = {id(_attribute(p, "optimizer")) for p in parts if not isinstance(p, Module | Optimizer)}
-        return [name for name in marked if name in new and driven.isdisjoint(map(id, self._layers[name]))]
+        alive = [each for each in alive_modules(LRScheduler) if isinstance(each, LRScheduler)]
+        saved = {*map(id, parts), *self._schedulers}
+        later = {id(_attribute(each, "optimizer")) for each in alive if id(each) not in saved}
+        self._schedulers.update({id(each): each for each in alive})
+        new, chains = grown.keys() - self._holders.keys(), {n: {*map(id, self._layers[n])} for n in grown}
+        self._holders |= grown
+        return [n for n, chain in chains.items() if (not driven & chain if n in new else later & chain)]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
         return [
