@@ -437,13 +437,13 @@ def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_pat
     assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
 
 
-def test_a_number_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path: Path) -> None:
+def test_a_scalar_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path: Path) -> None:
     def trained(rate: float, momentum: float, steps: int) -> nn.Sequential:
-        model = nn.Sequential(nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum))
+        model = nn.Sequential(nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum), nn.CrossEntropyLoss())
 
         def step(sv: Any) -> None:
             if sv.step == 0:
-                model[0].p = 0.25  # type: ignore[assignment]
+                model[0].p, model[2].reduction = 0.25, "sum"  # type: ignore[assignment]
 
         state = {"model": model}
         supervised(everstep.Supervisor(tmp_path / "run", state, default_services=False, max_step=steps), step)
@@ -451,7 +451,8 @@ def test_a_number_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path:
 
     assert trained(0.5, 0.1, 2)[0].p == 0.25
     model = trained(0.5, 0.2, 4)
-    assert (model[0].p, model[1].momentum) == (0.25, 0.2), "the momentum is the program's: no step changed it"
+    assert (model[0].p, model[2].reduction) == (0.25, "sum")
+    assert model[1].momentum == 0.2, "the momentum is the program's: no step changed it"
 
 
 class Table(nn.Module):
