@@ -524,6 +524,21 @@ def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
         assert set(file.keys()) == {"layer.weight", "layer.bias"}
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_parameters_that_are_tied_in_the_loop_are_named(tmp_path: Path, at: int) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+
+    def tie(step: int) -> None:
+        if step == at:
+            model[1].weight = model[0].weight
+
+    tie(0)
+    state, checkpoints = {"model": model}, everstep.Checkpoints(everstep.Every(steps=1))
+    sv = everstep.Supervisor(tmp_path, state, default_services=False, services=[checkpoints], max_step=3)
+    said = supervised(sv, lambda sv: tie(sv.step)).ending.warnings
+    assert ["'model/0.weight' and 'model/1.weight'" in each for each in said] == [True] * at
+
+
 GROWING: dict[str, Callable[[nn.ModuleList], object]] = {
     "layers": lambda parts: parts.append(nn.Linear(1, 1)),
     "metrics": lambda parts: parts.append(MeanMetric()),
