@@ -539,6 +539,25 @@ def test_parameters_that_are_tied_in_the_loop_are_named(tmp_path: Path, at: int)
     assert ["'model/0.weight' and 'model/1.weight'" in each for each in said] == [True] * at
 
 
+def test_a_part_of_another_class_is_named_in_the_loop_and_at_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(last: int) -> str:
+        model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+
+        def change(sv: Any) -> None:
+            if sv.step == 1:
+                model[1] = nn.GELU()
+
+        supervised(
+            everstep.Supervisor(tmp_path, {"model": model}, default_services=False, max_step=last), change
+        )
+        return "".join(capsys.readouterr())
+
+    assert "model.modules(): the loop changes it and the state does not save it" in start(3)
+    assert "model.modules() (another value)" in start(4)
+
+
 GROWING: dict[str, Callable[[nn.ModuleList], object]] = {
     "layers": lambda parts: parts.append(nn.Linear(1, 1)),
     "metrics": lambda parts: parts.append(MeanMetric()),

@@ -162,6 +162,10 @@ BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes", BASE})
 """Keys of a model's tree that hold other things than weights."""
 
 
+KINDS = "modules()"
+"""Last part of the path by which `UnsavedObjects.numbers` returns the classes of a model's parts."""
+
+
 class Entry(ABC):
     """Named entry of the user's state, whatever object is behind it."""
 

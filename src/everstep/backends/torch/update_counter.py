@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
@@ -29,6 +30,7 @@ from everstep.backends.torch.given_values import (
 from everstep.backends.torch.model_wrappers import (
     address,
     alive_modules,
+    bare,
     contents,
     flatten,
     inside,
@@ -50,7 +52,7 @@ from everstep.backends.torch.sharded import (
 )
 from everstep.backends.torch.tensor_memory import digest_small
 from everstep.backends.torch.virtual_shards import require_saved
-from everstep.contracts.state import BASE
+from everstep.contracts.state import BASE, KINDS
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -458,7 +460,8 @@ class TorchUnsavedObjects:
 
     def numbers(self) -> dict[str, Any]:
         seen_ids = self._find_state_ids()
-        return {
+        models = [(name, value) for name, value in flatten(self._objects) if isinstance(value, Module)]
+        return {f"{name}.{KINDS}": _kinds_in(model) for name, model in models} | {
             path: number
             for where, owner, _ in self._owners()
             for name, value in attributes(owner).items()
@@ -522,6 +525,15 @@ def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[
                 yield f"{path}.{name}", each
             elif depth:
                 yield from _numbers(f"{path}.{name}", each, seen, depth - 1)
+
+
+def _kinds_in(model: Module) -> str:
+    """Digest the classes of a model's parts in their order; of parts with tensors the state has the names."""
+    parts = (
+        each for each in model.modules() if not (each._parameters or each._buffers) and bare(each) is each
+    )
+    names = " ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in parts)
+    return xxhash.xxh3_64_hexdigest(names.encode())
 
 
 def _parts(root: Any) -> Iterator[Any]:
