@@ -14,6 +14,7 @@ import xxhash
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
+from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -516,12 +517,20 @@ def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[t
 
 
 def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield (path, number) of the attributes of an object of the program's own, and of objects in them."""
-    is_own = not isinstance(value, Module | Tensor) and not _is_foreign(value)
+    """Yield (path, value) of attributes of an object of the program's own, or a loss, and of objects in it.
+
+    Of strings the names alone (a mode, a phase): a line for a log is written before it is read.  Of arrays
+    those of a loss: others may be sums of an evaluation, which the next one resets.
+    """
+    is_loss = isinstance(value, _Loss)
+    is_own = is_loss or not (isinstance(value, Module | Tensor) or _is_foreign(value))
     if is_own and id(value) not in seen and hasattr(value, "__dict__"):
         seen.add(id(value))
-        for name, each in [*vars(value).items()]:
-            if type(each) in (bool, int, float) and not name.startswith("_"):
+        values = attributes(value) | value._buffers if isinstance(value, _Loss) else vars(value)
+        for name, each in [*values.items()]:
+            is_name = type(each) is str and each.isidentifier()
+            is_array = is_loss and type(each) is Tensor
+            if (is_name or is_array or type(each) in (bool, int, float)) and not name.startswith("_"):
                 yield f"{path}.{name}", each
             elif depth:
                 yield from _numbers(f"{path}.{name}", each, seen, depth - 1)
