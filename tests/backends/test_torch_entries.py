@@ -242,6 +242,31 @@ def test_moments_keep_their_memory_order_and_share_no_memory_with_the_snapshot()
         assert digest(encoded) == clean
 
 
+def test_moments_follow_layers_that_change_places() -> None:
+    def build() -> tuple[Any, Any, dict[str, Any]]:
+        net = nn.ModuleDict({"fast": nn.Linear(1, 1), "slow": nn.Linear(1, 1)})
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        entries = {"net": make_entry("net", net), "optimizer": make_entry("optimizer", optimizer)}
+        for entry in entries.values():
+            entry.relate(entries)
+        return net, optimizer, entries
+
+    def moments(net: Any, optimizer: Any) -> list[float]:
+        return [optimizer.state[each]["momentum_buffer"].item() for each in net.parameters()]
+
+    (net, optimizer, entries), (fresh, other, live) = build(), build()
+    for value, parameter in enumerate(net.parameters()):
+        parameter.grad = torch.full_like(parameter, value)
+    optimizer.step()
+    entries["optimizer"].save()
+    net["fast"], net["slow"] = net["slow"], net["fast"]
+    saved = encode({name: entry.save() for name, entry in entries.items()})
+    for name, tree in decode(saved).items():
+        live[name].load(tree)
+    assert moments(fresh, other) == moments(net, optimizer) == [2, 3, 0, 1]
+    assert digest(encode({name: entry.save() for name, entry in live.items()})) == digest(saved)
+
+
 def test_an_optimizer_of_other_groups_is_refused() -> None:
     one, two = nn.Linear(1, 1), nn.Linear(1, 1)
     tree = decode(snapshot(o=torch.optim.SGD(one.parameters(), 0.1)))["o"]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import everstep
 from everstep.backends.torch.optimizers import layers
-from everstep.errors import ConfigError, StateError
+from everstep.errors import ConfigError, RestoreError, StateError
 from everstep.proof.compare import compare_runs
 from everstep.torch import Clip, ClipOptimizer, MinibatchOptimizer
 from tiny_runs import Boom, boom_at, quiet, rows, supervised
@@ -252,9 +252,11 @@ def test_an_object_of_the_state_may_make_its_optimizer_anew(tmp_path: Path) -> N
     assert whole.updates == 6
 
 
-def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path, saved: bool) -> None:
     model, schedules = net(), list[Any]()
     optimizer = sgd(model)
+    first = {"schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2)} if saved else {}
 
     def each(sv: Any) -> None:
         if sv.step == 1:
@@ -263,6 +265,36 @@ def test_a_schedule_that_is_made_in_the_loop_is_named_once(tmp_path: Path) -> No
         for schedule in schedules:
             schedule.step()
 
-    ending = supervised(quiet(tmp_path, {"model": model, "optimizer": optimizer}, max_step=4), each).ending
+    state = {"model": model, "optimizer": optimizer, **first}
+    ending = supervised(quiet(tmp_path, state, max_step=4), each).ending
     (warning,) = ending.warnings
     assert "a scheduler was made in the loop for the learning rate of 'optimizer'" in warning
+
+
+@pytest.mark.parametrize("change", ["a group", "a move", "an exchange"])
+def test_groups_that_change_in_the_loop_are_named_before_a_resume_refuses_them(
+    tmp_path: Path, change: str
+) -> None:
+    def start(last: int) -> Any:
+        model = torch.nn.ModuleDict({"used": net(), "later": net()})
+        weight, bias = model["used"].parameters()
+        optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias]}], lr=0.1)
+        one, two = optimizer.param_groups
+
+        def each(sv: Any) -> None:
+            if sv.step == 1 and change == "a group":
+                optimizer.add_param_group({"params": model["later"].parameters()})
+            elif sv.step == 1:
+                one["params"], two["params"] = (
+                    ([], [weight, bias]) if change == "a move" else ([bias], [weight])
+                )
+            step(model["used"], optimizer, X, Y)
+
+        return supervised(
+            quiet(tmp_path, {"model": model, "optimizer": optimizer}, max_step=last), each
+        ).ending
+
+    (warning,) = start(3).warnings
+    assert "'optimizer': its parts are not those that it had" in warning and "requires_grad_" in warning
+    with pytest.raises(RestoreError):
+        start(4)

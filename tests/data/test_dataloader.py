@@ -588,12 +588,14 @@ def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
 
 
 def test_the_description_is_that_of_one_process() -> None:
-    def described(rank: int, size: int, batch: int) -> Any:
-        given = rank_loader(23, rank, size, batch)
+    def described(rank: int, size: int, batch: int, made_with: int | None = None) -> Any:
+        given = rank_loader(23, rank, size, made_with or batch)
+        given.batch_sampler.batch_size = batch
         return describe(as_stream(given).split(Share(rank, size, "weight")), 0)
 
     one = describe(as_stream(rank_loader(23, 0, 1, 12)), 0)
     assert one == described(0, 1, 12) == described(0, 2, 6) == described(1, 2, 6) == described(2, 4, 3)
+    assert one == described(0, 1, 12, made_with=4) == described(1, 2, 6, made_with=4)
     assert one != described(0, 2, 12)
 
 

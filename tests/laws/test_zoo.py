@@ -1041,6 +1041,29 @@ def test_data_that_the_training_makes_is_told_where_a_resume_makes_it_otherwise(
         assert told == (kind != "state"), (at, printed.out)
 
 
+@pytest.mark.parametrize("in_state", [True, False])
+@pytest.mark.parametrize("ticks", [[2], [5], [4, 2]], ids=str)
+def test_a_sampler_that_each_head_makes_of_the_state_is_no_other_data(
+    tmp_path: Path, ticks: list[int], in_state: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(run: Path, tick: Tick) -> None:
+        weights, data = torch.ones(12), TensorDataset(SAMPLES, torch.arange(12))
+        state = {"weights": weights} if in_state else {}
+        with loop(run, Every(epochs=1), state=state, max_epoch=4, on_divergence="stop") as train:
+            for _ in train.iter_epochs():
+                sampler = WeightedRandomSampler(weights / weights.sum(), 12)
+                for _, (x, index) in train.iter_steps(DataLoader(data, 4, sampler=sampler)):
+                    weights[index] += x[:, 0]
+                    tick()
+
+    for number, at in enumerate(ticks, 1):
+        ended, _ = start(program, tmp_path, at, kill if number < len(ticks) else terminate)
+        assert not ended
+    capsys.readouterr()
+    assert start(program, tmp_path)[0]
+    assert ("weights (another value)" in capsys.readouterr().out) != in_state
+
+
 class Caching(Dataset[Any]):
     def __init__(self, kind: str) -> None:
         self.kind, self.targets, self.listed = kind, [n % 3 for n in range(12)], [None] * 12

@@ -437,13 +437,13 @@ def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_pat
     assert (model.seen, model.limit, model.log) == (4, 9, ["made", *(f"step {n}" for n in range(1, 5))])
 
 
-def test_a_number_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path: Path) -> None:
+def test_a_scalar_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path: Path) -> None:
     def trained(rate: float, momentum: float, steps: int) -> nn.Sequential:
-        model = nn.Sequential(nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum))
+        model = nn.Sequential(nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum), nn.CrossEntropyLoss())
 
         def step(sv: Any) -> None:
             if sv.step == 0:
-                model[0].p = 0.25  # type: ignore[assignment]
+                model[0].p, model[2].reduction = 0.25, "sum"  # type: ignore[assignment]
 
         state = {"model": model}
         supervised(everstep.Supervisor(tmp_path / "run", state, default_services=False, max_step=steps), step)
@@ -451,7 +451,8 @@ def test_a_number_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path:
 
     assert trained(0.5, 0.1, 2)[0].p == 0.25
     model = trained(0.5, 0.2, 4)
-    assert (model[0].p, model[1].momentum) == (0.25, 0.2), "the momentum is the program's: no step changed it"
+    assert (model[0].p, model[2].reduction) == (0.25, "sum")
+    assert model[1].momentum == 0.2, "the momentum is the program's: no step changed it"
 
 
 class Table(nn.Module):
@@ -521,6 +522,40 @@ def test_attributes_are_no_weights_to_export(tmp_path: Path) -> None:
     (path,) = (tmp_path / "run" / "exports").rglob("*.safetensors")
     with safe_open(path, "np") as file:
         assert set(file.keys()) == {"layer.weight", "layer.bias"}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_parameters_that_are_tied_in_the_loop_are_named(tmp_path: Path, at: int) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+
+    def tie(step: int) -> None:
+        if step == at:
+            model[1].weight = model[0].weight
+
+    tie(0)
+    state, checkpoints = {"model": model}, everstep.Checkpoints(everstep.Every(steps=1))
+    sv = everstep.Supervisor(tmp_path, state, default_services=False, services=[checkpoints], max_step=3)
+    said = supervised(sv, lambda sv: tie(sv.step)).ending.warnings
+    assert ["'model/0.weight' and 'model/1.weight'" in each for each in said] == [True] * at
+
+
+def test_a_part_of_another_class_is_named_in_the_loop_and_at_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(last: int) -> str:
+        model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+
+        def change(sv: Any) -> None:
+            if sv.step == 1:
+                model[1] = nn.GELU()
+
+        supervised(
+            everstep.Supervisor(tmp_path, {"model": model}, default_services=False, max_step=last), change
+        )
+        return "".join(capsys.readouterr())
+
+    assert "model.modules(): the loop changes it and the state does not save it" in start(3)
+    assert "model.modules() (another value)" in start(4)
 
 
 GROWING: dict[str, Callable[[nn.ModuleList], object]] = {

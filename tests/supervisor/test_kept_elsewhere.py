@@ -159,7 +159,7 @@ def test_what_a_service_or_the_state_saves_is_not_named(tmp_path: Path) -> None:
 
 class Annealed:
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.phase, self.line = 0, "warm", ""
 
 
 class Net(nn.Module):
@@ -187,6 +187,7 @@ def test_an_object_in_a_module_that_only_tails_change_is_named(tmp_path: Path) -
                     if step == stop_at:
                         loop.call_soon(Interrupt("a pause"))
                 net.annealed.count += 1
+                net.annealed.phase, net.annealed.line = "main", f"epoch {loop.epoch}"
                 net.own_count += 1
 
     with pytest.raises(Interrupted):
@@ -194,14 +195,16 @@ def test_an_object_in_a_module_that_only_tails_change_is_named(tmp_path: Path) -
     train(None)
     at_save, at_resume = (line for line in _lines if line.startswith("warning: "))
     assert at_save.startswith(
-        "warning: net.annealed.count: the loop changes it and the state does not save it"
+        "warning: net.annealed.count, net.annealed.phase: the loop changes it and the state does not save it"
     )
-    assert at_resume.startswith("warning: net.annealed.count (0, was 2): ")
+    assert at_resume.startswith(
+        "warning: net.annealed.count (0, was 2), net.annealed.phase (another value): "
+    )
 
 
 class Task(everstep.torch.Task):
     def build_model(self) -> nn.Module:
-        self.annealed = Annealed()
+        self.annealed, self.loss = Annealed(), nn.CrossEntropyLoss(weight=torch.ones(2))
         return nn.Linear(1, 1)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -212,6 +215,8 @@ class Task(everstep.torch.Task):
 
     def train_loop_end(self) -> None:
         self.annealed.count += 1
+        self.loss.weight[0] += 1  # type: ignore[index]
+        self.loss.reduction = "sum"
 
 
 def test_an_object_in_a_task_that_its_tail_changes_is_named(tmp_path: Path) -> None:
@@ -223,7 +228,10 @@ def test_an_object_in_a_task_that_its_tail_changes_is_named(tmp_path: Path) -> N
             Task(), data, tmp_path, max_epoch=max_epoch, seed=1, services=[console]
         ).run_training()
     at_save, at_resume = (line for line in _lines if line.startswith("warning: annealed.count"))
-    assert "the loop changes it and the state does not save it" in at_save and "(0, was 2)" in at_resume
+    assert (
+        "annealed.count, loss.reduction, loss.weight: the loop changes it and the state does not" in at_save
+    )
+    assert "(0, was 2), loss.reduction (another value), loss.weight (another value)" in at_resume
 
 
 VALUES: dict[str, Callable[[], Any]] = {

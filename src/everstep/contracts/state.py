@@ -162,6 +162,10 @@ BESIDE = frozenset({"_metadata", "_buffers", "_flags", "_attributes", BASE})
 """Keys of a model's tree that hold other things than weights."""
 
 
+KINDS = "modules()"
+"""Last part of the path by which `UnsavedObjects.numbers` returns the classes of a model's parts."""
+
+
 class Entry(ABC):
     """Named entry of the user's state, whatever object is behind it."""
 
@@ -173,6 +177,8 @@ class Entry(ABC):
     """Whether `load` may raise where `check` has found nothing: it runs code of the object's own class."""
     rank_keys: Collection[str] = ()
     """Keys of `save()`'s tree whose values are a rank's own, where the rest is the same on all ranks."""
+    on_growth: ClassVar[str] = "make them before the loop opens, or leave the entry out of state"
+    """What a program should do whose training gives the object other parts."""
 
     def as_seeded(self) -> bool:
         """Whether the object is a generator that surely drew nothing since it was seeded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -313,37 +314,39 @@ class OptimizerEntry(_OptionsEntry):
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
     torch's state knows a parameter by its number.  Saved are also the names that the state's models have for
-    the parameters, so that each keeps its state where the program lists them in another order.
+    the parameters: where the program lists them in another order, they get the saved one.
     """
 
     # each rank counts the elements of its own parts of the batches
     rank_keys = (WINDOW,)
+    on_growth = (
+        "make all groups before the loop opens, frozen (requires_grad_) or with lr=0 until their epoch"
+    )
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, ModuleEntry] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
-        self._cached_names: tuple[list[int], list[str]] = ([], [])
-        """Numbers of the parameters when `_names` was last called, and its answer."""
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
         self._places = places_of(entries)
         self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
 
     def _names(self) -> list[str]:
-        """Return the names of the parameters in the state's models; [] unless each has one of its own."""
-        stepped = list(map(id, stepped_by(self.obj)))
-        if stepped != self._cached_names[0]:
-            for each in self._models.values():
+        """Return the names of the parameters in the state's models; [] unless each has one of its own.
+
+        They are looked up at each call: training may give a parameter another place in its model.
+        """
+        names = dict[int, str]()
+        for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
+            if self._sharded:
                 reshard(each.module)
-            names = dict[int, str]()
-            for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
-                for name, parameter in named_parameters(each.module):
-                    names[id(parameter)] = f"{entry}/{name}"
-            model_names = [names[number] for number in stepped if number in names]
-            self._cached_names = stepped, model_names if len(model_names) == len(stepped) else []
-        return self._cached_names[1]
+            for name, parameter in named_parameters(each.module):
+                names[id(parameter)] = f"{entry}/{name}"
+        stepped = list(map(id, stepped_by(self.obj)))
+        found = [names[number] for number in stepped if number in names]
+        return found if len(found) == len(stepped) else []
 
     def save(self) -> Any:
         if self._sharded:
@@ -392,44 +395,46 @@ class OptimizerEntry(_OptionsEntry):
         return type(innermost(self.obj)).__qualname__
 
     def check(self, tree: Any) -> Mismatch:
-        required = ("state", "param_groups", _CLASS)
-        missing = [key for key in required if not isinstance(tree, dict) or key not in tree]
-        if missing:
-            return Mismatch(missing, [], [])
-        saved = [len(group["params"]) for group in tree["param_groups"]]
-        live = [len(group["params"]) for group in self.obj.param_groups]
-        reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
-        if tree[_CLASS] != self._class:
-            reshaped.append(f"{tree[_CLASS]} -> {self._class}")
-        if not reshaped and (order := self._order(tree)) is not None:
-            groups = [number for number, count in enumerate(live) for _ in range(count)]
-            states = [state if isinstance(state, dict) else {"": [state]} for state in tree["state"].values()]
-            values = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
-            # one tensor for all parameters, as LBFGS has in lists, has their order inside
-            is_bound = self._sharded or any(isinstance(value, dict | list) for value in values)
-            moved = [n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])]
-            reshaped += [
-                f"{self._names()[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]
-            ]
-        return Mismatch([], [], reshaped)
+        return self.expects()(tree)
 
-    def _order(self, tree: Any) -> list[int] | None:
-        """Return the saved number of each parameter; None if it is the same, or other names were saved."""
-        names, saved = self._names(), tree.get(_NAMES, [])
-        if names == saved or set(names) != set(saved) or len(names) != len(saved):
-            return None
-        numbers = {name: number for number, name in enumerate(saved)}
-        return [numbers[name] for name in names]
+    def expects(self) -> Callable[[Any], Mismatch]:
+        live = [len(group["params"]) for group in self.obj.param_groups]
+        names = self._names()
+
+        def check(tree: Any) -> Mismatch:
+            required = ("state", "param_groups", _CLASS)
+            missing = [key for key in required if not isinstance(tree, dict) or key not in tree]
+            if missing:
+                return Mismatch(missing, [], [])
+            saved = [len(group["params"]) for group in tree["param_groups"]]
+            reshaped = [] if saved == live else [f"parameters per group {saved} -> {live}"]
+            if tree[_CLASS] != self._class:
+                reshaped.append(f"{tree[_CLASS]} -> {self._class}")
+            if not reshaped and (order := _order(names, tree)) is not None:
+                groups = [number for number, count in enumerate(live) for _ in range(count)]
+                states = [each if isinstance(each, dict) else {"": [each]} for each in tree["state"].values()]
+                values = [tree.get(_ATTRIBUTES), *(value for state in states for value in state.values())]
+                # one tensor for all parameters, as LBFGS has in lists, has their order inside
+                is_bound = self._sharded or any(isinstance(value, dict | list) for value in values)
+                moved = [
+                    n for n, old in enumerate(order) if n != old and (is_bound or groups[n] != groups[old])
+                ]
+                reshaped += [f"{names[n]} is parameter {n}, and was parameter {order[n]}" for n in moved[:3]]
+            return Mismatch([], [], reshaped)
+
+        return check
 
     def load(self, tree: Any) -> None:
         self.check(tree).require_none()
+        if (order := _order(self._names(), tree)) is not None:
+            # what goes through the parameters, as a norm of all gradients does, has the bits of their order
+            old_indices = iter(order)
+            for group in self.obj.param_groups:
+                places = [next(old_indices) for _ in group["params"]]
+                for key in group.keys() & {"params", "param_names"}:
+                    pairs = zip(places, group[key], strict=True)
+                    group[key][:] = [each for _, each in sorted(pairs, key=itemgetter(0))]
         parameters = stepped_by(self.obj)
-        if (order := self._order(tree)) is not None:
-            old = tree["state"]
-            states = {number: old[old_index] for number, old_index in enumerate(order) if old_index in old}
-            groups = [{k: v for k, v in each.items() if k != "param_names"} for each in tree["param_groups"]]
-            state = {key: old[key] for key in old if not isinstance(key, int)} | states
-            tree = {**tree, "state": state, "param_groups": groups}
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
@@ -472,6 +477,15 @@ class OptimizerEntry(_OptionsEntry):
     def use_options(self, names: Collection[str]) -> None:
         for name in names:
             given_values.use_option(self.obj, name)
+
+
+def _order(names: list[str], tree: Any) -> list[int] | None:
+    """Return the saved number of each parameter; None if it is the same, or other names were saved."""
+    saved = tree.get(_NAMES, [])
+    if names == saved or set(names) != set(saved) or len(names) != len(saved):
+        return None
+    numbers = {name: number for number, name in enumerate(saved)}
+    return [numbers[name] for name in names]
 
 
 class ScalerEntry(StateDictEntry):

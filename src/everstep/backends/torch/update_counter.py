@@ -10,11 +10,13 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
+from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.torch.given_values import (
@@ -29,6 +31,7 @@ from everstep.backends.torch.given_values import (
 from everstep.backends.torch.model_wrappers import (
     address,
     alive_modules,
+    bare,
     contents,
     flatten,
     inside,
@@ -50,7 +53,7 @@ from everstep.backends.torch.sharded import (
 )
 from everstep.backends.torch.tensor_memory import digest_small
 from everstep.backends.torch.virtual_shards import require_saved
-from everstep.contracts.state import BASE
+from everstep.contracts.state import BASE, KINDS
 from everstep.errors import RestoreError
 
 _SENTINELS = 4
@@ -90,8 +93,10 @@ class TorchUpdateCounter:
         self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
-        self._scheduled: set[str] = set()
-        """Optimizers that had a scheduler when `unscheduled` was last called."""
+        self._holders: dict[str, int] = {}
+        """Most references to each optimizer with a scheduler, when `unscheduled` was called."""
+        self._schedulers: weakref.WeakValueDictionary[int, LRScheduler] = weakref.WeakValueDictionary()
+        """Schedulers that were alive then, by identity."""
         self._strangers: dict[str, None] = {}
         self._others: weakref.WeakKeyDictionary[Optimizer, bool | None] = weakref.WeakKeyDictionary()
         """Optimizers outside the state: None if they step its arrays, else whether `strangers` was asked
@@ -193,14 +198,21 @@ class TorchUpdateCounter:
         return missing
 
     def unscheduled(self) -> list[str]:
-        # torch's schedulers leave this mark, and its search below is only made where there is a new one
+        # torch's schedulers leave this mark, and hold their optimizer: the search is made where one is new
         marked = [n for n, chain in self._layers.items() if any(hasattr(each.step, _MARK) for each in chain)]
-        new, self._scheduled = set(marked) - self._scheduled, set(marked)
-        if not new:
+        holders = {name: sum(map(sys.getrefcount, self._layers[name])) for name in marked}
+        grown = {name: count for name, count in holders.items() if count > self._holders.get(name, 0)}
+        if not grown:
             return []
         parts = [each for _, value in flatten(self._objects) for each in contents(value)]
         driven = {id(_attribute(p, "optimizer")) for p in parts if not isinstance(p, Module | Optimizer)}
-        return [name for name in marked if name in new and driven.isdisjoint(map(id, self._layers[name]))]
+        alive = [each for each in alive_modules(LRScheduler) if isinstance(each, LRScheduler)]
+        saved = {*map(id, parts), *self._schedulers}
+        later = {id(_attribute(each, "optimizer")) for each in alive if id(each) not in saved}
+        self._schedulers.update({id(each): each for each in alive})
+        new, chains = grown.keys() - self._holders.keys(), {n: {*map(id, self._layers[n])} for n in grown}
+        self._holders |= grown
+        return [n for n, chain in chains.items() if (not driven & chain if n in new else later & chain)]
 
     def recomputing(self, owner: str, option: str) -> list[str]:
         return [
@@ -449,7 +461,8 @@ class TorchUnsavedObjects:
 
     def numbers(self) -> dict[str, Any]:
         seen_ids = self._find_state_ids()
-        return {
+        models = [(name, value) for name, value in flatten(self._objects) if isinstance(value, Module)]
+        return {f"{name}.{KINDS}": _kinds_in(model) for name, model in models} | {
             path: number
             for where, owner, _ in self._owners()
             for name, value in attributes(owner).items()
@@ -504,15 +517,32 @@ def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[t
 
 
 def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield (path, number) of the attributes of an object of the program's own, and of objects in them."""
-    is_own = not isinstance(value, Module | Tensor) and not _is_foreign(value)
+    """Yield (path, value) of attributes of an object of the program's own, or a loss, and of objects in it.
+
+    Of strings the names alone (a mode, a phase): a line for a log is written before it is read.  Of arrays
+    those of a loss: others may be sums of an evaluation, which the next one resets.
+    """
+    is_loss = isinstance(value, _Loss)
+    is_own = is_loss or not (isinstance(value, Module | Tensor) or _is_foreign(value))
     if is_own and id(value) not in seen and hasattr(value, "__dict__"):
         seen.add(id(value))
-        for name, each in [*vars(value).items()]:
-            if type(each) in (bool, int, float) and not name.startswith("_"):
+        values = attributes(value) | value._buffers if isinstance(value, _Loss) else vars(value)
+        for name, each in [*values.items()]:
+            is_name = type(each) is str and each.isidentifier()
+            is_array = is_loss and type(each) is Tensor
+            if (is_name or is_array or type(each) in (bool, int, float)) and not name.startswith("_"):
                 yield f"{path}.{name}", each
             elif depth:
                 yield from _numbers(f"{path}.{name}", each, seen, depth - 1)
+
+
+def _kinds_in(model: Module) -> str:
+    """Digest the classes of a model's parts in their order; of parts with tensors the state has the names."""
+    parts = (
+        each for each in model.modules() if not (each._parameters or each._buffers) and bare(each) is each
+    )
+    names = " ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in parts)
+    return xxhash.xxh3_64_hexdigest(names.encode())
 
 
 def _parts(root: Any) -> Iterator[Any]:

@@ -30,7 +30,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from everstep.backends.torch import data_rng
 from everstep.backends.torch.loader_workers import WorkerBatches, end_persistent, start
@@ -133,7 +140,7 @@ class DataLoaderStream(Stream):
                 kind=type(loader).__name__,
                 # without the samples that the sampler repeats
                 length=min(sampler.total_size, len(sampler.dataset)),  # type: ignore[arg-type]
-                batch_size=(loader.batch_size or 1) * share.size,
+                batch_size=(_batch_size(loader) or 1) * share.size,
                 shuffle=False,
                 seed=None,
                 drop_last=loader.drop_last,
@@ -143,7 +150,7 @@ class DataLoaderStream(Stream):
         place, chosen = _chosen_at(loader), self._sampler
         if place == "sampler" and loader.batch_sampler is not None:
             kind: Any = type(loader.batch_sampler)
-            place, chosen = "batch_sampler", kind(chosen, loader.batch_size, loader.drop_last)
+            place, chosen = "batch_sampler", kind(chosen, _batch_size(loader), loader.drop_last)
         self.loader = _copy_with(loader, place, chosen)
 
     @property
@@ -263,7 +270,7 @@ class DataLoaderStream(Stream):
         return {
             "kind": "dataloader",
             "length": None if iterable else length_of(loader.dataset),
-            "batch_size": None if loader.batch_size is None else loader.batch_size * ranks,
+            "batch_size": None if (size := _batch_size(loader)) is None else size * ranks,
             "drop_last": loader.drop_last,
             **samplers,
             **shuffle_buffers(loader.dataset),
@@ -420,6 +427,12 @@ def _chosen_at(loader: DataLoader[Any]) -> str:
     """Return the attribute that holds the sampler of the user's choice."""
     # Beside a batch_sampler= the loader's own sampler is not used; without one it is the only choice.
     return "batch_sampler" if loader.batch_size is None and loader.batch_sampler is not None else "sampler"
+
+
+def _batch_size(loader: DataLoader[Any]) -> int | None:
+    """Return the size of the batches; that of the loader's own batch sampler may have been set since."""
+    sampler = loader.batch_sampler
+    return sampler.batch_size if loader.batch_size and type(sampler) is BatchSampler else loader.batch_size
 
 
 def _copy_with(loader: DataLoader[Any], place: str, sampler: Any) -> DataLoader[Any]:

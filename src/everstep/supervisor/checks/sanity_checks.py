@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import NamedTuple
 
 from everstep.contracts.services import Service
+from everstep.contracts.state import KINDS
 from everstep.errors import ProgressError, StateError, alike, nearest, some
 from everstep.services.console import Voice
 from everstep.supervisor.saving.state_tree import Progress
@@ -82,7 +83,11 @@ class ProgramChecks:
         self._reported.update(new)
         if new:
             remedy = "add it, as in state={..., 'metrics': metrics}"
-            if (task := self._user.task) is not None:
+            if any(name.endswith(f".{KINDS}") for name in new):
+                remedy = (
+                    "make all modules before the loop opens, and let a flag of their owner choose of them"
+                )
+            elif (task := self._user.task) is not None:
                 remedy = (
                     f"return it from {type(task).__name__}.state, as in {{**super().state(), 'metrics': "
                     "self.metrics}"

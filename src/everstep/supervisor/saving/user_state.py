@@ -53,7 +53,7 @@ class UserState:
         self._attributes: Entry | None = None
         """Entry of the task's own attributes."""
         self._shared: Collection[tuple[str, str]] | None = None
-        """Pairs of entries that share an array; None until somebody looks, at the first step's place."""
+        """Pairs of entries, or parameters, that share an array; None until the look at the first step."""
 
     def set_task(self, task: Any, *, saved: bool) -> None:
         """Name the task of the state, before it is opened; `saved`: its own attributes are saved, too."""
@@ -108,28 +108,38 @@ class UserState:
                 others = some([*differing.unexpected, *differing.missing, *differing.reshaped])
                 yield (
                     f"state entry {name!r}: its parts are not those that it had at the start: {others}; a "
-                    "resume makes the object without them and is refused: make them before the loop opens, "
-                    f"or leave {name!r} out of state"
+                    f"resume makes the object without them and is refused: {self.entries[name].on_growth}"
                 )
 
     def sharing_warnings(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return a warning of each two entries that share an array, and did not at the first call."""
-        holders: dict[Any, str] = {}
-        shared: dict[tuple[str, str], tuple[Any, ...]] = {}
-        for name, tree in saved.items() if len(saved) > 1 else ():
+        """Return a warning of each two entries, or parameters of one, that have come to share an array.
+
+        What shares one at the first call is known.
+        """
+        holders: dict[Any, tuple[str, tuple[Any, ...]]] = {}
+        shared: dict[tuple[str, str], str] = {}
+        for name, tree in saved.items():
+            entry = self.entries[name]
             for path in array_paths(tree):
                 array = reduce(getitem, path, tree)
                 backend = backends.of(array)
                 place = None if backend is None else backend.facts(array).place
-                if place is not None and (other := holders.setdefault(place, name)) != name:
-                    shared.setdefault((other, name), path)
+                other, first = (name, path) if place is None else holders.setdefault(place, (name, path))
+                if other != name:
+                    shared.setdefault((other, name), f", {array_name((name, *path))}")
+                elif first != path and entry.copies and entry.guarded(first) and entry.guarded(path):
+                    shared[array_name((name, *first)), array_name((name, *path))] = ""
         known = shared.keys() if self._shared is None else self._shared
         self._shared = known | shared.keys()
         return [
-            f"state entries {other!r} and {name!r} have come to share an array, {array_name((name, *path))}: "
-            "a resume gives one to each, so that a change of one is no longer a change of the other; hand "
-            "over a copy, as in copy.deepcopy(first.state_dict()) (docs/guide/exactness.md)"
-            for (other, name), path in shared.items()
+            f"state entries {other!r} and {name!r} have come to share an array{where}: a resume gives one to "
+            "each, so that a change of one is no longer a change of the other; "
+            + (
+                "hand over a copy, as in copy.deepcopy(first.state_dict()) (docs/guide/exactness.md)"
+                if where
+                else "tie parameters before the loop opens"
+            )
+            for (other, name), where in shared.items()
             if (other, name) not in known
         ]
 
