@@ -172,7 +172,7 @@ def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> li
     seen = []
     with everstep.TrainLoop(run_dir, services=[saves], seed=1, **{"max_epoch": 2, **options}) as loop:
         for _ in loop.iter_epochs():
-            for step, batch in loop.iter_steps(data):
+            for step, batch in loop.iter_steps(data() if callable(data) else data):
                 if step == stop_at:
                     raise InterruptedError
                 random.random()  # as a step draws
@@ -180,7 +180,14 @@ def program(run_dir: Path, data: Any, *, stop_at: int = 0, **options: Any) -> li
     return seen
 
 
+def windows() -> Iterator[Any]:
+    """Batches of random content; the head of each epoch makes a generator of them."""
+    yield from (np.full(2, random.random()) for _ in range(5))
+
+
 RUNS: dict[str, tuple[Callable[[], Any], int]] = {
+    "generator": (lambda: windows, 3), "generator, second pass": (lambda: windows, 8),
+    "generator, its first batch": (lambda: windows, 6),
     "lines": (Lines, 3), "shuffled": (Shuffled, 3), "shuffled, second pass": (Shuffled, 8),
     "epochs": (Epochs, 8), "place": (Place, 3), "place, second pass": (Place, 8),
     "declared": (lambda: stateful(Counts()), 8),

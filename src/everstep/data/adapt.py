@@ -283,7 +283,9 @@ class IterableStream(OwnStream):
         batches: Iterator[Any] = iter(self.data)
         if batches is not self.data or self._stateful:
             return batches
-        is_again = self._used or pass_index > 0
+        # the head of an epoch may make a generator for its pass
+        is_new = type(batches) is GeneratorType and inspect.getgeneratorstate(batches) == "GEN_CREATED"
+        is_again = self._used or (pass_index > 0 and not is_new)
         self._used = True
         if not is_again:
             return self._noting_failure(batches) if isinstance(batches, _Tee) else batches
