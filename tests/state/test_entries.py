@@ -439,11 +439,13 @@ def test_a_setting_that_training_leaves_alone_is_as_the_program_gives_it(tmp_pat
 
 def test_a_scalar_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path: Path) -> None:
     def trained(rate: float, momentum: float, steps: int) -> nn.Sequential:
-        model = nn.Sequential(nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum), nn.CrossEntropyLoss())
+        layers = nn.Dropout(rate), nn.BatchNorm1d(1, momentum=momentum), nn.CrossEntropyLoss()
+        model = nn.Sequential(*layers, nn.Conv1d(1, 1, 1))
 
         def step(sv: Any) -> None:
             if sv.step == 0:
                 model[0].p, model[2].reduction = 0.25, "sum"  # type: ignore[assignment]
+                model[3].dilation = (2,)  # type: ignore[assignment]
 
         state = {"model": model}
         supervised(everstep.Supervisor(tmp_path / "run", state, default_services=False, max_step=steps), step)
@@ -451,7 +453,7 @@ def test_a_scalar_of_a_layer_of_torch_that_training_changes_comes_back(tmp_path:
 
     assert trained(0.5, 0.1, 2)[0].p == 0.25
     model = trained(0.5, 0.2, 4)
-    assert (model[0].p, model[2].reduction) == (0.25, "sum")
+    assert (model[0].p, model[2].reduction, model[3].dilation) == (0.25, "sum", (2,))
     assert model[1].momentum == 0.2, "the momentum is the program's: no step changed it"
 
 

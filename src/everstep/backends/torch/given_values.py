@@ -44,8 +44,8 @@ from everstep.errors import RestoreError
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
-_OF_LAYERS = (type(None), bool, int, float, str)
-"""Types of what is looked at of a layer of torch: tuples (`kernel_size`) cost each save as much again."""
+_OF_LAYERS = (type(None), bool, int, float, str, tuple)
+"""Types of what is looked at of a layer of torch; lists of it hold modules."""
 _LISTS = (list, tuple, set, frozenset, deque)
 _DICTS = (dict, OrderedDict)
 _LARGE = 1 << 20
@@ -267,7 +267,7 @@ def is_layer(owner: Any) -> bool:
 
 
 def attributes(owner: Any, skip: Skip = _skip_nothing) -> dict[str, Any]:
-    """Return the attributes that its own class may have added to an object; of torch's layers scalars."""
+    """Return the attributes that its own class may have added to an object; of torch's layers settings."""
     reserved = next((names for kind, names in _OWN.items() if isinstance(owner, kind)), frozenset())
     values = {name: value for name, value in vars(owner).items() if name not in reserved and not skip(value)}
     return {k: v for k, v in values.items() if type(v) in _OF_LAYERS} if is_layer(owner) else values
