@@ -221,8 +221,9 @@ class Streams:
         for name, run_stream in self.by_name.items():
             if run_stream.in_pass and not self.bound(name):
                 raise UsageError(
-                    f"the checkpoint is inside a pass over stream {name!r}, but the program has "
-                    f"bound no stream of that name; {nearest(name, self._sources)}"
+                    f"the checkpoint is inside a pass over stream {name!r}, but the program has bound no "
+                    "stream of that name: give it with sv.stream(...) before the loop, also where the loop "
+                    f"has gone on to other data; {nearest(name, self._sources)}"
                 )
 
     def close(self) -> None:
