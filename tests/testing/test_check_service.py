@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import everstep
@@ -236,6 +237,26 @@ def test_each_fault_is_found(make: Callable[[], Service], message: str) -> None:
         DONE.set()
         while HELD:
             HELD.pop().close()
+
+
+class Looks(Service):
+    """Looks at a model, which the check's state has only where it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(schedule=Every(steps=1))
+
+    def open(self, run: everstep.services.RunView) -> None:
+        self.live_object = run.live_object
+
+    def run(self, boundary: everstep.Boundary) -> None:
+        assert self.live_object("model").weight.shape == (1, 2)
+
+
+def test_an_error_that_a_run_would_only_warn_of_fails_the_check() -> None:
+    """In stage REPORT."""
+    with pytest.raises(AssertionError, match="undisturbed, the service raised ConfigError: no state entry"):
+        check_service(Looks)
+    check_service(Looks, make_state=lambda: {"model": torch.nn.Linear(2, 1)})
 
 
 @pytest.mark.campaign("long")

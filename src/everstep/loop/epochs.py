@@ -292,6 +292,7 @@ class Epochs(LoopDriver):
                         if current.step == pass_began and not self._may_be_empty(run_stream):
                             raise no_batch(run_stream.name) from None
                         engine.verifier.pass_ended(current.step, run_stream.name, run_stream.pass_index)
+                        engine.boundaries.leave_saved()  # before the lines after the loop
                         run_stream.end_pass()
                         if self._steps_per_epoch is None:
                             exhausted = True
@@ -299,11 +300,13 @@ class Epochs(LoopDriver):
                         pass_began = current.step
                         continue
                     except Exception:
+                        engine.boundaries.leave_saved()  # Ctrl-C has killed the workers, too
                         # a fetch lies between two steps: if a signal is to blame, the last one is saved
                         if engine.killed_by_signal(run_stream.cursor):
                             if current.step > current.epoch_start:
                                 engine.saver.keep("step")
                             engine.saver.commit_kept()
+                            engine.announce_leaving()
                             engine.leave()
                         raise
                     self.batch = batch
@@ -399,6 +402,7 @@ class Epochs(LoopDriver):
         engine.decisions.notice_signal()
         if engine.decisions.interruption is not None and self._tail_ready:
             engine.saver.commit_kept()
+            engine.announce_leaving()
             engine.leave()
 
     # ------------------------------------------------------------------- what the engine asks

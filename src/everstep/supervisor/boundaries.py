@@ -132,6 +132,8 @@ class Boundaries:
         """Whether a boundary is open; still true after an exception has left it."""
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
+        self._is_saved = False
+        """Whether the last state of this start is saved: one step more is for the resume to compare with."""
 
     def run(
         self,
@@ -146,6 +148,10 @@ class Boundaries:
         `unrun`: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
+        if self._is_saved:
+            if can_save:  # else the program has left the step by `break`, and its epoch closes now
+                self.leave_saved()
+            return
         self.inside = True
         engine.spent.begin_boundary()
         # first: what wakes the loop from here on asks for another boundary
@@ -206,9 +212,20 @@ class Boundaries:
         self._plan()
         engine.spent.end_boundary()
         if engine.decisions.interruption is not None and can_save:
-            engine.leave()
+            # not at an epoch's end, as lines may follow that take long; of its last step the saver takes care
+            self._is_saved = not at_epoch_end and stop is None and engine.loop.steps_left() != 0
+            engine.announce_leaving(is_followed=self._is_saved)
+            if not self._is_saved:
+                engine.leave()
+            engine.wakeups.wake()
         engine.watched.check_evaluated(engine.recording.last_values.keys())
         self.inside = False
+
+    def leave_saved(self) -> None:
+        """Leave, if the last state of this start is saved; what its last step has found is recorded."""
+        if self._is_saved:
+            self._engine.collector.read()
+            self._engine.leave()
 
     def _exchange_facts(self, moment: Moment) -> None:
         """Tell all ranks what this rank knows alone, and require that their programs asked for the same."""
@@ -284,6 +301,7 @@ class Boundaries:
         try:
             engine.board.fire(Moment.BEFORE_EPOCH)
         except EvaluationInterrupted:
+            engine.announce_leaving()
             engine.leave()
         finally:
             self._may_abandon = False
@@ -304,4 +322,5 @@ class Boundaries:
         engine = self._engine
         self.unfinished = [service.name for service in services]
         engine.saver.save([(None, Save())], "epoch" if moment is Moment.AFTER_EPOCH else "step")
+        engine.announce_leaving()
         engine.leave()

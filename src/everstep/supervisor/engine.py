@@ -391,6 +391,7 @@ class Engine:
             self.voice.say(
                 f"no step was completed after step {current.step}: what the loop has done since is not saved"
             )
+            self.announce_leaving()
             self.leave()
 
     def note_evaluation(self, seconds: float) -> None:
@@ -406,8 +407,11 @@ class Engine:
         self.decisions.notice_signal()
         return True
 
-    def leave(self) -> None:
-        """Wait until the last save is committed, then leave the body."""
+    def announce_leaving(self, *, is_followed: bool = False) -> None:
+        """Wait until the last save is committed, and announce that an interruption ends this start.
+
+        `is_followed`: by one step more, which a resume executes again, so that it has something to compare.
+        """
         interruption = self.decisions.interruption
         assert interruption is not None
         # first: an interrupted start is left only with its state on disk
@@ -416,7 +420,13 @@ class Engine:
         where = "nothing new to save" if checkpoint is None else f"saved {checkpoint.path}"
         facts = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
         self.journal.event("interrupted", facts, wall=True)
-        self.voice.say(f"{interruption.reason}: {where}; start again to continue")
+        rest = "; one more step follows, which the resume repeats and compares" if is_followed else ""
+        self.voice.say(f"{interruption.reason}: {where}{rest}; start again to continue")
+
+    def leave(self) -> None:
+        """Leave the body of the loop by an error, as an interruption asks."""
+        interruption = self.decisions.interruption
+        assert interruption is not None
         raise exit_error(interruption.code, interruption.reason)
 
     def _close_services(self) -> None:

@@ -307,8 +307,10 @@ class Endless:
                 run_stream.end_pass()
                 continue
             except Exception:
+                engine.boundaries.leave_saved()  # Ctrl-C has killed the workers, too
                 # without a save: the step that draws may have changed the state
                 if engine.killed_by_signal(run_stream.cursor):
+                    engine.announce_leaving()
                     engine.leave()
                 raise
             self.drawn += 1

@@ -472,8 +472,8 @@ def _require_same(
     assert not keys, f"{broken}: {', '.join(map(str, keys[:5]))}"
 
 
-_EPOCHS, _STEPS, _SECONDS, _STARTS = 3, 2, 100.0, 20
-"""Epochs, steps in an epoch, seconds of a step by the clock of the check; most starts of a run."""
+_EPOCHS, _STEPS, _SECONDS, _STARTS, _SEED = 3, 2, 100.0, 20, 7
+"""Epochs, steps in an epoch, seconds of a step by the clock of the check; most starts of a run; its seed."""
 _VALUES = (1.0, 0.5, 0.75)
 """Values of each metric that is collected after an epoch: first better, then worse."""
 _PLACES = [
@@ -491,6 +491,7 @@ def check_service(
     *,
     metrics: Sequence[str] = (),
     values: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    make_state: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Check a service against the laws that concern it, in a small real TrainLoop.
 
@@ -511,8 +512,10 @@ def check_service(
         make_service: makes the service as a new process would make it; called many times.
         metrics: names of more metrics to collect after each epoch.
         values: values of metrics, for a service that waits for certain ones: 6 for "loss", 3 for any other.
+        make_state: makes more entries of the state, for a service that looks at them, such as "model"; called
+            for each start.
     """
-    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None)
+    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None, make_state)
 
 
 def check_sink(
@@ -560,6 +563,7 @@ def _check_in_runs(
     metrics: Sequence[str],
     values: Mapping[str, Sequence[float]],
     inspect: Callable[[Path, str], None],
+    make_state: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Check a service; `inspect` is called with the directory of each run and how it was disturbed."""
     _check_attributes(make_service)
@@ -570,7 +574,7 @@ def _check_in_runs(
         )
     service = make_service()
     with isolated(), tempfile.TemporaryDirectory() as folder:
-        program = _Program(make_service, metrics, values, Path(folder))
+        program = _Program(make_service, metrics, values, Path(folder), make_state)
         undisturbed = program.run()
         assert program.calls["run"] or program.calls["finish"], (
             f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
@@ -658,14 +662,17 @@ class _Program:
         metrics: Sequence[str],
         values: Mapping[str, Sequence[float]],
         folder: Path,
+        make_state: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._make, self._values, self._folder = make_service, values, folder
+        self._make, self._values, self._folder, self._make_state = make_service, values, folder, make_state
         collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
         self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
         """How often the service's methods were called, and actions returned."""
         self.states: list[Any] = []
         """Different states of the service."""
+        self._error: Exception | None = None
+        """First error of the service: in stage REPORT a run only warns of it."""
         self.lines_to_kill, self.killed_in = 0, ""
         """Lines of a `RemoteSink` until its process is killed, if that is not 0, and where it was."""
         self._runs = 0
@@ -693,6 +700,10 @@ class _Program:
                     threading.settrace(None)
                     opened, closed = self.calls["open"], self.calls["close"]
                     assert opened == closed, f"opened {opened} times, it was closed {closed} times"
+            if self._error is not None:
+                raise AssertionError(
+                    f"{how or 'undisturbed'}, the service raised {type(self._error).__name__}: {self._error}"
+                ) from self._error
             return _final(run_dir, ending)
         raise AssertionError(f"the run does not end: interrupted {_STARTS} times")
 
@@ -715,7 +726,11 @@ class _Program:
                 self.calls[method] += 1
                 if failing and method in ("run", "finish"):
                     raise _PlantedError("planted by check_service")
-                outcome = original(*args)
+                try:
+                    outcome = original(*args)
+                except Exception as error:
+                    self._error = self._error or error
+                    raise
                 state = fingerprint(service.state_dict())
                 if state not in self.states:
                     self.states.append(state)
@@ -754,8 +769,9 @@ class _Program:
         clock = ManualClock()
         weights, settings, optimizer = np.zeros(4), {"rate": 1.0}, {"lr": 1.0}
         train = data.arrays(np.arange(12.0), batch_size=12 // _STEPS, shuffle=True)
-        state = {"weights": weights, "settings": settings, "optimizer": optimizer}
-        arguments: Any = {"max_epoch": _EPOCHS, "seed": 7, "default_services": False, "clock": clock}
+        seed_all(_SEED)  # for new weights
+        state = {"weights": weights, "settings": settings, "optimizer": optimizer, **self._make_state()}
+        arguments: Any = {"max_epoch": _EPOCHS, "seed": _SEED, "default_services": False, "clock": clock}
 
         def disturb(place: str) -> None:
             if place == disturbed:

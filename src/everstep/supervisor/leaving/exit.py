@@ -111,6 +111,12 @@ class Exit:
             error = None  # next(batches) after the last pass: as clean an end as should_stop()
         hazard.reach("loop.exit")
         step, body_error = engine.step, error
+        if isinstance(error, NameError) and engine.recovered.mid_epoch and step == engine.recovered.step:
+            error.add_note(
+                f"this start has resumed behind step {step}, the last of its epoch, so no step has assigned "
+                "the variables that the lines after the steps read: set them before the loop (loss = None); "
+                "data with a __len__ (a stream with remaining()) lets the last step run again"
+            )
         self._fails_alone = body_error is not None and not self._on_all_ranks(body_error, step)
         if body_error is not None and self._fails_alone:
             engine.reporter.leaving.set()
