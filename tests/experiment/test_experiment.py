@@ -251,6 +251,24 @@ class Deaf(TinyTask):
         super().build()
 
 
+class Early(TinyTask):
+    """A task with an optimizer, which the config's would not replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = self.build_optimizer(self.build_model())
+
+
+def refuses(parameters: Any, **options: Any) -> Any:
+    raise TypeError("unexpected keyword")
+
+
+def test_an_error_of_what_a_config_calls_names_the_call(file: Path) -> None:
+    with pytest.raises(TypeError) as raised:
+        _ = opened(file, f"optimizer={{call: {__name__}:refuses, lrr: 1}}").trainer
+    assert raised.value.__notes__ == [f"in the config's call of {__name__}:refuses with lrr"]
+
+
 def test_what_makes_the_optimizer_is_an_argument_of_the_tasks_build(file: Path) -> None:
     assert opened(file, f"task={__name__}:Deaf", "optimizer=null").trainer.task.optimizer.lr == 0.1
     task = opened(file, "optimizer.lr=0.3").trainer.task
@@ -286,6 +304,14 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
         "scheduler in the config: TinyTask has no build_scheduler",
     ),
     (lambda f: opened(f, f"task={__name__}:Deaf").trainer, r"no argument 'optimizer' of build\(\); leave"),
+    (
+        lambda f: opened(f, f"task={__name__}:Early").trainer,
+        "optimizer in the config: Early has made one in __i",
+    ),
+    (
+        lambda f: opened(f, "task=builtins:dict").trainer,
+        "optimizer in the config: the task is dict, no everstep",
+    ),
     (of_own_program, "has no config of an experiment"),
 ]
 

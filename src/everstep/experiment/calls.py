@@ -87,7 +87,11 @@ class Call:
         # copied, so that no callee changes them for a second call
         arguments = copy.deepcopy(dict(self.arguments))
         values = converted(function, arguments, len(supplied), lambda call, place: call())
-        return function(*supplied, **values)
+        try:
+            return function(*supplied, **values)
+        except Exception as error:
+            error.add_note(f"in the config's call of {self.call} with {', '.join(values) or 'no arguments'}")
+            raise
 
     def _function(self) -> Any:
         with placed(CALL):

@@ -116,8 +116,18 @@ class Configured(Experiment):
         optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
         parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
         makers = {name: make for name, make in parts.items() if make is not None}
-        if not makers or not isinstance(task, Task):
+        if not makers:
             return
+        if not isinstance(task, Task):
+            raise ConfigError(
+                f"{', '.join(makers)} in the config: the task is {type(task).__name__}, no everstep.Task, "
+                "which takes its parts from a config; leave that out of the config"
+            )
+        if made := [name for name in makers if getattr(task, name, None) is not None]:
+            raise ConfigError(
+                f"{', '.join(made)} in the config: {type(task).__name__} has made one in __init__; make it "
+                f"in build_{made[0]}, which the config replaces, or leave it out of the config"
+            )
         lacks = [f"build_{name}" for name in makers if not hasattr(task, f"build_{name}")]
         lacks += [f"argument {name!r} of build()" for name, _ in misfits(task.build, [*makers])]
         if lacks:
