@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import everstep
 from everstep.contracts.group import DataRanks
 from everstep.data import arrays
-from everstep.errors import ChangedError, ConfigError, DataError
+from everstep.errors import ChangedError, ConfigError, DataError, RestoreError
 from everstep.record import RunJournal
 from everstep.supervisor.opening.configuration import changes, differences, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
@@ -58,6 +58,32 @@ class Program:
 
     def says(self, text: str) -> bool:
         return any(text in line for line in self.lines)
+
+
+def test_a_run_goes_on_with_an_entry_more_or_one_less(tmp_path: Path) -> None:
+    sgd = functools.partial(torch.optim.SGD, lr=1.0, momentum=0.5)
+    half = functools.partial(schedulers.StepLR, step_size=1, gamma=0.5)
+    first = Program(sgd).train(tmp_path, 1)
+    more = Program(sgd, half)
+    with pytest.raises(RestoreError, match=r"missing in the checkpoint \(1\): schedule") as raised:
+        more.train(tmp_path, 3)
+    assert raised.value.__notes__[0].startswith(
+        'or continue this run with on_change="override": state \'schedule'
+    )
+    assert not more.rates
+    more.train(tmp_path, 3, on_change="override")
+    assert more.rates == [1.0] * EPOCH + [0.5] * EPOCH and more.says(
+        "state 'schedule': stored nothing, given as"
+    )
+    again = Program(sgd, half).train(tmp_path, 4)
+    assert again.rates == [0.25] * EPOCH and not again.says("changed since")
+    fewer = Program(sgd).train(tmp_path, 5, on_change="override")
+    assert fewer.rates == [0.125] * EPOCH and fewer.says("state 'schedule': stored a value, given nothing")
+    assert not torch.equal(first.model.weight, fewer.model.weight)
+    renamed = Program(sgd)
+    renamed.state["net"] = renamed.state.pop("model")
+    with pytest.raises(RestoreError, match=r"rename=\{'model': 'net'\}"):
+        renamed.train(tmp_path, 6, on_change="override")
 
 
 def adam(lr: float, **options: Any) -> Make:

@@ -500,6 +500,10 @@ class _Resume:
         """
         run, user, meta, progress = self.run, self.user, self.meta, self.progress
         config, on_change = changed_config(meta.get("config"), run.config), run.settings.on_change
+        saved, entries = self.tree["user"], self._changed_entries()
+        if entries and on_change == "override":
+            config += entries
+            self.tree["user"] = user.amended(saved)
         # before anything is changed: a state that does not fit is refused whole
         try:
             with reading(self.checkpoint.path, "user"):
@@ -508,10 +512,13 @@ class _Resume:
             # a changed configuration may be why the state does not fit: that error says more
             if (touching := [each for each in config if not each.free]) and on_change == "error":
                 raise refusal(run.run_dir.path, touching, run.config) from error
+            if on_change == "error" and entries and len(entries) == len([*error.missing, *error.unexpected]):
+                each = "; ".join(f"{entry.path} is {entry.given}" for entry in entries)
+                error.add_note(f'or continue this run with on_change="override": {each}')
             raise
         stored, current = redacted(meta["controllers"]), self.board.controllers()
         controllers = configuration.changed_controllers(stored, current, self.reopened_by)
-        skip = user.per_rank if run.group.rank else frozenset[str]()
+        skip = {*(user.per_rank if run.group.rank else ()), *(user.entries.keys() - saved.keys())}
         options = configuration.changed_options(redacted(meta["options"]), user, self.reopened_by, skip)
         if (seed := run.settings.seed) is not None and seed != progress.seed:
             config.append(ChangedSetting("seed", progress.seed, seed))
@@ -532,6 +539,17 @@ class _Resume:
             run.voice.say(f"changed since the checkpoint, and used as given:{lines}")
         progress.seed = progress.seed if seed is None else seed
         return options
+
+    def _changed_entries(self) -> list[ChangedSetting]:
+        """List entries that the program or the checkpoint has alone; none where one may be another's name."""
+        saved, live = self.tree["user"], self.user.entries
+        new = [
+            ChangedSetting(f"state {n!r}", "nothing", "as the program made it")
+            for n in live
+            if n not in saved
+        ]
+        gone = [ChangedSetting(f"state {n!r}", "a value", "nothing") for n in saved if n not in live]
+        return [] if new and gone else [*new, *gone]
 
     def _add_rollbacks(self) -> None:
         """Add the rollbacks that the checkpoint knows and a damaged journal has lost."""

@@ -254,6 +254,11 @@ class UserState:
                 **mismatch._asdict(),
             )
 
+    def amended(self, user: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a saved `user` branch with this state's entries: those that it lacks are as they are now."""
+        live = {name: _save_entry(name, each) for name, each in self.entries.items() if name not in user}
+        return {**{name: user[name] for name in self.entries if name in user}, **decode(encode(live))}
+
     def load(self, tree: Mapping[str, Any], updates: int) -> None:
         self.load_user(tree["user"])
         if self._attributes is not None:
