@@ -12,7 +12,7 @@ from typing import Any
 
 from everstep.cli.adopt_kinds import WRAPPED
 from everstep.cli.adopt_loops import Refused, Training, shown
-from everstep.cli.adopt_names import Variable, called
+from everstep.cli.adopt_names import Variable, called, inside
 from everstep.first_use import LOOPS
 
 _DRAWS = {
@@ -50,7 +50,6 @@ class Patch(Training):
     Attributes:
         text: the patched script; empty if lines are refused.
         plain: the script with the seed alone.
-        packages: what the script imports from.
         in_the_way: what a patch with finer steps is refused for.
 
     Raises:
@@ -70,7 +69,6 @@ class Patch(Training):
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
         self.text, self.plain, self.in_the_way = "", source, list[tuple[int, str]]()
-        self.packages = self.script.packages.keys()
         try:
             self.find_loops()
             self.check_loops()
@@ -144,9 +142,9 @@ class Patch(Training):
                 at = script.source.index(b"(", position) + 1
                 is_only = script.source[at:].lstrip().startswith(b")")
                 self._insert(at, loop if is_only else f"{loop}, ")
-        texts = [node for node in ast.walk(epochs) if isinstance(node, ast.JoinedStr | ast.Constant)]
-        inside = {line for each in texts for line in range(each.lineno + 1, (each.end_lineno or 0) + 1)}
-        for line in {*range(epochs.lineno, (epochs.end_lineno or 0) + 1)} - inside:
+        texts = inside(epochs, kind=ast.JoinedStr | ast.Constant)
+        fixed = {line for each in texts for line in range(each.lineno + 1, each.end_lineno + 1)}
+        for line in {*range(epochs.lineno, epochs.end_lineno + 1)} - fixed:
             if script.source[script.at(line) : script.at(line + 1)].strip():
                 is_in = line > (epochs.iter.end_lineno or 0) or is_one
                 self._insert(script.at(line), depth if is_in else unit)
@@ -156,9 +154,8 @@ class Patch(Training):
     def _rename(self, is_one: bool) -> None:
         """Make the variables that go on attributes of `kept`."""
         script, epochs = self.script, self.epochs
-        headers = (epochs.target, self.steps.target, self.steps.iter, *self._bar)
-        fixed = [each for node in headers for each in ast.walk(node)]
-        fixed += [node.target for node in script.nodes if isinstance(node, ast.NamedExpr)]
+        fixed = inside(epochs.target, self.steps.target, self.steps.iter, *self._bar)
+        fixed += [node.target for node in script.all(ast.NamedExpr)]
         losses = [e for e in script.names if script.variable(e) in self.losses]
         renamed = [each for each in script.names if script.variable(each) in self.carried]
         renamed += [each for each in losses if each.lineno > epochs.end_lineno]
@@ -170,10 +167,10 @@ class Patch(Training):
 
     def _write_records(self, depth: str) -> None:
         """Keep attributes of objects, which a resume restores in place, and losses without graphs."""
-        script, inside = self.script, {*ast.walk(self.epochs)}
+        script, within = self.script, {*ast.walk(self.epochs)}
         for name in (each for each in script.stores if script.variable(each) in self.made):
             text = f"{self.kept}.{name.id} = {self._attributes(script.variable(name))}"
-            self._line_below(script.nearest(name, ast.stmt), depth * (name in inside), text)
+            self._line_below(script.nearest(name, ast.stmt), depth * (name in within), text)
         for variable, calls in self.losses.items():
             for call in calls:
                 self._line_below(call, depth, f"{self.kept}.{variable.name} = {variable.name}.detach()")
@@ -196,9 +193,9 @@ class Patch(Training):
         names = plain | {each.name: each.asname for each in imports if each.asname}
         known = {*script.imported, *(each.id for each in script.names)}
         calls = {"random": "seed", "numpy": "random.seed", "torch": "manual_seed"}
-        packages = {"torch", "torchvision", "numpy", "tqdm", *sys.stdlib_module_names}
+        known_packages = {"torch", "torchvision", "numpy", "tqdm", *sys.stdlib_module_names}
         # modules of the user's own may draw from any generator
-        drawn = self.packages | {"torch"} if self.packages <= packages else calls.keys()
+        drawn = {*script.packages, "torch"} if script.packages.keys() <= known_packages else calls.keys()
         for package, call in calls.items() if self._seed is not None else ():
             if package in drawn:
                 name = names.get(package, package + "_" * (package in known))

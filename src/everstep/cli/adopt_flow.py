@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from everstep.cli.adopt_names import Variable, assignments, called, dotted, parameters, passed, root
+from everstep.cli.adopt_names import Variable, assignments, called, dotted, inside, parameters, passed, root
 from everstep.first_use import FirstUse
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Flow(FirstUse[Variable]):
 
     def follow(self, node: Any, sure: set[Variable]) -> set[Variable] | None:
         if isinstance(node, ast.For):
-            is_data = any(called(each) == "backward" for each in ast.walk(node))
-            self._share(node.target, node.iter, is_view=not is_data and called(node.iter) != "range")
+            is_data = called(node.iter) == "range" or "backward" in map(called, ast.walk(node))
+            self._share(node.target, node.iter, is_view=not is_data)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             variable = {self._script.variable(node.target)}
             self.read |= variable - sure
@@ -135,13 +136,10 @@ class Flow(FirstUse[Variable]):
     def _share(self, target: ast.expr, value: ast.expr, is_view: bool) -> None:
         """Note that a change of the target is one of what is read in a value."""
         script, is_held = self._script, isinstance(target, ast.Attribute | ast.Subscript)
-        tops = (root(target) if is_held else target, value)
-        inner, whole = ([each for each in ast.walk(top) if isinstance(each, ast.Name)] for top in tops)
-        outer = {script.variable(each) for each in whole if each.id not in script.symbols}
-        pairs = {(script.variable(one), other) for one in inner for other in outer}
-        self._held |= pairs if is_held else set()
-        self._parts |= set() if is_held else pairs
-        self._views |= {*map(script.variable, inner)} if is_view and not is_held else set()
+        inner = {*map(script.variable, inside(root(target) if is_held else target, kind=ast.Name))}
+        names = [each for each in inside(value, kind=ast.Name) if each.id not in script.symbols]
+        (self._held if is_held else self._parts).update(product(inner, map(script.variable, names)))
+        self._views |= inner if is_view and not is_held else set()
 
     @property
     def changed(self) -> set[Variable]:
@@ -158,14 +156,14 @@ class Flow(FirstUse[Variable]):
         if function in owner.open:
             return
         owner.open.append(function)
-        inner, inside = Flow(owner), {*ast.walk(function)}
+        inner, own = Flow(owner), {*ast.walk(function)}
         is_lambda, wraps = isinstance(function, ast.Lambda), list[Any]()
         inner.run([ast.Expr(function.body)] if is_lambda else function.body, {*parameters(function)})
         if not is_lambda:  # `f = counted(f)` is a decorator, too
             wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
         keeps, changed = any(map(owner.keeps, wraps)), inner.changed
         owner.open.pop()
-        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in inside}
+        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in own}
         lifted = {each: Variable(each.scope or tree, each.name) for each in outer}
         self.read |= {lifted[each] for each in inner.read & outer} - sure
         self.assigned |= {lifted[each] for each in inner.assigned & outer}

@@ -17,6 +17,7 @@ from everstep.cli.adopt_names import (
     Variable,
     called,
     dotted,
+    inside,
     parameters,
     passed,
     root,
@@ -85,10 +86,9 @@ class Script(Names):
         self.open.append(variable)
         values, aliases = self.values(variable), self.aliases(variable)
         kinds = {self.kind_of(value) for value in values}
-        methods = [each.func for each in self.calls if isinstance(each.func, ast.Attribute)]
-        is_state = "state" in kinds or any(
-            each.attr in _STATE_METHODS and self.is_of(each.value, *aliases) for each in methods
-        )
+        methods = [each.func for each in self.calls if called(each) in _STATE_METHODS]
+        receivers = [each.value for each in methods if isinstance(each, ast.Attribute)]
+        is_state = "state" in kinds or any(self.is_of(each, *aliases) for each in receivers)
         self.open.pop()
         if "object" in kinds or ("constant" in kinds and self.is_stored_in(variable)):
             return ""
@@ -140,7 +140,7 @@ class Script(Names):
         if name == "SimpleNamespace":
             return "record"
         is_known = TRACKERS.get(dotted(value).rpartition(".")[0]) == name or dotted(value) == "re.compile"
-        parts = ast.walk(value) if isinstance(value, ast.BinOp) else [value]
+        parts = inside(value) if isinstance(value, ast.BinOp) else [value]
         is_known |= name.endswith("Loss") or any(called(each) in _REPORTERS for each in parts)
         if is_known or _LOGGER.search(name):
             return "reporter"
@@ -159,21 +159,18 @@ class Script(Names):
         types = _PLAIN | {"str", "bool"}
         if name == "defaultdict" and not all(getattr(each, "id", "") in types for each in arguments):
             return ""
-        every: list[Any] = [part for each in (*inner, *arguments) for part in ast.walk(each)]
+        every = inside(*inner, *arguments, kind=ast.Call)
         made = {each: self.kind_of(each) for each in every if called(each)[:1].isupper()}
         is_unknown = {*made.values()} & {"record", "object"} or any(not made.get(each, " ") for each in inner)
         if is_unknown or any(isinstance(each, ast.Name) and self.kind_of(each) == "state" for each in inner):
             return ""
         return "plain" if name in _PLAIN or self.is_array(value) or isinstance(value, _LITERALS) else ""
 
-    # ----------------------------------------------------------------- what is known of a value
-
     def items_of(self, variable: Variable) -> list[ast.expr]:
         """Return what is put into a list or a dictionary, also by functions that get it."""
         pairs = [(each.func, item) for each in self.calls if called(each) in _FILLING for item in each.args]
         pairs += [(k, v) for k, v in self.assigned.items() if isinstance(k, ast.Subscript)]
-        sums = [each for each in self.nodes if isinstance(each, ast.AugAssign)]
-        # `h += [w]`; `n += w` makes a number
+        sums = self.all(ast.AugAssign)  # `h += [w]`; `n += w` makes a number
         pairs += [(e.target, e.value) for e in sums if isinstance(e.value, ast.List | ast.ListComp)]
         aliases = self.aliases(variable)
         return [item for place, item in pairs if self.is_of(root(place), *aliases)]
@@ -189,7 +186,9 @@ class Script(Names):
             if self.kind(variable) == "state":
                 return is_part
             self.open.append(variable)
-            parts = [*self.values(variable), *self.items_of(variable), *self._iterables(variable)]
+            loops = self.all(ast.For | ast.comprehension)
+            loops = [e for e in loops if any(self.is_of(part, variable) for part in ast.walk(e.target))]
+            parts = [*self.values(variable), *self.items_of(variable), *(each.iter for each in loops)]
             is_view = any(self.is_view_of_weights(each, is_part) for each in parts)
             self.open.pop()
             return is_view
@@ -203,20 +202,15 @@ class Script(Names):
             is_got = is_part and not value.args
             if isinstance(value.func, ast.Attribute) and (is_view or is_got):
                 parts, is_part = [value.func.value], True
-            inside = {*ast.walk(value)}
-            copied = {each for copy in inside if called(copy) == "deepcopy" for each in ast.walk(copy)}
-            if "state_dict" in map(called, inside - copied):
+            calls = inside(value, kind=ast.Call)
+            copied = inside(*(each for each in calls if called(each) == "deepcopy"))
+            if "state_dict" in map(called, {*calls}.difference(copied)):
                 return True
             parts += [item for _, item in passed(value)] if is_view else []
         elif isinstance(value, _HOLDING) or isinstance(getattr(value, "right", None), ast.List):
             items = getattr(value, "values", [*ast.iter_child_nodes(value)])
             parts = [each for each in items if each is not getattr(value, "key", None)]
         return any(self.is_view_of_weights(each, is_part) for each in parts)
-
-    def _iterables(self, variable: Variable) -> list[ast.expr]:
-        """Return the data of the loops and comprehensions whose rounds assign a variable."""
-        loops = [node for node in self.nodes if isinstance(node, ast.For | ast.comprehension)]
-        return [e.iter for e in loops if any(self.is_of(part, variable) for part in ast.walk(e.target))]
 
     def is_array(self, value: ast.expr | None) -> bool:
         """Return whether a value is an array of NumPy or torch."""
@@ -225,7 +219,7 @@ class Script(Names):
 
     def is_stored_in(self, variable: Variable) -> bool:
         """Return whether the script assigns an attribute or an item of what a variable holds."""
-        places = [each for each in self.nodes if isinstance(each, ast.Attribute | ast.Subscript)]
+        places = self.all(ast.Attribute | ast.Subscript)
         return any(self.is_of(root(e), variable) for e in places if not isinstance(e.ctx, ast.Load))
 
     def _values_of(self, name: ast.AST) -> list[ast.expr | None]:
@@ -233,8 +227,7 @@ class Script(Names):
 
     def is_own_object(self, name: ast.AST) -> bool:
         """Return whether a name may hold an object of the script's own that changes, or a queue."""
-        parts = [part for each in self._values_of(name) if each for part in ast.walk(each)]
-        made = [each for each in parts if isinstance(each, ast.Call)]
+        made = inside(*self._values_of(name), kind=ast.Call)
         is_queue = any(called(each).endswith("Queue") for each in made)
         return is_queue or any(self.kind_of(each) in ("record", "object", "writer") for each in made)
 
@@ -260,8 +253,7 @@ class Script(Names):
                 is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
                 function = each if is_it else function
         is_wrapped = called(value) in WRAPPED - {"tqdm"} or isinstance(value, ast.GeneratorExp)
-        inside = ast.walk(function or ast.Pass())
-        return is_wrapped or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside)
+        return is_wrapped or bool(inside(function, kind=ast.Yield | ast.YieldFrom))
 
     def is_drawn(self, variable: Variable) -> bool:
         """Return whether a variable holds a generator or an iterator, which reads change."""
@@ -274,11 +266,6 @@ class Script(Names):
         """Return whether what a variable holds is made by another package."""
         owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
         return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
-
-    def holds_state(self, record: Variable) -> bool:
-        """Return whether an object was given a model or an optimizer."""
-        parts = [part for value in self.values(record) if value for part in ast.walk(value)]
-        return any(isinstance(part, ast.Name | ast.Call) and self.kind_of(part) == "state" for part in parts)
 
     def _answers_nothing(self, variable: Variable) -> bool:
         """Return whether a script only calls methods of an object, and leaves their results."""
@@ -300,13 +287,10 @@ class Script(Names):
         """Return whether methods of what a variable holds are given what a clock says, and nothing else."""
         verdicts = set[bool]()
         for call in (each for each in self.calls if each.args and self.is_of(root(each.func), variable)):
-            parts = [*ast.walk(call.args[0])]
-            values = [value for each in parts for value in self._values_of(each) if value]
-            parts += [part for value in values for part in ast.walk(value)]
+            parts = inside(call.args[0])
+            parts += inside(*(value for each in parts for value in self._values_of(each)))
             verdicts.add(len(call.args) == 1 and any(called(part) in _CLOCKS for part in parts))
         return verdicts == {True}
-
-    # --------------------------------------------------------------------- functions and classes
 
     def changed_by(self, function: ast.FunctionDef) -> set[str]:
         """Return the names of the parameters that a function may change."""
@@ -322,11 +306,9 @@ class Script(Names):
         if dotted(decorator).rpartition(".")[2] in ("lru_cache", "cache"):
             return True
         owner = self.definition(dotted(decorator), (ast.FunctionDef, ast.ClassDef))
-        if owner is not None and isinstance(owner[1], ast.ClassDef):
-            return isinstance(self.parents.get(decorator), ast.FunctionDef)
-        inside = [*ast.walk(owner[1])] if owner is not None else []
-        functions = [each for each in inside if isinstance(each, ast.FunctionDef)]
-        flow = Flow(owner[0] if owner is not None else self)
+        if owner is None or isinstance(owner[1], ast.ClassDef):
+            return owner is not None and isinstance(self.parents.get(decorator), ast.FunctionDef)
+        functions, flow = inside(owner[1], kind=ast.FunctionDef), Flow(owner[0])
         for inner in functions[1:]:
             flow.run(inner.body, {*parameters(inner)})
             flow.assigned = {each for each in flow.assigned if each.scope is not inner}
@@ -341,24 +323,23 @@ class Script(Names):
             for method in owner:
                 flow.enter(*method, set())
         for script in self.modules.values():
-            for function in (each for each in script.nodes if isinstance(each, ast.Lambda)):
-                flow.enter(script, function, set())
-            calls = {id(call.func) for call in script.calls}
-            for node in (each for each in script.nodes if isinstance(each, ast.Name | ast.Attribute)):
-                hook = script.definition(dotted(node), ast.FunctionDef) if id(node) not in calls else None
-                if hook is not None:
-                    flow.enter(*hook, set())
+            hooks = [(script, each) for each in script.all(ast.Lambda)]
+            calls = {call.func for call in script.calls}
+            named = [each for each in script.all(ast.Name | ast.Attribute) if each not in calls]
+            found = [script.definition(dotted(each), ast.FunctionDef) for each in named]
+            for hook in (*hooks, *(each for each in found if each is not None)):
+                flow.enter(*hook, set())
         return flow
 
     def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
-        if any(called(part) in GENERATORS for part in ast.walk(node)):
+        if not GENERATORS.isdisjoint(map(called, ast.walk(node))):
             return True
         names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         is_data = any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases)
         for method in self._methods_of(node, used) if is_data or names & {"__getitem__", "__iter__"} else ():
             own = {each.arg for each in method.args.args[:1]}
-            parts = [each for each in ast.walk(method) if isinstance(each, ast.Attribute | ast.Subscript)]
+            parts = inside(method, kind=ast.Attribute | ast.Subscript)
             if any(getattr(root(e), "id", "") in own and not isinstance(e.ctx, ast.Load) for e in parts):
                 return True
         return False
@@ -412,10 +393,10 @@ class Script(Names):
             if not {*map(dotted, method.decorator_list)} <= _DECORATORS or (keeps and flow.changed - {me}):
                 return "object"
             changing |= {method} if me in flow.changed else set()
-            lines = [e for e in ast.walk(method) if isinstance(e, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+            lines = inside(method, kind=ast.Assign | ast.AnnAssign | ast.AugAssign)
             kept += [*method.args.defaults, *(each.value for each in lines if each.value is not None)]
         is_changed = changing & {*self._methods_of(node, used)}
-        parts = [part for each in kept for part in ast.walk(each)]
+        parts = inside(*kept)
         # an iterator, or an object of an own class: a method may change it through other names
         within = [each for each in parts if not isinstance(self.parents[each], ast.Assign | ast.AnnAssign)]
         owners = [self.definition(dotted(each)) for each in parts if isinstance(each, ast.Call)]

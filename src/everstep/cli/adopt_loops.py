@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from everstep.cli.adopt_flow import Flow
 from everstep.cli.adopt_kinds import GENERATORS, OPTIMIZERS, Script
-from everstep.cli.adopt_names import Variable, called, dotted, parameters, same_object
+from everstep.cli.adopt_names import Variable, called, dotted, inside, parameters, same_object
 from everstep.first_use import LOOPS
 
 _PAGES = {
@@ -38,8 +38,7 @@ class Training:
     def __init__(self, source: str, folder: Path | None, is_coarse: bool) -> None:
         self.script, self.is_nested, self.is_coarse = Script(source, folder), False, is_coarse
         self.refused, self.outside, self.guessed = set[tuple[int, str]](), list[int](), list[str]()
-        self.breaks = list[Any]()
-        self.carried, self.records = set[Variable](), set[Variable]()
+        self.carried, self.records, self.breaks = set[Variable](), set[Variable](), list[Any]()
         self.made = set[Variable]()
         """The records that a resume makes anew, after the checkpoint was opened."""
         self.losses = dict[Variable, list[Any]]()
@@ -53,8 +52,6 @@ class Training:
     def give_up(self, node: Any, problem: str) -> NoReturn:
         self.refuse(node, problem)
         raise Refused
-
-    # ------------------------------------------------------------------------------- the loops
 
     def _reached(self, node: ast.AST) -> Iterator[Any]:
         """Yield what is in a node, and in the functions of the script that it names."""
@@ -83,8 +80,8 @@ class Training:
         """Find the loop over epochs, that over steps, and the call between them."""
         script = self.script
         first = next(iter(script.tree.body), ast.Pass(lineno=1))
-        loops = [node for node in script.nodes if isinstance(node, LOOPS)]
-        self._training = {o for o in loops if any(called(each) == "backward" for each in self._reached(o))}
+        loops = script.all(LOOPS)
+        self._training = {each for each in loops if "backward" in map(called, self._reached(each))}
         below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
         outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
         if "everstep" in script.imported:
@@ -172,13 +169,11 @@ class Training:
             elif dotted(node).rpartition(".")[2] in ("lru_cache", "cache") and isinstance(node, ast.expr):
                 self.refuse(node, "what it keeps is no state: take it out")
 
-    # ---------------------------------------------------------------------------- the variables
-
     def find_carried(self) -> None:
         """Find the variables that go from one round to the next, or out of the loop."""
         script, epochs, steps = self.script, self.epochs, self.steps
-        inside = {*ast.walk(epochs), *(ast.walk(self.inside) if self.call else ())}
-        outside = {script.variable(each) for each in script.stores if each not in inside}
+        within = {*inside(epochs, self.inside if self.call else None)}
+        outside = {script.variable(each) for each in script.stores if each not in within}
         step, epoch, tail, after = (Flow(script, outside) for _ in range(4))
         sure = step.round(steps, set()) or set()
         epoch.round(epochs, set())
@@ -193,10 +188,10 @@ class Training:
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         moved = in_loop | in_epoch & (epoch.read | after.read)
         moved |= {each for each in epoch.assigned if each.scope is None and self.home is not None}
-        read, unseen = script.unseen.read | epoch.read | after.read, script.unseen.assigned
-        unseen = unseen | script.unseen.changed
-        is_plain = {each: script.kind(each) == "plain" or each.name in script.classes for each in unseen}
-        moved |= {each for each in unseen if each.scope is None and is_plain[each]}
+        read = script.unseen.read | epoch.read | after.read
+        unseen = script.unseen.assigned | script.unseen.changed
+        plain = {e for e in unseen if script.kind(e) == "plain" or e.name in script.classes}
+        moved |= {each for each in plain if each.scope is None}
         # an engine of another package is taken for one that stays as it is, if only methods use it
         changed = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
         changed = changed & read | {each for each in read if script.is_drawn(each)}
@@ -209,17 +204,17 @@ class Training:
                     each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
                 )
         for name in (each for each in script.stores if (record := script.variable(each)) in self.records):
+            given = inside(*script.values(record), kind=ast.Name | ast.Call)
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
-            if name in inside or is_choice or record.scope not in (None, self.home):
+            if name in within or is_choice or record.scope not in (None, self.home):
                 self.made.add(record)
-            if name in inside and (record in after.read or script.holds_state(record)):
+            if name in within and (record in after.read or "state" in map(script.kind_of, given)):
                 self.refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
         data = Flow(script)
         data.run([ast.Expr(steps.iter)] if steps is not epochs else [], set())
         self._check_head(step.read | tail.read, data.read)
-        for call in (each for top in self._head for each in ast.walk(top) if called(each) == "append"):
-            item = call.args[0] if isinstance(call, ast.Call) and call.args else None
-            if isinstance(item, ast.Name) and script.variable(item) in self.carried & step.changed:
+        for call in (each for each in inside(*self._head) if called(each) == "append"):
+            for item in (each for each in call.args[:1] if script.is_of(each, *self.carried & step.changed)):
                 self.refuse(call, f"`{item.id}` would come back as two: append it below the steps")
 
     def _check_head(self, read: set[Variable], data: set[Variable]) -> None:
@@ -250,14 +245,14 @@ class Training:
     def _backward_calls(self, variable: Variable) -> list[Any]:
         """Return the lines `loss.backward()`, if this is the last that the loop does with a loss."""
         script, epochs = self.script, self.epochs
-        inside, calls = {*ast.walk(epochs)}, list[Any]()
+        within, calls = {*ast.walk(epochs)}, list[Any]()
         for name in (each for each in script.names if script.variable(each) == variable):
             method: Any = script.parents.get(name)
             statement = script.nearest(script.parents.get(method, method), ast.AST)
             is_backward = getattr(method, "attr", "") == "backward" and isinstance(statement, ast.Expr)
-            if name in inside and is_backward:
+            if name in within and is_backward:
                 calls.append(statement)
-            elif name not in inside and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
+            elif name not in within and not (name.lineno > epochs.lineno and isinstance(name.ctx, ast.Load)):
                 return []
         stores = [each.lineno for each in script.stores_of(variable)]
         return calls if calls and max(stores) < min(each.lineno for each in calls) else []
@@ -282,7 +277,7 @@ class Training:
         calls = [e for e in made if isinstance(e, ast.Call) and "state_dict" not in ast.unparse(e)]
         calls = [e for e in calls if called(e) in ("deepcopy", "partial", "Path") or called(e)[:1].isupper()]
         objects = [each for each in calls if script.kind_of(each) in ("", "object", "function")]
-        targets = [each for loop in (self.epochs, self.steps) for each in ast.walk(loop.target)]
+        targets = inside(self.epochs.target, self.steps.target)
         has_namesake = name in {each.name for each in self.carried | self.records}
         items = [] if any(map(script.is_array, made)) else script.items_of(variable)  # an array has copies
         is_replaced = (assigned or script.is_stored_in(variable)) and "DataLoader" in map(called, made)
@@ -320,8 +315,6 @@ class Training:
     def counters(self) -> list[ast.Name]:
         """The targets that count rounds, of those that go on."""
         return [each for each in self._counters if each.id in {kept.name for kept in self.carried}]
-
-    # -------------------------------------------------------------------------------- the state
 
     def find_state(self) -> list[str]:
         """Find what the loop uses and a step may change: models, optimizers, schedulers, generators."""
@@ -379,15 +372,13 @@ class Training:
     def _trained(self, given: ast.AST) -> set[Variable]:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""
         variables, script = set[Variable](), self.script
-        groups = [each for each in ast.walk(given) if isinstance(each, ast.Dict)]
+        groups = inside(given, kind=ast.Dict)
         pairs = [pair for each in groups for pair in zip(each.keys, each.values, strict=True)]
-        options = [value for key, value in pairs if getattr(key, "value", "") != "params"]
-        within = {part for option in options for part in ast.walk(option)}
-        for name in (e for e in ast.walk(given) if isinstance(e, ast.Name) and e not in within):
+        options = inside(*(value for key, value in pairs if getattr(key, "value", "") != "params"))
+        for name in (each for each in inside(given, kind=ast.Name) if each not in options):
             variable = script.variable(name)
-            parts = [part for value in script.values(variable) if value for part in ast.walk(value)]
-            names = [variable, *(script.variable(each) for each in parts if isinstance(each, ast.Name))]
-            inner = {each for each in names if script.kind(each) == "state"}
+            names = map(script.variable, inside(*script.values(variable), kind=ast.Name))
+            inner = {each for each in (variable, *names) if script.kind(each) == "state"}
             if isinstance(variable.scope, ast.FunctionDef | None):  # not `p` of `[p for n in k for p in n]`
                 if name.id not in script.symbols and not inner:
                     problem = "put it into a torch.nn.ParameterList"

@@ -23,8 +23,13 @@ class Variable(NamedTuple):
     name: str
 
 
+def inside(*tops: ast.AST | None, kind: Any = ast.AST) -> list[Any]:
+    """Return all nodes of a kind in these."""
+    return [node for top in tops if top is not None for node in ast.walk(top) if isinstance(node, kind)]
+
+
 def parameters(function: ast.FunctionDef | ast.Lambda) -> list[Variable]:
-    return [Variable(function, each.arg) for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+    return [Variable(function, each.arg) for each in inside(function.args, kind=ast.arg)]
 
 
 def passed(
@@ -91,32 +96,37 @@ class Names:
         self.source = source.encode()
         self._lines = [0, *accumulate(map(len, self.source.splitlines(keepends=True)))]
         """The place in the source at which each line begins."""
-        self.nodes = list(ast.walk(self.tree))
+        self.nodes = inside(self.tree)
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
-        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
+        self.calls: list[ast.Call] = self.all(ast.Call)
+        self.names: list[ast.Name] = self.all(ast.Name)
         self.stores = [each for each in self.names if not isinstance(each.ctx, ast.Load)]
         self.read_names = {each.id for each in self.names if isinstance(each.ctx, ast.Load)}
-        every = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
-        every = [each for each in every if not self.nearest(each, ast.ClassDef)]
+        every = [each for each in self.all(ast.FunctionDef) if not self.nearest(each, ast.ClassDef)]
         names = [each.name for each in every]
         self.functions = {each.name: each for each in every if names.count(each.name) == 1}
-        self.classes = {each.name: each for each in self.nodes if isinstance(each, ast.ClassDef)}
+        self.classes = {each.name: each for each in self.all(ast.ClassDef)}
         self.assigned = {target: value for node in self.nodes for target, value in assignments(node)}
         for target, value in [*self.assigned.items()]:
             parts = self.returned(value)
             if isinstance(target, ast.Tuple) and isinstance(parts, ast.Tuple):
                 self.assigned |= zip(target.elts, parts.elts, strict=False)
-        imports = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        self._imports = [(node, each) for node in imports for each in node.names]
-        self.imported = {(each.asname or each.name).split(".")[0] for _, each in self._imports}
-        self.packages = {
-            (getattr(node, "module", None) or each.name).split(".")[0]: node for node, each in self._imports
-        }
-        arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
-        self._bound = {*names, *arguments, *(each.id for each in self.stores)}
+        imports = self.all(ast.Import | ast.ImportFrom)
+        self._imports = [
+            (node, alias, [node.module or ""] if isinstance(node, ast.ImportFrom) else list[str]())
+            for node in imports
+            for alias in node.names
+        ]
+        self.imported = {(alias.asname or alias.name).split(".")[0] for _, alias, _ in self._imports}
+        paths = [(node, "".join(source) or alias.name) for node, alias, source in self._imports]
+        self.packages = {path.split(".")[0]: node for node, path in paths}
+        self._bound = {*names, *(each.arg for each in self.all(ast.arg)), *(each.id for each in self.stores)}
         self._definitions = dict[str, tuple[Self, Any] | None]()
         self._variables = dict[ast.Name, Variable]()
+
+    def all(self, kind: Any) -> list[Any]:
+        """Return all nodes of a kind."""
+        return [node for node in self.nodes if isinstance(node, kind)]
 
     def at(self, line: int, column: int = 0) -> int:
         return self._lines[min(line, len(self._lines)) - 1] + column
@@ -157,17 +167,14 @@ class Names:
             node = above
         return before, after
 
-    # ------------------------------------------------------------------------------- variables
-
     @cached_property
     def _locals(self) -> dict[ast.AST, set[str]]:
-        names: dict[ast.AST, set[str]] = {node: set() for node in self.nodes if isinstance(node, _SCOPES)}
-        binding = (ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)
-        for node in (*self.stores, *(each for each in self.nodes if isinstance(each, binding))):
+        names: dict[ast.AST, set[str]] = {node: set() for node in self.all(_SCOPES)}
+        for node in (*self.stores, *self.all((ast.arg, ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))):
             if (home := self.nearest(node, _SCOPES)) is not None:
                 names[home].add(getattr(node, "id", getattr(node, "arg", getattr(node, "name", ""))))
-        for outer in self.nodes:
-            if isinstance(outer, ast.Global | ast.Nonlocal) and self.nearest(outer, _SCOPES) in names:
+        for outer in self.all(ast.Global | ast.Nonlocal):
+            if self.nearest(outer, _SCOPES) in names:
                 names[self.nearest(outer, _SCOPES)] -= {*outer.names}
         return names
 
@@ -229,8 +236,6 @@ class Names:
         names = {each for each in names if each in stored or self.definition(each, ast.Name) is None}
         return names | self.functions.keys() | self.classes.keys()
 
-    # ---------------------------------------------------------------------------------- values
-
     def first(self, variable: Variable) -> Any:
         """Return where a variable is first assigned; its function if it is an argument."""
         default = variable.scope or self.tree.body[0]
@@ -252,8 +257,7 @@ class Names:
     def returned(self, value: ast.expr | None) -> ast.expr | None:
         """Return what a call of a function of the script returns, if one line of it does."""
         function = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
-        inside = ast.walk(function) if function is not None else ()
-        lines = [each for each in inside if isinstance(each, ast.Return | ast.Yield)]
+        lines = inside(function, kind=ast.Return | ast.Yield)
         lines = [each for each in lines if self.nearest(each, ast.FunctionDef) is function]
         return lines[0].value if len(lines) == 1 and isinstance(lines[0], ast.Return) else None
 
@@ -274,15 +278,12 @@ class Names:
             aliases |= more
         return aliases
 
-    # ----------------------------------------------------------------------------- definitions
-
     @cached_property
     def modules(self) -> dict[ast.AST, Self]:
         """The script, and the modules beside it that these import, by their trees."""
         scripts = [self]
         for script in scripts:  # which grows
-            for node, alias in script._imports:
-                source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for node, alias, source in script._imports:
                 for path in (source, [*source, alias.name]):
                     scripts += [each for each in script._files(node, path) if each not in scripts]
         return {each.tree: each for each in scripts}
@@ -313,9 +314,8 @@ class Names:
     def _find(self, path: str) -> tuple[Self, Any] | None:
         if path in self._top:
             return self, self._top[path]
-        for node, alias in self._imports:
+        for node, alias, source in self._imports:
             known, rest = alias.asname or alias.name, ""
-            source = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if source and "." not in path and known in (path, "*"):
                 rest = path if known == "*" else alias.name
             elif path.startswith(f"{known}."):
@@ -330,8 +330,8 @@ class Names:
         """The methods of classes of the script and beside it, by their names."""
         methods = dict[str, list[tuple[Self, ast.FunctionDef]]]()
         for script in self.modules.values():
-            for each in script.nodes:
-                if isinstance(each, ast.FunctionDef) and script.nearest(each, ast.ClassDef):
+            for each in script.all(ast.FunctionDef):
+                if script.nearest(each, ast.ClassDef):
                     methods.setdefault(each.name, []).append((script, each))
         return methods
 
@@ -340,7 +340,7 @@ class Names:
         """Names of methods that are called of anything but `self`."""
         names = set[str]()
         for script in self.modules.values():
-            for node in (each for each in script.nodes if isinstance(each, ast.Attribute)):
+            for node in script.all(ast.Attribute):
                 method = script.nearest(node, ast.FunctionDef)
                 is_method = method is not None and script.nearest(method, ast.AST) in script.classes.values()
                 own = {each.arg for each in method.args.args[:1]} if is_method else ()

@@ -68,14 +68,11 @@ def adopt_command(
     notes = [f"line {line} stands in the way of finer steps: {problem}" for line, problem in patch.in_the_way]
     if notes:
         notes.insert(0, "an epoch is one step, so a kill costs the epoch")
-    notes += [
-        f"{name} is taken for a module or a scheduler: if it is a function, take it out of the state"
-        for name in patch.guessed
-    ]
-    notes += [
-        f"line {line}: this loop stays as it is, and a kill in it costs all of it" for line in patch.outside
-    ]
-    for package in sorted(TRACKERS.keys() & patch.packages):
+    taken = "is taken for a module or a scheduler: if it is a function, take it out of the state"
+    notes += [f"{name} {taken}" for name in patch.guessed]
+    stays = "this loop stays as it is, and a kill in it costs all of it"
+    notes += [f"line {line}: {stays}" for line in patch.outside]
+    for package in sorted(TRACKERS.keys() & patch.script.packages):
         problem = f"after a kill some steps run again, and {package} gets their values twice"
         notes.append(f"{problem}: take the service of docs/recipes/loggers.md in place of its calls")
     cli.note(notes)
