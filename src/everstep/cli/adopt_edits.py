@@ -41,7 +41,7 @@ class Patch(Training):
     """A script under a `TrainLoop`, or the reasons why it is not.
 
     Args:
-        source: text of the script.
+        text: of the script.
         name: of the run, below runs/.
         seed: seed to set after the imports; None: the script seeds itself.
         folder: where the modules are whose classes the script imports; they are only parsed, too.
@@ -58,17 +58,17 @@ class Patch(Training):
 
     def __init__(
         self,
-        source: str,
+        text: str,
         name: str,
         seed: int | None = None,
         folder: Path | None = None,
         is_coarse: bool = False,
     ) -> None:
-        super().__init__(source, folder, is_coarse)
+        super().__init__(text, folder, is_coarse)
         self._name, self._seed, self._edits = name, seed, list[tuple[int, int, str]]()
         self._bar: tuple[Any, ...] = ()
         """The variable of a progress bar around the steps' data, and what it shows."""
-        self.text, self.plain, self.in_the_way = "", source, list[tuple[int, str]]()
+        self.text, self.plain, self.in_the_way = "", text, list[tuple[int, str]]()
         try:
             self.find_loops()
             self.check_loops()
@@ -76,12 +76,11 @@ class Patch(Training):
             self._write(self.find_state())
         except Refused:
             return
-        pieces, at, bytes_ = list[bytes](), 0, self.script.source
-        for start, end, text in sorted(self._edits, key=lambda edit: edit[:2]):
-            pieces += [bytes_[at:start], text.encode()]
-            at = end
+        source, pieces, at = self.script.source, b"", 0
+        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
+            pieces, at = pieces + source[at:start] + new.encode(), end
         if not self.refused:
-            self.text = b"".join([*pieces, bytes_[at:]]).decode()
+            self.text = (pieces + source[at:]).decode()
             with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # the script's own
                 compile(self.text, name, "exec")
 
@@ -156,9 +155,9 @@ class Patch(Training):
         script, epochs = self.script, self.epochs
         fixed = inside(epochs.target, self.steps.target, self.steps.iter, *self._bar)
         fixed += [node.target for node in script.all(ast.NamedExpr)]
-        losses = [e for e in script.names if script.variable(e) in self.losses]
-        renamed = [each for each in script.names if script.variable(each) in self.carried]
-        renamed += [each for each in losses if each.lineno > epochs.end_lineno]
+        after = [each for each in script.names if each.lineno > epochs.end_lineno]
+        renamed = [each for each in script.names if script.is_of(each, *self.carried)]
+        renamed += [each for each in after if script.is_of(each, *self.losses)]
         for name in (each for each in renamed if each not in self.counters):
             if script.text(name) != name.id or name in fixed:
                 self.refuse(name, f"`{name.id}` cannot be renamed here: copy it to a new variable above")

@@ -156,11 +156,10 @@ class Flow(FirstUse[Variable]):
         if function in owner.open:
             return
         owner.open.append(function)
-        inner, own = Flow(owner), {*ast.walk(function)}
-        is_lambda, wraps = isinstance(function, ast.Lambda), list[Any]()
-        inner.run([ast.Expr(function.body)] if is_lambda else function.body, {*parameters(function)})
-        if not is_lambda:  # `f = counted(f)` is a decorator, too
+        inner, own, wraps, body = Flow(owner), {*ast.walk(function)}, list[Any](), function.body
+        if isinstance(function, ast.FunctionDef):  # `f = counted(f)` is a decorator, too
             wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
+        inner.run([ast.Expr(body)] if isinstance(function, ast.Lambda) else body, {*parameters(function)})
         keeps, changed = any(map(owner.keeps, wraps)), inner.changed
         owner.open.pop()
         outer = {each for each in inner.read | inner.assigned | changed if each.scope not in own}
@@ -178,8 +177,7 @@ class Flow(FirstUse[Variable]):
                 is_named = isinstance(value, ast.Name | ast.Attribute)
                 default = owner.holder(value) if is_named else Variable(tree, getattr(function, "name", ""))
                 held |= {Variable(default.scope or tree, default.name)} if default else set()
-        self._changed |= held
-        self.read |= held
+        self._changed, self.read = self._changed | held, self.read | held
 
     def _change(self, value: ast.expr) -> None:
         """Note that a function changes what it is given."""

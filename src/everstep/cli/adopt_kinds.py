@@ -249,9 +249,8 @@ class Script(Names):
         function: Any = self.functions.get(dotted(value)) if isinstance(value, ast.Call) else None
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             owners = [self.definition(dotted(made)) for made in self._made_of(value.func.value)]
-            for each in (each for owner in owners if owner is not None for each in owner[1].body):
-                is_it = isinstance(each, ast.FunctionDef) and each.name == value.func.attr
-                function = each if is_it else function
+            parts = [each for owner in owners if owner is not None for each in owner[1].body]
+            function = next((e for e in parts if getattr(e, "name", "") == value.func.attr), function)
         is_wrapped = called(value) in WRAPPED - {"tqdm"} or isinstance(value, ast.GeneratorExp)
         return is_wrapped or bool(inside(function, kind=ast.Yield | ast.YieldFrom))
 

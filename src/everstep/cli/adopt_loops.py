@@ -55,14 +55,11 @@ class Training:
 
     def _reached(self, node: ast.AST) -> Iterator[Any]:
         """Yield what is in a node, and in the functions of the script that it names."""
-        todo, visited = [node], set[ast.AST]()
-        while todo:
-            for each in ast.walk(todo.pop()):
-                yield each
-                function = self.script.functions.get(each.id) if isinstance(each, ast.Name) else None
-                if function is not None and function not in visited:
-                    visited.add(function)
-                    todo.append(function)
+        tops = [node]
+        for each in (each for top in tops for each in ast.walk(top)):  # tops grow
+            yield each
+            function = self.script.functions.get(getattr(each, "id", ""))
+            tops += [function] if function is not None and function not in tops else []
 
     def _inner(self, nodes: list[Any], way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         """Yield the nearest loops that train, each with the calls of functions on the way to it."""
@@ -80,8 +77,9 @@ class Training:
         """Find the loop over epochs, that over steps, and the call between them."""
         script = self.script
         first = next(iter(script.tree.body), ast.Pass(lineno=1))
-        loops = script.all(LOOPS)
-        self._training = {each for each in loops if "backward" in map(called, self._reached(each))}
+        self._training = {
+            each for each in script.all(LOOPS) if "backward" in map(called, self._reached(each))
+        }
         below = {inner for loop in self._training for inner, _ in self._inner(loop.body)}
         outer: list[Any] = sorted(self._training - below, key=lambda each: each.lineno)
         if "everstep" in script.imported:
@@ -117,9 +115,9 @@ class Training:
         self._head, self._rest = list[ast.stmt](), list[ast.stmt]()
         if self.steps is not self.epochs:
             self._head, self._rest = script.beside(self.steps, self.inside if self.call else self.epochs)
-        if self.call is not None:
-            before, after = script.beside(self.call, self.epochs)
-            self._head, self._rest = [*self._head, *before], [ast.Expr(self.call), *self._rest, *after]
+        for call in calls:
+            before, after = script.beside(call, self.epochs)
+            self._head, self._rest = [*self._head, *before], [ast.Expr(call), *self._rest, *after]
 
     def _is_chosen(self, node: ast.AST) -> bool:
         """Return whether an `if` decides on a line, here or at each call of its function."""
@@ -127,7 +125,7 @@ class Training:
         choices = [each for each in script.above(node) if isinstance(each, ast.If)]
         calls = script.calls_of(home) if home is not None else []
         is_here = any("__name__" not in ast.unparse(each.test) for each in choices)
-        return is_here or (bool(calls) and all(self._is_chosen(each) for each in calls))
+        return is_here or (bool(calls) and all(map(self._is_chosen, calls)))
 
     def check_loops(self) -> None:
         """Refuse what leaves the loops, runs them twice, or reads what no checkpoint has."""
@@ -142,8 +140,8 @@ class Training:
             if is_nested and isinstance(node, ast.Break) and script.nearest(node, LOOPS) is self.epochs:
                 self.breaks.append(node)
             elif leaves:
-                problem = f"call {self.loop}.request_stop() in its place"
-                self.refuse(node, f"ends the training early: take it out, adopt the script, and {problem}")
+                remedy = f"take it out, adopt the script, and call {self.loop}.request_stop() in its place"
+                self.refuse(node, f"ends the training early: {remedy}")
             elif called(node) in ("spawn", "init_process_group") and not self._is_chosen(node):
                 self.refuse(node, "this starts several processes: see docs/guide/processes.md")
             elif isinstance(node, ast.Nonlocal):
@@ -184,6 +182,7 @@ class Training:
         is_counter = steps is not epochs or is_range(epochs)
         counters = [*[epochs.target] * is_counter, *getattr(index, "elts", [])[:1]]
         self._counters: list[Any] = [each for each in counters if isinstance(each, ast.Name)]
+        assigned, changed = step.assigned | epoch.assigned, step.changed | epoch.changed
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         moved = in_loop | in_epoch & (epoch.read | after.read)
@@ -193,16 +192,14 @@ class Training:
         plain = {e for e in unseen if script.kind(e) == "plain" or e.name in script.classes}
         moved |= {each for each in plain if each.scope is None}
         # an engine of another package is taken for one that stays as it is, if only methods use it
-        changed = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
-        changed = changed & read | {each for each in read if script.is_drawn(each)}
-        moved |= {each for each in changed if isinstance(each.scope, ast.Module)}
+        beside = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
+        beside = beside & read | {each for each in read if script.is_drawn(each)}
+        moved |= {each for each in beside if isinstance(each.scope, ast.Module)}
         for each in sorted(moved, key=lambda each: each.name):
             if each not in in_loop and (calls := self._backward_calls(each)):
                 self.losses[each] = calls
             else:
-                self._carry(
-                    each, each in step.changed | epoch.changed, each in step.assigned | epoch.assigned
-                )
+                self._carry(each, each in changed, each in assigned)
         for name in (each for each in script.stores if (record := script.variable(each)) in self.records):
             given = inside(*script.values(record), kind=ast.Name | ast.Call)
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
@@ -230,7 +227,7 @@ class Training:
         for node, flow in flows:
             made = flow.assigned | flow.changed if flow.read & late else set[Variable]()
             used = made & (read | data) - kept
-            is_data = {e for e in used if any(called(value) == "DataLoader" for value in script.values(e))}
+            is_data = {each for each in used if "DataLoader" in map(called, script.values(each))}
             used = {e for e in used if script.kind(e) not in ("reporter", "state", "function")} | is_data
             if used:
                 name, problem = min(each.name for each in used), "is made of values that steps change"
@@ -238,8 +235,8 @@ class Training:
                 self.refuse(node, f"`{name}` {problem}; {remedy}")
         drawn = {e for e in data if any(called(same_object(v)) in GENERATORS for v in script.values(e))}
         late |= {each for each in data if each in later or script.kind(each) == "state"}
-        for name in sorted(each.name for each in late & data - drawn):
-            problem = "of which a resume would find a later value"
+        problem = "of which a resume would find a later value"
+        for name in (each.name for each in late & data - drawn):
             self.refuse(self.steps, f"the data is made of `{name}`, {problem}")
 
     def _backward_calls(self, variable: Variable) -> list[Any]:
@@ -353,8 +350,9 @@ class Training:
         """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
         script, variables = self.script, set[Variable]()
         for used in (e for e in self._used if any(map(script.is_iterator, script.values(e)))):
-            problem = "goes on from epoch to epoch: make it in the epoch"
-            self.refuse(script.first(used), f"`{used.name}` {problem}")
+            self.refuse(
+                script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
+            )
         for call in script.calls:
             owner = script.definition(dotted(call))
             workers = [each.value for each in call.keywords if each.arg == "persistent_workers"]
@@ -381,8 +379,9 @@ class Training:
             inner = {each for each in (variable, *names) if script.kind(each) == "state"}
             if isinstance(variable.scope, ast.FunctionDef | None):  # not `p` of `[p for n in k for p in n]`
                 if name.id not in script.symbols and not inner:
-                    problem = "put it into a torch.nn.ParameterList"
-                    self.refuse(name, f"the optimizer trains `{name.id}`: {problem}")
+                    self.refuse(
+                        name, f"the optimizer trains `{name.id}`: put it into a torch.nn.ParameterList"
+                    )
                 variables |= {variable} & inner or inner
         return variables
 
