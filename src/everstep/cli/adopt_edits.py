@@ -51,9 +51,6 @@ class Patch(Training):
         text: the patched script; empty if lines are refused.
         plain: the script with the seed alone.
         in_the_way: what a patch with finer steps is refused for.
-
-    Raises:
-        SyntaxError: the source is not Python.
     """
 
     def __init__(

@@ -62,10 +62,10 @@ _HOLDING += (ast.Set, ast.Dict, ast.IfExp, ast.BoolOp, *COMPREHENSIONS)
 class Script(Names):
     """A parsed script, or a module beside it, with what its variables hold."""
 
-    def __init__(self, source: str, folder: Path | None = None, file: Path | None = None) -> None:
-        super().__init__(source, folder, file)
+    def __init__(self, source: str, folder: Path | None = None, *module: Any) -> None:
+        super().__init__(source, folder, *module)
         self._changed_by = dict[ast.FunctionDef, set[str]]()
-        self._kinds = dict[tuple[ast.ClassDef, frozenset[str]], str]()
+        self._kinds = dict[ast.ClassDef, str]()
         self.guessed = set[Variable]()
         """Loss functions and schedulers from elsewhere, which are taken for state."""
         self.open: list[object] = []
@@ -78,9 +78,7 @@ class Script(Names):
         A reporter only tells of the training, or stays as it is.
         """
         if isinstance(variable.scope, ast.Module) and variable.scope in self.modules:
-            owner = self.modules[variable.scope]
-            owner.methods_in_use = self.methods_in_use
-            return owner.kind(Variable(None, variable.name))
+            return self.modules[variable.scope].kind(Variable(None, variable.name))
         if variable in self.open:
             return "plain"
         self.open.append(variable)
@@ -135,7 +133,7 @@ class Script(Names):
         if isinstance(value, ast.Call) and (owner := self.definition(dotted(value))) is not None:
             given = [e for e in arguments if isinstance(e, ast.Name | ast.Attribute | ast.Lambda)]
             is_plain = {self.kind_of(each) for each in given} <= {"", "plain", "state"}
-            if kind := owner[0]._kind_of_objects(owner[1], self.methods_in_use):
+            if kind := owner[0]._kind_of_objects(owner[1]):
                 return kind if kind != "record" or is_plain else "object"
         if name == "SimpleNamespace":
             return "record"
@@ -330,43 +328,41 @@ class Script(Names):
                 flow.enter(*hook, set())
         return flow
 
-    def is_data_that_changes(self, node: ast.ClassDef, used: frozenset[str]) -> bool:
+    def is_data_that_changes(self, node: ast.ClassDef) -> bool:
         """Return whether a class draws from a generator of its own, or is data and assigns its attributes."""
         if not GENERATORS.isdisjoint(map(called, ast.walk(node))):
             return True
         names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
         is_data = any(dotted(each).endswith(("Dataset", "Sampler", "DataLoader")) for each in node.bases)
-        for method in self._methods_of(node, used) if is_data or names & {"__getitem__", "__iter__"} else ():
+        for method in self._methods_of(node) if is_data or names & {"__getitem__", "__iter__"} else ():
             own = {each.arg for each in method.args.args[:1]}
             parts = inside(method, kind=ast.Attribute | ast.Subscript)
             if any(getattr(root(e), "id", "") in own and not isinstance(e.ctx, ast.Load) for e in parts):
                 return True
         return False
 
-    def _methods_of(self, node: ast.ClassDef, used: frozenset[str]) -> list[ast.FunctionDef]:
+    def _methods_of(self, node: ast.ClassDef) -> list[ast.FunctionDef]:
         """Return the methods of a class that may run after an object was made."""
         methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        used = self.main.methods_in_use
         names = {each for each in methods if each in used or each.startswith("__")} - {"__init__"}
         more = names
         while more := {called(e) for name in more for e in ast.walk(methods[name])} & methods.keys() - names:
             names |= more
         return [methods[name] for name in names]
 
-    def _kind_of_objects(self, node: ast.ClassDef, used: frozenset[str]) -> str:
-        if (node, used) not in self._kinds:
-            self._kinds[node, used] = "object"  # while the class is looked at
-            self._kinds[node, used] = self._kind_of_class(node, used)
-        return self._kinds[node, used]
+    def _kind_of_objects(self, node: ast.ClassDef) -> str:
+        if node not in self._kinds:
+            self._kinds[node] = "object"  # while the class is looked at
+            self._kinds[node] = self._kind_of_class(node)
+        return self._kinds[node]
 
-    def _kind_of_class(self, node: ast.ClassDef, used: frozenset[str]) -> str:
+    def _kind_of_class(self, node: ast.ClassDef) -> str:
         """Return what objects of a class are.
 
         "state": modules, and what says what its state is; "record": they keep plain attributes alone;
         "constant": no method in use changes them; "writer": they have a file, too; "object": of another kind;
         "": unknown.
-
-        Args:
-            used: names of the methods in use.
         """
         methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
         rest = [each for each in node.body if each not in methods and not isinstance(each, ast.Pass)]
@@ -394,12 +390,12 @@ class Script(Names):
             changing |= {method} if me in flow.changed else set()
             lines = inside(method, kind=ast.Assign | ast.AnnAssign | ast.AugAssign)
             kept += [*method.args.defaults, *(each.value for each in lines if each.value is not None)]
-        is_changed = changing & {*self._methods_of(node, used)}
+        is_changed = changing & {*self._methods_of(node)}
         parts = inside(*kept)
         # an iterator, or an object of an own class: a method may change it through other names
         within = [each for each in parts if not isinstance(self.parents[each], ast.Assign | ast.AnnAssign)]
         owners = [self.definition(dotted(each)) for each in parts if isinstance(each, ast.Call)]
-        kinds = {owner[0]._kind_of_objects(owner[1], used) for owner in owners if owner is not None}
+        kinds = {owner[0]._kind_of_objects(owner[1]) for owner in owners if owner is not None}
         is_hidden = any(called(each) in self.classes for each in within) or kinds & {"record", "object"}
         if is_hidden or any(called(each) in _ITERATORS for each in kept):
             return "object"

@@ -320,12 +320,13 @@ class Training:
         for value in [value for each in used for value in script.values(each)]:
             if isinstance(value, ast.Call) and called(value) in OPTIMIZERS and value.args:
                 used |= self._trained(value.args[0])
-        used |= self._generators() if self.is_coarse else set()
-        for name in script.stores:
-            if called(same_object(script.stored_value(name))) in GENERATORS:
-                variable = script.variable(name)
-                is_above = name.lineno < self.epochs.lineno and variable.scope is self.home
-                used |= {variable} if variable.scope is None or is_above else set()
+        made = {name: same_object(script.stored_value(name)) for name in script.stores}
+        generators = {name: call for name, call in made.items() if called(call) in GENERATORS}
+        for name, variable in ((each, script.variable(each)) for each in generators):
+            is_above = name.lineno < self.epochs.lineno and variable.scope is self.home
+            used |= {variable} if variable.scope is None or is_above or self.is_coarse else set()
+        if self.is_coarse:
+            self._check_data({*generators.values()})
         for each in used:
             first = script.first(each)
             choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
@@ -346,9 +347,9 @@ class Training:
             entries.append(f'"{each.name}": {each.name}{f" if {each.name} is not None else {{}}" * is_none}')
         return entries
 
-    def _generators(self) -> set[Variable]:
-        """Return all generators; refuse data that keeps anything else, as everstep does not open it here."""
-        script, variables = self.script, set[Variable]()
+    def _check_data(self, generators: set[ast.expr | None]) -> None:
+        """Refuse data that keeps anything but generators with a name, as everstep does not open it here."""
+        script = self.script
         for used in (e for e in self._used if any(map(script.is_iterator, script.values(e)))):
             self.refuse(
                 script.first(used), f"`{used.name}` goes on from epoch to epoch: make it in the epoch"
@@ -356,16 +357,13 @@ class Training:
         for call in script.calls:
             owner = script.definition(dotted(call))
             workers = [each.value for each in call.keywords if each.arg == "persistent_workers"]
-            if owner is not None and owner[0].is_data_that_changes(owner[1], script.methods_in_use):
+            is_unnamed = call not in generators and "random_split" not in map(called, script.above(call))
+            if owner is not None and owner[0].is_data_that_changes(owner[1]):
                 self.refuse(call, f"{called(call)} changes as it is read: shuffle by the DataLoader alone")
             elif any(ast.unparse(each) != "False" for each in workers):
                 self.refuse(call, "its workers go on from epoch to epoch: take out persistent_workers")
-            elif called(call) in GENERATORS and "random_split" not in map(called, script.above(call)):
-                homes = [n for n in script.stores if same_object(script.stored_value(n)) is call]
-                variables |= {*map(script.variable, homes)}
-                if not homes:
-                    self.refuse(call, "no name has this generator: assign it to one above the loop")
-        return variables
+            elif called(call) in GENERATORS and is_unnamed:
+                self.refuse(call, "no name has this generator: assign it to one above the loop")
 
     def _trained(self, given: ast.AST) -> set[Variable]:
         """Return the objects whose parameters an optimizer gets, by their names or in a list."""

@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -88,11 +88,15 @@ class Names:
     Args:
         folder: that of the script, where modules are looked for.
         file: of the module.
+        main: the script.
     """
 
-    def __init__(self, source: str, folder: Path | None = None, file: Path | None = None) -> None:
-        self._kind: Any = type(self)
+    def __init__(
+        self, source: str, folder: Path | None = None, file: Path | None = None, main: Any = None
+    ) -> None:
         self.tree, self._folder, self.file = ast.parse(source), folder, file
+        self.main: Any = main or self
+        self._read = dict[Path, Self | None]()
         self.source = source.encode()
         self._lines = [0, *accumulate(map(len, self.source.splitlines(keepends=True)))]
         """The place in the source at which each line begins."""
@@ -296,7 +300,14 @@ class Names:
         folders = own[above - 1 : above] if above else [self._folder, own[0]]
         stems = [Path(folder, *".".join(filter(None, source)).split(".")) for folder in folders]
         paths = [path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py")]
-        return [each for path in paths if (each := _module(self._kind, path, self._folder)) is not None]
+        return [each for path in paths if (each := self.main.module(path)) is not None]
+
+    def module(self, file: Path) -> Self | None:
+        if file not in self._read:
+            self._read[file] = None
+            with suppress(OSError, SyntaxError, ValueError):  # another package's
+                self._read[file] = type(self)(file.read_text(encoding="utf-8"), self._folder, file, self)
+        return self._read[file]
 
     @cached_property
     def _top(self) -> dict[str, Any]:
@@ -346,10 +357,3 @@ class Names:
                 own = {each.arg for each in method.args.args[:1]} if is_method else ()
                 names |= {node.attr} if getattr(node.value, "id", "") not in own else set()
         return frozenset(names)
-
-
-@cache
-def _module(kind: Any, file: Path, root: Path) -> Any:
-    with suppress(OSError, SyntaxError, ValueError):  # another package's
-        return kind(file.read_text(encoding="utf-8"), root, file)
-    return None
