@@ -88,7 +88,7 @@ class Flow(FirstUse[Variable]):
                 self.read |= {script.variable(part)} - sure if is_read else set()
                 assigned |= set() if is_read else {script.variable(part)}
             elif isinstance(part, ast.Attribute) and (variable := script.holder(part)) is not None:
-                self.read |= {variable} - sure if isinstance(variable.scope, ast.Module) else set()
+                self.read |= {variable} - sure if script.is_beside(variable) else set()
             is_target = isinstance(part, ast.Attribute | ast.Subscript) and not isinstance(part.ctx, ast.Load)
             changed: list[Any] = [part] if is_target else []
             changed += self._changed_by(part) if isinstance(part, ast.Call) else []
@@ -152,31 +152,29 @@ class Flow(FirstUse[Variable]):
 
     def enter(self, owner: Script, function: Any, sure: set[Variable]) -> None:
         """Note what a function, here or beside, reads and changes of other scopes, and of its arguments."""
-        script, tree = self._script, None if owner is self._script else owner.tree
         if function in owner.open:
             return
         owner.open.append(function)
-        inner, own, wraps, body = Flow(owner), {*ast.walk(function)}, list[Any](), function.body
+        inner, within, wraps, body = Flow(owner), {*ast.walk(function)}, list[Any](), function.body
         if isinstance(function, ast.FunctionDef):  # `f = counted(f)` is a decorator, too
-            wraps = [*function.decorator_list, *owner.values(Variable(None, function.name))]
+            wraps = [*function.decorator_list, *owner.values(Variable(owner.tree, function.name))]
         inner.run([ast.Expr(body)] if isinstance(function, ast.Lambda) else body, {*parameters(function)})
         keeps, changed = any(map(owner.keeps, wraps)), inner.changed
         owner.open.pop()
-        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in own}
-        lifted = {each: Variable(each.scope or tree, each.name) for each in outer}
-        self.read |= {lifted[each] for each in inner.read & outer} - sure
-        self.assigned |= {lifted[each] for each in inner.assigned & outer}
-        self._changed |= {lifted[each] for each in changed & outer}
-        for parameter, value in script.passed_arguments:
+        outer = {each for each in inner.read | inner.assigned | changed if each.scope not in within}
+        self.read |= inner.read & outer - sure
+        self.assigned |= inner.assigned & outer
+        self._changed |= changed & outer
+        for parameter, value in self._script.passed_arguments:
             if parameter in changed:
                 self._change(value)
-        args, held = function.args, {Variable(tree, function.name)} if keeps else set[Variable]()
+        args, held = function.args, {Variable(owner.tree, function.name)} if keeps else set[Variable]()
         pairs = [*zip(reversed([*args.posonlyargs, *args.args]), reversed(args.defaults), strict=False)]
         for argument, value in [*pairs, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]:
             if Variable(function, argument.arg) in changed and not isinstance(value, ast.Constant | None):
                 is_named = isinstance(value, ast.Name | ast.Attribute)
-                default = owner.holder(value) if is_named else Variable(tree, getattr(function, "name", ""))
-                held |= {Variable(default.scope or tree, default.name)} if default else set()
+                own = Variable(owner.tree, getattr(function, "name", ""))
+                held |= {*filter(None, [owner.holder(value) if is_named else own])}
         self._changed, self.read = self._changed | held, self.read | held
 
     def _change(self, value: ast.expr) -> None:

@@ -77,8 +77,8 @@ class Script(Names):
         A record is an object of a class of the script's own whose attributes are all that it keeps.
         A reporter only tells of the training, or stays as it is.
         """
-        if isinstance(variable.scope, ast.Module) and variable.scope in self.modules:
-            return self.modules[variable.scope].kind(Variable(None, variable.name))
+        if self.is_beside(variable) and variable.scope in self.modules:
+            return self.modules[variable.scope].kind(variable)
         if variable in self.open:
             return "plain"
         self.open.append(variable)
@@ -115,7 +115,7 @@ class Script(Names):
         if (returned := self.returned(value)) is not None:
             return self.kind_of(returned)
         beside = self.holder(value) if isinstance(value, ast.Name | ast.Attribute) else None
-        if beside is not None and isinstance(beside.scope, ast.Module):
+        if beside is not None and self.is_beside(beside):
             kind = self.kind(beside)
             return kind if self.variable_beside(value) or kind in ("reporter", "function") else ""
         if isinstance(value, ast.Name):
@@ -254,14 +254,14 @@ class Script(Names):
 
     def is_drawn(self, variable: Variable) -> bool:
         """Return whether a variable holds a generator or an iterator, which reads change."""
-        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
+        owner, values = self.modules.get(variable.scope, self), self.values(variable)
         made = [same_object(owner.returned(each) or each) for each in values]
         is_iterator = any(map(owner.is_iterator, values))
         return is_iterator or any(called(each) in GENERATORS | _ITERATORS for each in made)
 
     def is_made_elsewhere(self, variable: Variable) -> bool:
         """Return whether what a variable holds is made by another package."""
-        owner, values = self.modules.get(variable.scope or self.tree, self), self.values(variable)
+        owner, values = self.modules.get(variable.scope, self), self.values(variable)
         return bool(values) and all(called(e) and not owner.definition(dotted(e), ast.AST) for e in values)
 
     def _answers_nothing(self, variable: Variable) -> bool:
@@ -380,7 +380,7 @@ class Script(Names):
             me = next(iter(parameters(method)), Variable(method, ""))
             flow = Flow(self, own_calls={f"{me.name}.{name}" for name in names})
             flow.run(method.body, {*parameters(method)})
-            if any(each.scope is None for each in flow.assigned | flow.changed):
+            if any(each.scope is self.tree for each in flow.assigned | flow.changed):
                 return "object"
             # state outside the object: a decorator may keep some, and a default value is there once
             defaults = [each for each in (*method.args.defaults, *method.args.kw_defaults) if each]

@@ -177,7 +177,7 @@ class Training:
         epoch.round(epochs, set())
         tail.run(self._rest, set())
         after.run(script.beside(epochs, self.home)[1], set())
-        self._used = {each for each in epoch.read if not isinstance(each.scope, ast.Module)}
+        self._used = {each for each in epoch.read if not script.is_beside(each)}
         index = steps.target if called(shown(steps.iter)) == "enumerate" else None
         is_counter = steps is not epochs or is_range(epochs)
         counters = [*[epochs.target] * is_counter, *getattr(index, "elts", [])[:1]]
@@ -186,15 +186,15 @@ class Training:
         in_step, in_epoch = step.assigned | step.changed, epoch.assigned | epoch.changed
         in_loop = step.read & in_step | tail.read & (in_step - sure)
         moved = in_loop | in_epoch & (epoch.read | after.read)
-        moved |= {each for each in epoch.assigned if each.scope is None and self.home is not None}
+        moved |= {each for each in epoch.assigned if each.scope is script.tree and self.home is not None}
         read = script.unseen.read | epoch.read | after.read
         unseen = script.unseen.assigned | script.unseen.changed
         plain = {e for e in unseen if script.kind(e) == "plain" or e.name in script.classes}
-        moved |= {each for each in plain if each.scope is None}
+        moved |= {each for each in plain if each.scope is script.tree}
         # an engine of another package is taken for one that stays as it is, if only methods use it
         beside = in_epoch | {e for e in unseen if script.kind(e) or not script.is_made_elsewhere(e)}
         beside = beside & read | {each for each in read if script.is_drawn(each)}
-        moved |= {each for each in beside if isinstance(each.scope, ast.Module)}
+        moved |= {each for each in beside if script.is_beside(each)}
         for each in sorted(moved, key=lambda each: each.name):
             if each not in in_loop and (calls := self._backward_calls(each)):
                 self.losses[each] = calls
@@ -203,7 +203,7 @@ class Training:
         for name in (each for each in script.stores if (record := script.variable(each)) in self.records):
             given = inside(*script.values(record), kind=ast.Name | ast.Call)
             is_choice = isinstance(script.nearest(name, (ast.If, ast.FunctionDef)), ast.If)
-            if name in within or is_choice or record.scope not in (None, self.home):
+            if name in within or is_choice or record.scope not in (script.tree, self.home):
                 self.made.add(record)
             if name in within and (record in after.read or "state" in map(script.kind_of, given)):
                 self.refuse(name, f"`{record.name}` is made in the loop: make it above the loop")
@@ -259,15 +259,15 @@ class Training:
         script, (scope, name) = self.script, variable
         kind, first = script.kind(variable), script.first(variable)
         is_left_out = kind == "reporter" or (kind == "function" and not assigned)
-        if isinstance(scope, ast.Module) or (scope is None and name in script.symbols):
-            file, owner = script.modules[scope].file if scope else None, script.definition(name, ast.AST)
+        if script.is_beside(variable) or (scope is script.tree and name in script.symbols):
+            file, owner = script.modules[scope].file, script.definition(name, ast.AST)
             node = owner[1] if owner and not file else script.packages.get(file.stem if file else name)
             place = f"`{name}` of {file.name}" if file else f"`{name}`"
             problem = "changes in the loop, and no checkpoint has it: make it a variable of this script"
             return None if is_left_out else self.refuse(node or self.epochs, f"{place} {problem}")
-        if not isinstance(scope, ast.FunctionDef | None):
+        if not isinstance(scope, ast.FunctionDef | ast.Module):
             return
-        is_argument = scope is not None and variable in parameters(scope)
+        is_argument = isinstance(scope, ast.FunctionDef) and variable in parameters(scope)
         stores = [e for e in script.stores_of(variable) if e is not first or is_argument]
         values = [same_object(script.stored_value(each)) for each in stores]  # of `net = net.train()`
         made = [*map(same_object, script.values(variable))]
@@ -324,15 +324,15 @@ class Training:
         generators = {name: call for name, call in made.items() if called(call) in GENERATORS}
         for name, variable in ((each, script.variable(each)) for each in generators):
             is_above = name.lineno < self.epochs.lineno and variable.scope is self.home
-            used |= {variable} if variable.scope is None or is_above or self.is_coarse else set()
+            used |= {variable} if variable.scope is script.tree or is_above or self.is_coarse else set()
         if self.is_coarse:
             self._check_data({*generators.values()})
         for each in used:
             first = script.first(each)
             choice: Any = None if first is each.scope else script.nearest(first, (ast.If, ast.FunctionDef))
             is_choice = isinstance(choice, ast.If) and not choice.orelse
-            is_here = each.scope is None or (each.scope is self.home and first.lineno <= self.epochs.lineno)
-            if not is_here:
+            is_above = each.scope is self.home and first.lineno <= self.epochs.lineno
+            if each.scope is not script.tree and not is_above:
                 self.refuse(first, f"`{each.name}` is made out of sight of the loop: make it just above it")
             elif is_choice and "__name__" not in ast.unparse(choice.test):
                 self.refuse(first, f"`{each.name}` is made under an `if`: add an `else` that makes it, too")
@@ -375,7 +375,8 @@ class Training:
             variable = script.variable(name)
             names = map(script.variable, inside(*script.values(variable), kind=ast.Name))
             inner = {each for each in (variable, *names) if script.kind(each) == "state"}
-            if isinstance(variable.scope, ast.FunctionDef | None):  # not `p` of `[p for n in k for p in n]`
+            # not `p` of `[p for n in k for p in n]`
+            if isinstance(variable.scope, ast.FunctionDef) or variable.scope is script.tree:
                 if name.id not in script.symbols and not inner:
                     self.refuse(
                         name, f"the optimizer trains `{name.id}`: put it into a torch.nn.ParameterList"

@@ -17,9 +17,9 @@ SAME_OBJECT = {"to", "cuda", "cpu", "float", "double", "half", "train", "eval", 
 
 
 class Variable(NamedTuple):
-    """A name, and the function or class that it is local to; None: the script; or a module beside it."""
+    """A name, and the function, class or module that it is local to."""
 
-    scope: ast.AST | None
+    scope: ast.AST
     name: str
 
 
@@ -185,7 +185,7 @@ class Names:
     def variable(self, name: ast.Name) -> Variable:
         """Return whose a name is."""
         if name not in self._variables:
-            variable = self.variable_beside(name) or Variable(None, name.id)
+            variable = self.variable_beside(name) or Variable(self.tree, name.id)
             for node in self.above(name):
                 in_class = isinstance(node, ast.ClassDef) and self.parents[name] in node.body
                 if in_class or name.id in self._locals.get(node, ()):
@@ -193,6 +193,10 @@ class Names:
                     break
             self._variables[name] = variable
         return self._variables[name]
+
+    def is_beside(self, variable: Variable) -> bool:
+        """Return whether a variable is one of another module."""
+        return isinstance(variable.scope, ast.Module) and variable.scope is not self.tree
 
     def is_of(self, node: Any, *variables: Variable) -> bool:
         """Return whether a node is the name of one of these variables."""
@@ -217,7 +221,7 @@ class Names:
                 return variable
             if parts > 1 and (getattr(node, "attr", "") == "__class__" or called(node) == "type"):
                 owner = self.nearest(node, ast.ClassDef)
-                return Variable(None, owner.name) if owner is not None else None
+                return Variable(self.tree, owner.name) if owner is not None else None
             parts += isinstance(node, ast.Attribute)
             node = node.func if isinstance(node, ast.Call) else node.value
         if not isinstance(node, ast.Name):
@@ -228,8 +232,8 @@ class Names:
         method: Any = variable.scope
         is_method = "classmethod" in map(dotted, getattr(method, "decorator_list", ()))
         if parts > 1 and is_method and variable == parameters(method)[0]:
-            return Variable(None, self.nearest(method, ast.ClassDef).name)
-        is_builtin = variable.scope is None and node.id not in self._top and hasattr(builtins, node.id)
+            return Variable(self.tree, self.nearest(method, ast.ClassDef).name)
+        is_builtin = variable.scope is self.tree and node.id not in self._top and hasattr(builtins, node.id)
         return variable if is_target or is_class or not (is_builtin or node.id in self.symbols) else None
 
     @cached_property
@@ -242,13 +246,13 @@ class Names:
 
     def first(self, variable: Variable) -> Any:
         """Return where a variable is first assigned; its function if it is an argument."""
-        default = variable.scope or self.tree.body[0]
+        default: Any = self.tree.body[0] if variable.scope is self.tree else variable.scope
         return min(self.stores_of(variable), key=lambda each: each.lineno, default=default)
 
     def values(self, variable: Variable) -> list[ast.expr | None]:
         """Return what is assigned to a variable; None where that is not one value."""
-        if isinstance(variable.scope, ast.Module):
-            return self.modules[variable.scope].values(Variable(None, variable.name))
+        if self.is_beside(variable):
+            return self.modules[variable.scope].values(variable)
         given = [value for parameter, value in self.passed_arguments if parameter == variable]
         return [*given, *map(self.stored_value, self.stores_of(variable))]
 
