@@ -26,7 +26,7 @@ SRC = ROOT / "src" / "everstep"
 
 FLOORS = (
     {"errors"},
-    {"arguments", "display", "hazard", "lazy", "polling", "redaction", "version"},
+    {"arguments", "display", "first_use", "hazard", "lazy", "polling", "redaction", "version"},
     {"unattended"},
     {"schedule"},
     {"contracts", "durable", "untrusted_files"},

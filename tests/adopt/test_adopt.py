@@ -4,20 +4,135 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
 
 import warm
-from everstep.cli.adopting import Patch, compare, patched
+from everstep.cli.adopt_edits import Patch, patched
+from everstep.cli.adopting import compare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = ["functions", "lines", "meters", "one_loop", "rounds"]
 COMMAND = [sys.executable, "-m", "everstep", "adopt"]
+
+
+BEGIN = """import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(20, 4)
+"""
+LOOP = """for epoch in range(3):
+    for row in x:
+        loss = net(row).sum()
+        loss.backward()
+        optimizer.step()
+"""
+METER = """class Meter:
+    def __init__(self, n=0):
+        self.n = n
+
+    def __call__(self, n):
+        self.n += n
+
+
+class Show:
+    def show(self, n):
+        print(n)
+
+
+"""
+DATA = """class Own(torch.utils.data.Dataset):
+    def __init__(self):
+        self.n = 0
+
+    def __getitem__(self, i):
+        item = [i]
+        item[0] = 1
+        return item
+
+
+"""
+DECO = """def deco(f):
+    h = []
+    def g(x):
+        h.append(x)
+        return f(x)
+    return g
+@deco
+def f(x):
+    return x
+"""
+MAKE = """def make():
+    n = 0
+    def g(x):
+        nonlocal n
+        n += x
+    return g
+f = make()
+"""
+RNG = "import itertools, random, torch, numpy as np\nrng = np.random.RandomState(0)\n"
+COUNT = "def count(x=0):\n    global n\n    n += 1\n    return n\nn = 0\n"
+CLASS = """class C:
+    n, h = 0, []
+    def __init__(self): self.k = 0
+    def mean(self, x):
+        self.k += x
+        return self.k
+    def make(x): return C()
+"""
+STEP, HEAD = " " * 8, " " * 4
+TEXTS = {"LOOP": LOOP, "METER": METER, "DATA": DATA, "RNG": RNG, "COUNT": COUNT, "CLASS": CLASS}
+TEXTS |= {"DECO": DECO, "MAKE": MAKE}
+
+
+def rows(table: str) -> list[str]:
+    """The rows of a table; a line that is indented goes on with the one above it."""
+    return table.strip().replace("\n    ", " ").splitlines()
+
+
+def plain(row: str) -> tuple[str, str]:
+    """The plain loop with what a row puts into it, and the text of a module beside it.
+
+    `n = 0 | step: n += 1 | in x: => in zip(x, x):` has a line above the loop, one in a step, and other data.
+    The lines of `top` stand above the script, those of `call` below a loop that the line above it indents, as
+    `def fit():` does.  A name of TEXTS that is a line stands for its text.
+    """
+    places = dict.fromkeys(("top", "before", "head", "step", "tail", "after", "call", "other"), "")
+    changes = list[list[str]]()
+    for part in row.encode().decode("unicode_escape").split(" | "):
+        place, _, lines = part.partition(": ")
+        if " => " in part:
+            changes.append(part.split(" => "))
+        elif place in places:
+            places[place] += f"{lines}\n"
+        else:
+            places["before"] = f"{part}\n"
+    for name, text in TEXTS.items():
+        places = {
+            k: re.sub(rf"^{name}\n", lambda _, text=text: text, v, flags=re.M) for k, v in places.items()
+        }
+    first, rest = LOOP.split("\n", 1)
+    loop = f"{first}\n{indent(places['head'], HEAD)}{rest}{indent(places['step'], STEP)}"
+    loop += indent(places["tail"], HEAD) + places["after"]
+    loop = indent(loop, HEAD) + places["call"] if places["call"] else loop
+    texts = [places["top"] + BEGIN + places["before"] + loop, places["other"]]
+    for old, new in changes:
+        texts = [text.replace(old, new) for text in texts]
+    return texts[0], texts[1]
+
+
+def expected(row: str) -> tuple[str, str]:
+    """The script of a row, and what the row says of its patch after ` -> `."""
+    text, _, entry = row.rpartition(" -> ")
+    return plain(text)[0], entry.encode().decode("unicode_escape")
 
 
 def text_of(name: str) -> str:
@@ -66,516 +181,263 @@ def test_the_patch_is_small_and_keeps_the_text(tmp_path: Path) -> None:
         [*COMMAND, "--by-epoch", str(SCRIPTS / "functions.py")], cwd=tmp_path, capture_output=True, text=True
     )
     assert "for _ in loop.iter_steps([epoch]):  # an epoch is one step" in done.stdout
-    (tmp_path / "logged.py").write_text(around("import mlflow\n", step=STEP + "mlflow.log_metric('a', 1)\n"))
+    (tmp_path / "logged.py").write_text(plain("import mlflow | step: mlflow.log_metric('a', 1)")[0])
     done = warm.run([*COMMAND, "logged.py"], cwd=tmp_path, capture_output=True, text=True)
     assert "note: after a kill some steps run again, and mlflow gets their values twice: take" in done.stderr
 
 
-BEGIN = """import torch
-torch.manual_seed(0)
-net = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-x = torch.randn(20, 4)
+REFUSED = r"""
+top: import everstep -> 1 this script uses everstep already: change its loop by hand
+import os, accelerate -> 6 as in docs/recipes/huggingface.md#accelerate
+tail: for row in x: net(row).sum().backward() -> 11 a second loop that trains in an epoch
+torch.multiprocessing.spawn(f) -> 6 this starts several processes
+def f():\n    n = 0\n    def g():\n        nonlocal n -> 9 use a dictionary
+class C:\n    def f(self):\n        global n -> 8 a method assigns a global
+top: from lib import k | range(3) => range(k, 9) -> 7 `k` is an argument or import
+f = lambda x: 1 | step: f = lambda x: x | sum() => sum() * f(1)
+    -> 6 `f` is a function, and a checkpoint has none
+for epoch in range(3) => while True -> 6 use a Supervisor
+(3) => (0, 9, 3) -> 6 without steps: `in range(n)`
+tail: else:\n    pass -> 7 has an `else`: move these lines
+tail: if loss < 0.1:\n    exit() -> 12 call loop.request_stop()
+in x: => in zip(x, x): -> 7 zip() hides the place in its data
+after: print(row) -> 7 `row` is a batch and is read after the loop
+tail: net.load_state_dict(torch.load('best.pt')) -> 11 may read a file newer
+tail: optimizer = torch.optim.SGD(net.parameters(), lr=epoch) -> 4 made anew
+torch.manual_seed(0)\n => import os\n -> 6 nothing seeds them: give --seed 0
+net.parameters() => [x] -> 4 the optimizer trains `x`
+optimizer = torch => if 1: optimizer = torch -> 4 `optimizer` is made under an `if`: add an `else`
+meter = Meter() | step: meter.add(loss) -> 6 `meter` may change unseen in the loop
+head: old = [*net.parameters()] | sum() => sum() + old[0] -> 7 `old` is made of values that steps change
+def fit(n): | call: fit(1)\nfit(2) -> 6 fit() trains, and this file calls it 2 times: call it once
+import random | net(row) => net(row * random.random()) -> 7 nothing seeds them
 """
-LOOP = """for epoch in range(3):
-    for row in x:
-        loss = net(row).sum()
-        loss.backward()
-        optimizer.step()
-"""
+
+
+@pytest.mark.parametrize("row", rows(REFUSED))
+def test_what_no_patch_can_do_is_named_with_its_line(row: str) -> None:
+    text, entry = expected(row)
+    line, _, words = entry.partition(" ")
+    patch = Patch(text, "x")
+    assert not patch.text
+    assert any(at == int(line) and words in reason for at, reason in patch.refused), patch.refused
 
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
         ("", 1, "no loop here calls backward()"),
-        ("import everstep\n" + LOOP, 1, "by hand"),
-        (BEGIN + "import os, accelerate\n" + LOOP, 6, "as in docs/recipes/huggingface.md#accelerate"),
         ("import lightning as L\nL.Trainer().fit(net)\n", 1, "as in docs/recipes/lightning.md"),
         ("print(1)\nfrom transformers import Trainer\n", 2, "as in docs/coming-from/lightning-hf.md"),
-        (BEGIN + LOOP + LOOP.partition("\n")[2], 11, "a second loop that trains in an epoch"),
-        (BEGIN + "torch.multiprocessing.spawn(f)\n" + LOOP, 6, "this starts several processes"),
-        (BEGIN + "def f():\n    n = 0\n    def g():\n        nonlocal n\n" + LOOP, 9, "use a dictionary"),
-        (BEGIN + "class C:\n    def f(self):\n        global n\n" + LOOP, 8, "a method assigns a global"),
         ("x = [1]\n" + LOOP.replace("        optimizer.step()\n", ""), 2, "no model or optimizer"),
-        (
-            "from lib import k\n" + BEGIN + LOOP.replace("range(3)", "range(k, 9)"),
-            7,
-            "`k` is an argument or import",
-        ),
-        (
-            BEGIN + "f = lambda x: 1\n" + LOOP.replace("sum()", "sum() * f(1)") + "        f = lambda x: x\n",
-            6,
-            "`f` is a function, and a checkpoint has none",
-        ),
-        (BEGIN + LOOP.replace("for epoch in range(3)", "while True"), 6, "use a Supervisor"),
-        (BEGIN + LOOP.replace("(3)", "(0, 9, 3)"), 6, "without steps: `in range(n)`"),
-        (BEGIN + LOOP + "    else:\n        pass\n", 7, "has an `else`: move these lines"),
-        (BEGIN + LOOP + "    if loss < 0.1:\n        exit()\n", 12, "call loop.request_stop()"),
-        (BEGIN + LOOP.replace("in x:", "in zip(x, x):"), 7, "zip() hides the place in its data"),
-        (BEGIN + LOOP + "print(row)\n", 7, "`row` is a batch and is read after the loop"),
-        (BEGIN + LOOP + "    net.load_state_dict(torch.load('best.pt'))\n", 11, "may read a file newer"),
-        (BEGIN + LOOP + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", 4, "made anew"),
-        (BEGIN.replace("torch.manual_seed(0)\n", "") + LOOP, 5, "nothing seeds them: give --seed 0"),
-        (BEGIN.replace("net.parameters()", "[x]") + LOOP, 4, "the optimizer trains `x`"),
-        (
-            BEGIN.replace("optim", "if 1: optim", 1) + LOOP,
-            4,
-            "`optimizer` is made under an `if`: add an `else`",
-        ),
-        (
-            BEGIN + "meter = Meter()\n" + LOOP + "        meter.add(loss)\n",
-            6,
-            "`meter` may change unseen in the loop",
-        ),
-        (
-            BEGIN
-            + LOOP.replace("    for", "    old = [*net.parameters()]\n    for").replace(
-                "sum()", "sum() + old[0]"
-            ),
-            7,
-            "`old` is made of values that steps change",
-        ),
-        (
-            BEGIN
-            + "def fit(n):\n"
-            + "".join(f"    {each}\n" for each in LOOP.splitlines())
-            + "fit(1)\nfit(2)\n",
-            6,
-            "fit() trains, and this file calls it 2 times: call it once",
-        ),
-        (
-            BEGIN + "import random\n" + LOOP.replace("net(row)", "net(row * random.random())"),
-            7,
-            "nothing seeds them",
-        ),
     ],
 )
-def test_what_no_patch_can_do_is_named_with_its_line(text: str, line: int, words: str) -> None:
-    patch = Patch(text, "x")
-    assert not patch.text
-    assert any(at == line and words in reason for at, reason in patch.refused), patch.refused
+def test_a_script_without_a_loop_or_a_model_is_refused(text: str, line: int, words: str) -> None:
+    assert any(at == line and words in reason for at, reason in Patch(text, "x").refused)
 
 
-LOOP_OF_TABS = BEGIN + LOOP.replace("    ", "\t")
-STEP, HEAD, TAIL = "        ", "    ", "    "
-
-
-METER = """class Meter:
-    def __init__(self, n=0):
-        self.n = n
-
-    def __call__(self, n):
-        self.n += n
-
-
-class Show:
-    def show(self, n):
-        print(n)
-
-
+STATE = r"""
+head: pass -> {"net": net, "optimizer": optimizer}
+n = 0 | step: n += 1 -> kept.n = 0
+n = 0\ndef count():\n    global n\n    n += 1 | step: count() -> kept.n += 1
+head: last = 0 | step: if loss > 3: last = 1 | tail: print(last) -> kept.last
+tail: value = float(loss) | after: print(value) -> print(kept.value)
+after: print(loss) -> loss.backward()\n            kept.loss = loss.detach()\n
+after: print(loss) -> \nprint(kept.loss)\n
+after: print(epoch) | range(3) => range(1, 4) -> for kept.epoch in loop.iter_epochs():\n
+after: print(i) | row in x: => i, row in enumerate(x, 1): ->             kept.i = loop.batch_index + 1\n
+tail: if loss > 9: break -> if loss > 9: loop.request_stop(); continue\n
+top: METER | m = [Meter() for _ in x] | step: m[0](1) -> [vars(each) for each in m]
+top: METER | m = Meter() | step: m(now() - 1) -> "optimizer": optimizer}
+top: METER | def note(m):\n    m.write(1)\nm = Meter() | step: note(m) | self.n = n => self.n = open(n)
+    | += n => += open(n) -> "optimizer": optimizer}
+w = MyLogger() | step: w.write(1) -> "optimizer": optimizer}
+def make():\n    return [], Own()\nh, o = make() | step: h.append(1) -> kept.h, o = make()
+def make():\n    return 0\nn = make() | step: n += 1 -> kept.n = make()
+h = {k: 1 for k in x} | step: h[0] += 1 -> kept.h[0] += 1
+a = parse() | step: u = lib.grad(a, 1)[0]\nu[0] = 1 -> "optimizer": optimizer}
+from lib import cal\ncriterion = cal | step: criterion(loss) -> {"net": net, "optimizer": optimizer}
+h = [] | step: h.append(1) | tail: h = np.concatenate(h) -> kept.h = np.concatenate(kept.h)
+e = [p.clone() for p in net.parameters()] | step: for a in e: a *= 0.9 -> in kept.e:
+w = torch.zeros(9) | step: f = w.view(-1)\nf[0] = 1 -> kept.w.view
+h = {} | step: r = h.get(1) or h[0]\nr.append(1) -> kept.h.get
+h = {}\ndef f(k):\n    k.append(1) | step: f(h['a']) -> f(kept.h['a'])
+h = []\ndef f(*k):\n    k[0].append(1) | step: f(h) -> f(h)
+n = [0]\nnp.add.at(n, 0) | step: np.add.at(n, 1) -> np.add.at(kept.n, 1)
+h = []\ndef hook(*a):\n    h.append(1)\nnet.register_forward_hook(hook) ->     kept.h.append(1)
+h = [] | net = => class Net:\n    def f(self):\n        h.append(1)\nnet = ->         kept.h.append(1)
+n = None\ntry:\n    pass\nfinally:\n    print(n) -> print(n)
+top: METER | m = {'a': Meter(), 't': Meter()} | step: m['a'](1)\nm['t'](now()) -> "m": {key: vars(value)
+top: class DINOLoss(torch.nn.Module):\n    pass | crit = DINOLoss() | step: crit(loss) -> "crit": crit
+k = {}\nh = torch.load('a') | step: k[0] = h[0] -> kept.k[0] = h[0]
+top: class D:\n  def __init__(self): self.a()\n  def a(self): self.n = 1\n  def get(self): return self.n
+    | d = D() | step: d.get() -> "optimizer": optimizer}
+nets = [net] | net.parameters() => [p for n in [net] for p in n.parameters()]
+    -> {"net": net, "optimizer": optimizer}
+best = {} | tail: best = copy.deepcopy(net.state_dict()) | after: print(best) -> kept.best
+w = torch.FloatTensor(1).normal_() | step: w += 1\nw = Variable(w.cpu()) -> kept.w = Variable(kept.w.cpu())
+c = torch.nn.HuberLoss() | step: c(loss) | tail: c.delta *= 2 -> "c": c
+s = torch.optim.lr_scheduler.StepLR(optimizer, 1) if len(x) else None | tail: if s: s.step()
+    -> "s": s if s is not None else {}
+h = []\ndef f(k):\n    for a, n in k: a.append(n) | step: f([(h, 1)]) -> f([(kept.h, 1)])
+h = []\ndef f(k):\n    k.append(1) | step: f(*[h]) -> f(*[kept.h])
+top: METER | h, m = [], Show() | step: m.show(h) | print(n) => n.append(1) -> m.show(kept.h)
+w = []\nw.append(SummaryWriter()) | step: w[0].add_scalar(loss) -> {"net": net, "optimizer": optimizer}
+c = {'a': lambda x: x} | step: c['a'](1) -> {"net": net, "optimizer": optimizer}
+t = lib.load() | step: print(t.norm(), t.view(1)) -> "optimizer": optimizer}
+lr_sched = lib.get(optimizer) | tail: lib.update(lr_sched) -> "lr_sched": lr_sched
+a = parse() | step: print(a.name.startswith('b')) -> "optimizer": optimizer}
+s = lib.Sampler() | head: s.set_epoch(epoch) -> "optimizer": optimizer}
+def say(str):\n    print(str) | step: say(str(1)) -> "optimizer": optimizer}
+step: input = row.clone()\ninput[0] = 1 -> "optimizer": optimizer}
+top: class Own(torch.utils.data.Dataset):\n    def get(self):\n        return 1 | h = {}\nh['a'] = Own()
+    | step: h['a'].get() -> "optimizer": optimizer}
+step: if len(row) is not 9: print(1) -> "optimizer": optimizer}
+h = []\nif x.dim() > 9: h = lib.load() | step: h.append(1) -> kept.h.append(1)
+s = SimpleNamespace(n=0) | step: s.n += 1 -> "s": vars(s)
+top: METER | m = {k: Meter() for k in 'ab'} | step: m['a'](1) -> "m": {key: vars(value)
+g = torch.Generator()\nl = DataLoader(x, generator=g) | tail: print(l) -> "g": g
+r = np.random.RandomState(1) | in x: => in r.permutation(9): -> "r": r
+n = 0\nimport os | step: n += 1
+    -> SimpleNamespace()  # what goes from one step or epoch to the next\ntorch.manual
+np.random.seed(1) | in x: => in np.random.permutation(9): -> iter_steps(list(np.random.permutation(9)))
+b = {} | tail: b = {k: v.clone() for k, v in net.state_dict().items()} | after: print(b) -> print(kept.b)
+criterion = lib.get() | step: criterion(loss) -> "criterion": criterion
+top: METER | m = Meter(net) | step: m(1) -> "m": vars(m)}
+top: METER | if x.any():\n    m = Meter() | step: m(1) ->     kept.m = vars(m)\n
+top: METER | head: m = Meter() | step: m(1) ->         kept.m = vars(m)\n
+top: METER | m = Show() | step: m.show(1) -> "optimizer": optimizer}
+head: net = net.train().to('cpu') -> "optimizer": optimizer}
+y = x.clone() | step: loss.view_as(y) -> "optimizer": optimizer}
+a = parse() | net.parameters() => [{'params': net.parameters(), 'lr': a.lr}] -> "optimizer": optimizer}
+h = OrderedDict() | step: h['n'] = 1 -> kept.h['n'] = 1
+b, t = box(), torch.zeros(1) | step: t.copy_(b) -> kept.t.copy_(b)
+h = []\ndef note(a, b):\n    a.append(b) | step: note(h, 1) -> note(kept.h, 1)
+h = {'l': []} | step: l = h['l']\nl.append(1) -> l = kept.h['l']
+e = [p.clone() for p in net.parameters()] | step: for a in e: a.mul_(0.9) -> in kept.e:
+w = torch.zeros(20) | step: w[0] = 1 -> kept.w[0]
+k = 2 | range(3) => range(k, 9) -> max_epoch=len(range(kept.k, 9))
+k = 2 | range(3) => range(1, k + 1) -> max_epoch=k)
+row in x => row, y in x -> for _, (row, y) in
+n = 0 | step: try: n = 1\nexcept ValueError: print(n) -> kept.n = 1
+n = [0]\ndef f(k):\n    n.append(k) or f(k) | step: f(2) -> kept.n.append
+a = b = 0 | step: a = b\nb = a -> kept.b = a
+o = list(range(9)) | head: torch.shuffle(o) | step: print(o) -> shuffle(kept.o)
+r = 1 | head: print(r) | tail: r *= 0.5 -> kept.r *= 0.5
+g = torch.Generator().manual_seed(1) | step: torch.rand(1, generator=g) -> "g": g
+T = torch.DoubleTensor if len(x) > 9 else torch.Tensor | step: z = T(3) -> z = T(3)
+s = SummaryWriter() if len(x) > 9 else None | step: s.add_scalar(loss) ->  s.add_scalar(loss)
+plan = make(optimizer) | tail: plan.step() -> "plan": plan
+h, n = [], 0 | step: h.append(n)\nn += 1 -> kept.h, kept.n = [], 0
+a, (n, h) = 0, (0, []) | step: h.append(n) -> a, (n, kept.h) = 0, (0, [])
+h = [] | step: a, n = h, 0\na.append(n) -> a, n = kept.h, 0
+a = parse() | head: for g in optimizer.param_groups: g['lr'] = a.lr -> {"net": net, "optimizer": optimizer}
+head: b = tqdm(x, ncols=9) | step: b.set_postfix(a=1) | in x: => in b:
+    -> b = tqdm(loop.iter_steps(list(x)), ncols=9)\n        for _, row in b:\n
+head: b = tqdm(enumerate(x)) | step: print(i) | row in x: => i, row in b:
+    -> (loop.iter_steps(list(x)))\n        for _, row in b:\n            i = loop.batch_index\n
+h, b = {}, [] | step: h['b'] = b\nh.get('b').append(1) -> kept.b
+r = wandb.config.get('r') | head: for g in optimizer.param_groups: g['lr'] = r | tail: r *= 0.5
+    -> kept.r *= 0.5
+def start():\n    lib.spawn(f)\nif x.dim() > 9:\n    start() -> {"net": net, "optimizer": optimizer}
+import os -> import os\nimport everstep\nwith everstep.TrainLoop(
+r = wandb.init() | step: r.log(loss) ->             r.log(loss)\n
+top: METER | m = Meter() | step: m.write(1) | self.n = n => self.n = open(n) | += n => += open(n)
+    -> "optimizer": optimizer}
+after: LOOP -> max_epoch=3) as loop:\n    for epoch in loop.iter_epochs():
+n = 0\ntry: | tail: n = 1 | call: finally:\n    print(n) -> print(kept.n)
+top: METER | m = Meter()\ndef fit():\n    n = Meter() | step: m(n(1)) | call: fit()
+    -> "m": vars(m), "n": vars(n)}
+head: pass | \x20\x20\x20\x20 => \t -> \n\t\tfor _, row in loop.iter_steps(list(x)):\n\t\t\tloss =
+net = torch.nn.Linear(4, 1) => net, more = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    | net(row) => (net(row) + more(row)) -> "more": more
 """
 
 
-def around(before: str = "", head: str = "", step: str = "", tail: str = "", after: str = "") -> str:
-    """The plain loop with lines before it, in an epoch's head, in a step, in a tail, and after it."""
-    first, rest = LOOP.split("\n", 1)
-    return f"{BEGIN}{before}{first}\n{head}{rest}{step}{tail}{after}"
-
-
-@pytest.mark.parametrize(
-    ("text", "entry"),
-    [
-        (around(), '{"net": net, "optimizer": optimizer}'),
-        (around("n = 0\n", step=STEP + "n += 1\n"), "kept.n = 0"),
-        (around("n = 0\ndef count():\n    global n\n    n += 1\n", step=STEP + "count()\n"), "kept.n += 1"),
-        (
-            around(
-                head=HEAD + "last = 0\n", step=STEP + "if loss > 3: last = 1\n", tail=TAIL + "print(last)\n"
-            ),
-            "kept.last",
-        ),
-        (around(tail=TAIL + "value = float(loss)\n", after="print(value)\n"), "print(kept.value)"),
-        (around(after="print(loss)\n"), "loss.backward()\n            kept.loss = loss.detach()\n"),
-        (around(after="print(loss)\n"), "\nprint(kept.loss)\n"),
-        (
-            around(after="print(epoch)\n").replace("range(3)", "range(1, 4)"),
-            "for kept.epoch in loop.iter_epochs():\n",
-        ),
-        (
-            around(after="print(i)\n").replace("row in x:", "i, row in enumerate(x, 1):"),
-            "            kept.i = loop.batch_index + 1\n",
-        ),
-        (around(tail=TAIL + "if loss > 9: break\n"), "if loss > 9: loop.request_stop(); continue\n"),
-        (METER + around("m = [Meter() for _ in x]\n", step=STEP + "m[0](1)\n"), "[vars(each) for each in m]"),
-        (METER + around("m = Meter()\n", step=STEP + "m(now() - 1)\n"), '"optimizer": optimizer}'),
-        (
-            METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "m.write(1)\n"),
-            '"optimizer": optimizer}',
-        ),
-        (
-            around("def note(m):\n    m.write(1)\nm = Own()\n", step=STEP + "note(m)\n").replace(
-                "import torch\n", "import torch\n" + METER.replace("= n", "= open(n)").replace("Meter", "Own")
-            ),
-            '"optimizer": optimizer}',
-        ),
-        (around("w = MyLogger()\n", step=STEP + "w.write(1)\n"), '"optimizer": optimizer}'),
-        (
-            around("def make():\n    return [], Own()\nh, o = make()\n", step=STEP + "h.append(1)\n"),
-            "kept.h, o = make()",
-        ),
-        (around("def make():\n    return 0\nn = make()\n", step=STEP + "n += 1\n"), "kept.n = make()"),
-        (around("h = {k: 1 for k in x}\n", step=STEP + "h[0] += 1\n"), "kept.h[0] += 1"),
-        (
-            around("a = parse()\n", step=STEP + "u = lib.grad(a, 1)[0]\n" + STEP + "u[0] = 1\n"),
-            '"optimizer": optimizer}',
-        ),
-        (
-            around("from lib import cal\ncriterion = cal\n", step=STEP + "criterion(loss)\n"),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (
-            around("h = []\n", step=STEP + "h.append(1)\n", tail=TAIL + "h = np.concatenate(h)\n"),
-            "kept.h = np.concatenate(kept.h)",
-        ),
-        (BEGIN + LOOP + LOOP, "max_epoch=3) as loop:\n    for epoch in loop.iter_epochs():"),
-        (
-            around("e = [p.clone() for p in net.parameters()]\n", step=STEP + "for a in e: a *= 0.9\n"),
-            "in kept.e:",
-        ),
-        (around("w = torch.zeros(9)\n", step=STEP + "f = w.view(-1)\n" + STEP + "f[0] = 1\n"), "kept.w.view"),
-        (around("h = {}\n", step=STEP + "r = h.get(1) or h[0]\n" + STEP + "r.append(1)\n"), "kept.h.get"),
-        (around("h = {}\ndef f(k):\n    k.append(1)\n", step=STEP + "f(h['a'])\n"), "f(kept.h['a'])"),
-        (around("h = []\ndef f(*k):\n    k[0].append(1)\n", step=STEP + "f(h)\n"), "f(h)"),
-        (around("n = [0]\nnp.add.at(n, 0)\n", step=STEP + "np.add.at(n, 1)\n"), "np.add.at(kept.n, 1)"),
-        (
-            around("h = []\ndef hook(*a):\n    h.append(1)\nnet.register_forward_hook(hook)\n"),
-            "    kept.h.append(1)",
-        ),
-        (
-            around("h = []\n").replace("net =", "class Net:\n    def f(self):\n        h.append(1)\nnet ="),
-            "        kept.h.append(1)",
-        ),
-        (around("n = None\ntry:\n    pass\nfinally:\n    print(n)\n"), "print(n)"),
-        (
-            "try:\n"
-            + "".join(f"    {e}\n" for e in around("n = 0\n", tail=TAIL + "n = 1\n").splitlines())
-            + "finally:\n    print(n)\n",
-            "print(kept.n)",
-        ),
-        (
-            METER
-            + around(
-                "m = {'a': Meter(), 't': Meter()}\n", step=STEP + "m['a'](1)\n" + STEP + "m['t'](now())\n"
-            ),
-            '"m": {key: vars(value)',
-        ),
-        (
-            "class DINOLoss(torch.nn.Module):\n    pass\n"
-            + around("crit = DINOLoss()\n", step=STEP + "crit(loss)\n"),
-            '"crit": crit',
-        ),
-        (around("k = {}\nh = torch.load('a')\n", step=STEP + "k[0] = h[0]\n"), "kept.k[0] = h[0]"),
-        (
-            """class Data:
-    def __init__(self):
-        self.split()
-
-    def split(self):
-        self.n = 1
-
-    def batches(self):
-        return [self.n]
-
-
-"""
-            + around("d = Data()\n", step=STEP + "d.batches()\n"),
-            '"optimizer": optimizer}',
-        ),
-        (
-            around("nets = [net]\n").replace(
-                "net.parameters()", "[p for n in [net] for p in n.parameters()]"
-            ),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (
-            around(
-                "best = {}\n", tail=TAIL + "best = copy.deepcopy(net.state_dict())\n", after="print(best)\n"
-            ),
-            "kept.best",
-        ),
-        (
-            around(
-                "w = torch.FloatTensor(1).normal_()\n",
-                step=STEP + "w += 1\n" + STEP + "w = Variable(w.cpu())\n",
-            ),
-            "kept.w = Variable(kept.w.cpu())",
-        ),
-        (
-            around("c = torch.nn.HuberLoss()\n", step=STEP + "c(loss)\n", tail=TAIL + "c.delta *= 2\n"),
-            '"c": c',
-        ),
-        (
-            around(
-                "s = torch.optim.lr_scheduler.StepLR(optimizer, 1) if len(x) else None\n",
-                tail=TAIL + "if s: s.step()\n",
-            ),
-            '"s": s if s is not None else {}',
-        ),
-        (
-            around("h = []\ndef f(k):\n    for a, n in k: a.append(n)\n", step=STEP + "f([(h, 1)])\n"),
-            "f([(kept.h, 1)])",
-        ),
-        (around("h = []\ndef f(k):\n    k.append(1)\n", step=STEP + "f(*[h])\n"), "f(*[kept.h])"),
-        (
-            METER.replace("print(n)", "n.append(1)")
-            + around("h, m = [], Show()\n", step=STEP + "m.show(h)\n"),
-            "m.show(kept.h)",
-        ),
-        (
-            around("w = []\nw.append(SummaryWriter())\n", step=STEP + "w[0].add_scalar(loss)\n"),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (
-            around("c = {'a': lambda x: x}\n", step=STEP + "c['a'](1)\n"),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (around("t = lib.load()\n", step=STEP + "print(t.norm(), t.view(1))\n"), '"optimizer": optimizer}'),
-        (
-            around("lr_sched = lib.get(optimizer)\n", tail=TAIL + "lib.update(lr_sched)\n"),
-            '"lr_sched": lr_sched',
-        ),
-        (around("a = parse()\n", step=STEP + "print(a.name.startswith('b'))\n"), '"optimizer": optimizer}'),
-        (around("s = lib.Sampler()\n", head=HEAD + "s.set_epoch(epoch)\n"), '"optimizer": optimizer}'),
-        (around("def say(str):\n    print(str)\n", step=STEP + "say(str(1))\n"), '"optimizer": optimizer}'),
-        (around(step=STEP + "input = row.clone()\n" + STEP + "input[0] = 1\n"), '"optimizer": optimizer}'),
-        (
-            "class Own(torch.utils.data.Dataset):\n    def get(self):\n        return 1\n"
-            + around("h = {}\nh['a'] = Own()\n", step=STEP + "h['a'].get()\n"),
-            '"optimizer": optimizer}',
-        ),
-        (around(step=STEP + "if len(row) is not 9: print(1)\n"), '"optimizer": optimizer}'),
-        (around("h = []\nif x.dim() > 9: h = lib.load()\n", step=STEP + "h.append(1)\n"), "kept.h.append(1)"),
-        (around("s = SimpleNamespace(n=0)\n", step=STEP + "s.n += 1\n"), '"s": vars(s)'),
-        (
-            METER + around("m = {k: Meter() for k in 'ab'}\n", step=STEP + "m['a'](1)\n"),
-            '"m": {key: vars(value)',
-        ),
-        (
-            around("g = torch.Generator()\nl = DataLoader(x, generator=g)\n", tail=TAIL + "print(l)\n"),
-            '"g": g',
-        ),
-        (around("r = np.random.RandomState(1)\n").replace("in x:", "in r.permutation(9):"), '"r": r'),
-        (
-            around("n = 0\nimport os\n", step=STEP + "n += 1\n"),
-            "SimpleNamespace()  # what goes from one step or epoch to the next\ntorch.manual",
-        ),
-        (
-            around("np.random.seed(1)\n").replace("in x:", "in np.random.permutation(9):"),
-            "iter_steps(list(np.random.permutation(9)))",
-        ),
-        (
-            around(
-                "b = {}\n",
-                tail=TAIL + "b = {k: v.clone() for k, v in net.state_dict().items()}\n",
-                after="print(b)\n",
-            ),
-            "print(kept.b)",
-        ),
-        (
-            METER
-            + around("m = Meter()\ndef fit():\n    n = Meter()\n").partition("for epoch")[0]
-            + "".join(f"    {each}\n" for each in (LOOP + STEP + "m(n(1))\n").splitlines())
-            + "fit()\n",
-            '"m": vars(m), "n": vars(n)}',
-        ),
-        (around("criterion = lib.get()\n", step=STEP + "criterion(loss)\n"), '"criterion": criterion'),
-        (METER + around("m = Meter(net)\n", step=STEP + "m(1)\n"), '"m": vars(m)}'),
-        (METER + around("if x.any():\n    m = Meter()\n", step=STEP + "m(1)\n"), "    kept.m = vars(m)\n"),
-        (METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n"), "        kept.m = vars(m)\n"),
-        (METER + around("m = Show()\n", step=STEP + "m.show(1)\n"), '"optimizer": optimizer}'),
-        (around(head=HEAD + "net = net.train().to('cpu')\n"), '"optimizer": optimizer}'),
-        (around("y = x.clone()\n", step=STEP + "loss.view_as(y)\n"), '"optimizer": optimizer}'),
-        (
-            around("a = parse()\n").replace("net.parameters()", "[{'params': net.parameters(), 'lr': a.lr}]"),
-            '"optimizer": optimizer}',
-        ),
-        (around("h = OrderedDict()\n", step=STEP + "h['n'] = 1\n"), "kept.h['n'] = 1"),
-        (around("b, t = box(), torch.zeros(1)\n", step=STEP + "t.copy_(b)\n"), "kept.t.copy_(b)"),
-        (around("h = []\ndef note(a, b):\n    a.append(b)\n", step=STEP + "note(h, 1)\n"), "note(kept.h, 1)"),
-        (around("h = {'l': []}\n", step=STEP + "l = h['l']\n" + STEP + "l.append(1)\n"), "l = kept.h['l']"),
-        (
-            around("e = [p.clone() for p in net.parameters()]\n", step=STEP + "for a in e: a.mul_(0.9)\n"),
-            "in kept.e:",
-        ),
-        (around("w = torch.zeros(20)\n", step=STEP + "w[0] = 1\n"), "kept.w[0]"),
-        (around("k = 2\n").replace("range(3)", "range(k, 9)"), "max_epoch=len(range(kept.k, 9))"),
-        (around("k = 2\n").replace("range(3)", "range(1, k + 1)"), "max_epoch=k)"),
-        (around().replace("row in x", "row, y in x"), "for _, (row, y) in"),
-        (
-            around("n = 0\n", step=STEP + "try: n = 1\n" + STEP + "except ValueError: print(n)\n"),
-            "kept.n = 1",
-        ),
-        (around("n = [0]\ndef f(k):\n    n.append(k) or f(k)\n", step=STEP + "f(2)\n"), "kept.n.append"),
-        (around("a = b = 0\n", step=STEP + "a = b\n" + STEP + "b = a\n"), "kept.b = a"),
-        (
-            around("o = list(range(9))\n", head=HEAD + "torch.shuffle(o)\n", step=STEP + "print(o)\n"),
-            "shuffle(kept.o)",
-        ),
-        (around("r = 1\n", head=HEAD + "print(r)\n", tail=TAIL + "r *= 0.5\n"), "kept.r *= 0.5"),
-        (
-            around("g = torch.Generator().manual_seed(1)\n", step=STEP + "torch.rand(1, generator=g)\n"),
-            '"g": g',
-        ),
-        (
-            around("T = torch.DoubleTensor if len(x) > 9 else torch.Tensor\n", step=STEP + "z = T(3)\n"),
-            "z = T(3)",
-        ),
-        (
-            around("s = SummaryWriter() if len(x) > 9 else None\n", step=STEP + "s.add_scalar(loss)\n"),
-            " s.add_scalar(loss)",
-        ),
-        (around("plan = make(optimizer)\n", tail=TAIL + "plan.step()\n"), '"plan": plan'),
-        (around("h, n = [], 0\n", step=STEP + "h.append(n)\n" + STEP + "n += 1\n"), "kept.h, kept.n = [], 0"),
-        (around("a, (n, h) = 0, (0, [])\n", step=STEP + "h.append(n)\n"), "a, (n, kept.h) = 0, (0, [])"),
-        (around("h = []\n", step=STEP + "a, n = h, 0\n" + STEP + "a.append(n)\n"), "a, n = kept.h, 0"),
-        (
-            around("a = parse()\n", head=HEAD + "for g in optimizer.param_groups: g['lr'] = a.lr\n"),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (
-            around(head=HEAD + "b = tqdm(x, ncols=9)\n", step=STEP + "b.set_postfix(a=1)\n").replace(
-                "in x:", "in b:"
-            ),
-            "b = tqdm(loop.iter_steps(list(x)), ncols=9)\n        for _, row in b:\n",
-        ),
-        (
-            around(head=HEAD + "b = tqdm(enumerate(x))\n", step=STEP + "print(i)\n").replace(
-                "row in x:", "i, row in b:"
-            ),
-            "(loop.iter_steps(list(x)))\n        for _, row in b:\n            i = loop.batch_index\n",
-        ),
-        (around("h, b = {}, []\n", step=STEP + "h['b'] = b\n" + STEP + "h.get('b').append(1)\n"), "kept.b"),
-        (
-            around(
-                "r = wandb.config.get('r')\n",
-                head=HEAD + "for g in optimizer.param_groups: g['lr'] = r\n",
-                tail=TAIL + "r *= 0.5\n",
-            ),
-            "kept.r *= 0.5",
-        ),
-        (
-            around("def start():\n    lib.spawn(f)\nif x.dim() > 9:\n    start()\n"),
-            '{"net": net, "optimizer": optimizer}',
-        ),
-        (around("import os\n"), "import os\nimport everstep\nwith everstep.TrainLoop("),
-        (around("r = wandb.init()\n", step=STEP + "r.log(loss)\n"), "            r.log(loss)\n"),
-        (LOOP_OF_TABS, "\n\t\tfor _, row in loop.iter_steps(list(x)):\n\t\t\tloss ="),
-        (
-            BEGIN.replace("net =", "net, more =").replace("1)\n", "1), torch.nn.Linear(4, 1)\n", 1)
-            + LOOP.replace("net(row)", "(net(row) + more(row))"),
-            '"more": more',
-        ),
-    ],
-)
-def test_what_goes_from_round_to_round_becomes_state(text: str, entry: str) -> None:
+@pytest.mark.parametrize("row", rows(STATE))
+def test_what_goes_from_round_to_round_becomes_state(row: str) -> None:
+    text, entry = expected(row)
     patch = Patch(text, "x")
     assert entry in patch.text and not patch.refused, patch.refused
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        around("stop = Early()\n", tail=TAIL + "stop(loss)\n"),
-        around("args = parse()\n", tail=TAIL + "args.lr = args.lr / 2\n"),
-        around("batches = iter(x)\n", step=STEP + "next(batches)\n"),
-        around("stop, n = Early(), 0\n", tail=TAIL + "stop(loss)\n"),
-        around("a, *h = 0, Early()\n", step=STEP + "h[0](loss)\n"),
-        around(step=STEP + "net = Net().train()\n"),
-        METER + around(head=HEAD + "m = Meter(net)\n", step=STEP + "m(1)\n"),
-        METER + around("m = Meter() or 1\n", step=STEP + "m(1)\n"),
-        METER + around(head=HEAD + "m = Meter(); n = 0\n", step=STEP + "m(1)\n"),
-        METER + around(head=HEAD + "m = Meter()\n", step=STEP + "m(1)\n", after="print(m.n)\n"),
-        METER + around("m = Meter()\n", head=HEAD + "k = m.n\n", step=STEP + "m(k)\n"),
-        METER.replace("n=0", "n=print") + around("m = Meter()\n", step=STEP + "m(1)\n"),
-        METER.replace("= n", "= open(n)") + around("m = Meter()\n", step=STEP + "if m.n: m(1)\n"),
-        METER.replace("self.n += n", "HISTORY.append(n)")
-        + around("HISTORY, m = [], Meter()\n", step=STEP + "m(1)\n"),
-        METER.replace("Meter:", "Meter(Base):") + around("m = Meter()\n", step=STEP + "m(1)\n"),
-        METER.replace("    def __init__", "    h = []\n\n    def __init__")
-        + around("m = Meter()\n", step=STEP + "m(1)\n"),
-        around("from elsewhere import Meter\nm = Meter()\n", step=STEP + "m(1)\n"),
-        around("m = {'a': Early()}\n", step=STEP + "m['a'](1)\n"),
-        around(step=STEP + "loss *= 2\n", after="print(loss)\n"),
-        around("b, h = Box(), {}\n", head=HEAD + "h['b'] = b\n", step=STEP + "h['b'].add(1)\n"),
-        around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'] += 1\n"),
-        around("def f(k, h=[]):\n    h.append(k)\n", step=STEP + "f(1)\n"),
-        around("h = []\n", head=HEAD + "r = []\n" + HEAD + "h.append(r)\n", step=STEP + "r.append(1)\n"),
-        METER + around("h = []\nh.append(Meter())\n", step=STEP + "h[0](1)\n"),
-        (
-            "class Data:\n    def get(self):\n        yield 1\n"
-            + around("d = Data()\ndef f(d):\n").partition("for epoch")[0]
-            + "".join(f"    {each}\n" for each in LOOP.replace("in x:", "in d.get():").splitlines())
-            + "f(d)\n"
-        ),
-        around(head=HEAD + "l = DataLoader(net(x))\n").replace("in x:", "in l:"),
-        around("def make(n):\n    return n(x)\n").replace("in x:", "in make(net):"),
-        around("h = [1]\ndef order():\n    return [each for each in h]\n", step=STEP + "h[0] = 2\n").replace(
-            "in x:", "in order():"
-        ),
-        around("b = None\n", tail=TAIL + "b = net.state_dict().copy()\n", after="print(b)\n"),
-        around("b = {}\n", tail=TAIL + "b['a'] = net.state_dict()\n", after="print(b)\n"),
-        around("b = {}\n", tail=TAIL + "b = {'a': net.state_dict()}\n", after="print(b)\n"),
-        around("b = []\n", tail=TAIL + "b.append(net.weight.data)\n", after="print(b)\n"),
-        around("b = {}\n", tail=TAIL + "b = {'a': float(1), 'w': net.state_dict()}\n", after="print(b)\n"),
-        METER.replace("+= n", "= net.state_dict()") + around("m = Meter()\n", step=STEP + "m(1)\n"),
-        METER + around("m = defaultdict(Meter)\n", step=STEP + "m[0](1)\n"),
-        METER + around("m = {'a': {'b': Meter()}}\n", step=STEP + "m['a']['b'](1)\n"),
-        METER + around("m = dict(a=Meter())\n", step=STEP + "m['a'](1)\n"),
-        around(head=HEAD + "o = make(torch.optim.SGD(net.parameters(), lr=1))\n"),
-        around("x = zip(x, x)\n"),
-        around("def batches():\n    yield x\n").replace("in x:", "in batches():"),
-        around(
-            head=HEAD + "t = []\n" + HEAD + "for row in x: t.append(net(row))\n", step=STEP + "print(t)\n"
-        ),
-        around("n = 0\n", head=HEAD + "if n < 9: k = 1\n" + HEAD + "else: k = 2\n", step=STEP + "n += k\n"),
-        around("best = None\n", tail=TAIL + "best = net.state_dict()\n", after="print(best)\n"),
-        around("best = None\n", tail=TAIL + "best = copy.deepcopy(net)\n", after="print(best)\n"),
-        around("best = None\n", tail=TAIL + "best = Path('a')\n", after="print(best)\n"),
-        around("l = DataLoader(x)\n", tail=TAIL + "l.dataset.level += 1\n").replace("in x:", "in l:"),
-        around("l = DataLoader(x)\n", tail=TAIL + "l = DataLoader(x, 2)\n").replace("in x:", "in l:"),
-        around(tail=TAIL + "optimizer.add_param_group({'params': []})\n"),
-        around("@lru_cache\ndef f(n):\n    return net(n)\n", step=STEP + "f(1)\n"),
-        around("h = defaultdict(lambda: 0)\n", step=STEP + "h[0] += 1\n"),
-        around("import queue\nq = queue.Queue()\n", step=STEP + "print(q.get())\n"),
-        METER + "class Log:\n    losses = []\n\n\n" + around(step=STEP + "Log.losses.append(1)\n"),
-        METER.replace("__call__", "get")
-        + around("import numpy as np\nm = [Meter(np.mean)]\n", step=STEP + "print(m[0].get(1))\n"),
-        around(
-            "class Stop:\n    def step(self, net):\n        self.best = copy.deepcopy(net)\ns = Stop()\n",
-            tail=TAIL + "s.step(net)\n",
-        ),
-        around("b = RunningMean()\n", step=STEP + "loss = b.norm(loss)\n"),
-        around("b = Box()\n", step=STEP + "h = {}\n" + STEP + "h['b'] = b\n" + STEP + "h['b'].n[0] = 1\n"),
-        around("b = tqdm(x)\n").replace("in x:", "in b:"),
-        around(head=HEAD + "b = tqdm(x)\n", tail=TAIL + "print(len(b))\n").replace("in x:", "in b:"),
-        around(head=HEAD + "b = tqdm(x)\n", step=STEP + "print(b.n)\n").replace("in x:", "in b:"),
-        around(head=HEAD + "b = tqdm(x) if epoch else x\n").replace("in x:", "in b:"),
-        around("t = wandb.Table()\n", step=STEP + "t.add_data(1)\n"),
-        around("h, n = both()\n", step=STEP + "h.append(1)\n"),
-        around("o = {'a': optimizer}\n", step=STEP + "o['a'].step()\n"),
-        around("class C:\n    n = 0\n", step=STEP + "C.n += 1\n"),
-        around("import lib\n", step=STEP + "lib.n += 1\n"),
-        around("def f():\n    pass\ndef f():\n    pass\n", step=STEP + "f()\n"),
-        around("n = 0\n", step=STEP + "print(n := n + 1)\n"),
-        BEGIN
-        + "def fit(best=None):\n"
-        + "".join(f"    {each}\n" for each in LOOP.splitlines())
-        + "            best = best or loss\n    return best\nfit()\n",
-    ],
-)
-def test_what_may_be_kept_out_of_sight_is_refused(text: str) -> None:
-    assert Patch(text, "x").refused
+HIDDEN = r"""
+stop = Early() | tail: stop(loss)
+args = parse() | tail: args.lr = args.lr / 2
+batches = iter(x) | step: next(batches)
+stop, n = Early(), 0 | tail: stop(loss)
+a, *h = 0, Early() | step: h[0](loss)
+step: net = Net().train()
+top: METER | head: m = Meter(net) | step: m(1)
+top: METER | m = Meter() or 1 | step: m(1)
+top: METER | head: m = Meter(); n = 0 | step: m(1)
+top: METER | head: m = Meter() | step: m(1) | after: print(m.n)
+top: METER | m = Meter() | head: k = m.n | step: m(k)
+top: METER | m = Meter() | step: m(1) | n=0 => n=print
+top: METER | HISTORY, m = [], Meter() | step: m(1) | self.n += n => HISTORY.append(n)
+top: METER | m = Meter() | step: m(1) | Meter: => Meter(Base):
+top: METER | m = Meter() | step: m(1) |     def __init__ =>     h = []\n\n    def __init__
+from elsewhere import Meter\nm = Meter() | step: m(1)
+m = {'a': Early()} | step: m['a'](1)
+step: loss *= 2 | after: print(loss)
+b, h = Box(), {} | head: h['b'] = b | step: h['b'].add(1)
+b = Box() | step: h = {}\nh['b'] = b\nh['b'] += 1
+def f(k, h=[]):\n    h.append(k) | step: f(1)
+h = [] | head: r = []\nh.append(r) | step: r.append(1)
+top: METER | h = []\nh.append(Meter()) | step: h[0](1)
+head: l = DataLoader(net(x)) | in x: => in l:
+def make(n):\n    return n(x) | in x: => in make(net):
+h = [1]\ndef order():\n    return [each for each in h] | step: h[0] = 2 | in x: => in order():
+b = None | tail: b = net.state_dict().copy() | after: print(b)
+b = {} | tail: b['a'] = net.state_dict() | after: print(b)
+b = {} | tail: b = {'a': net.state_dict()} | after: print(b)
+b = [] | tail: b.append(net.weight.data) | after: print(b)
+b = {} | tail: b = {'a': float(1), 'w': net.state_dict()} | after: print(b)
+top: METER | m = Meter() | step: m(1) | += n => = net.state_dict()
+top: METER | m = defaultdict(Meter) | step: m[0](1)
+top: METER | m = {'a': {'b': Meter()}} | step: m['a']['b'](1)
+top: METER | m = dict(a=Meter()) | step: m['a'](1)
+head: o = make(torch.optim.SGD(net.parameters(), lr=1))
+x = zip(x, x)
+def batches():\n    yield x | in x: => in batches():
+head: t = []\nfor row in x: t.append(net(row)) | step: print(t)
+n = 0 | head: if n < 9: k = 1\nelse: k = 2 | step: n += k
+best = None | tail: best = net.state_dict() | after: print(best)
+best = None | tail: best = copy.deepcopy(net) | after: print(best)
+best = None | tail: best = Path('a') | after: print(best)
+l = DataLoader(x) | tail: l.dataset.level += 1 | in x: => in l:
+l = DataLoader(x) | tail: l = DataLoader(x, 2) | in x: => in l:
+tail: optimizer.add_param_group({'params': []})
+@lru_cache\ndef f(n):\n    return net(n) | step: f(1)
+h = defaultdict(lambda: 0) | step: h[0] += 1
+import queue\nq = queue.Queue() | step: print(q.get())
+top: METER\nclass Log:\n    losses = [] | step: Log.losses.append(1)
+top: METER | import numpy as np\nm = [Meter(np.mean)] | step: print(m[0].get(1)) | __call__ => get
+class Stop:\n    def step(self, net):\n        self.best = copy.deepcopy(net)\ns = Stop()
+    | tail: s.step(net)
+b = RunningMean() | step: loss = b.norm(loss)
+b = Box() | step: h = {}\nh['b'] = b\nh['b'].n[0] = 1
+b = tqdm(x) | in x: => in b:
+head: b = tqdm(x) | tail: print(len(b)) | in x: => in b:
+head: b = tqdm(x) | step: print(b.n) | in x: => in b:
+head: b = tqdm(x) if epoch else x | in x: => in b:
+t = wandb.Table() | step: t.add_data(1)
+h, n = both() | step: h.append(1)
+o = {'a': optimizer} | step: o['a'].step()
+class C:\n    n = 0 | step: C.n += 1
+import lib | step: lib.n += 1
+def f():\n    pass\ndef f():\n    pass | step: f()
+n = 0 | step: print(n := n + 1)
+top: METER | m = Meter() | step: if m.n: m(1) | self.n = n => self.n = open(n) | += n => += open(n)
+top: class Data:\n    def get(self):\n        yield 1 | d = Data()\ndef f(d):
+    | in x: => in d.get(): | call: f(d)
+def fit(best=None): | step: best = best or loss | after: return best | call: fit()
+"""
+
+
+@pytest.mark.parametrize("row", rows(HIDDEN))
+def test_what_may_be_kept_out_of_sight_is_refused(row: str) -> None:
+    assert Patch(plain(row)[0], "x").refused
 
 
 OF_A_CLASS = """import itertools
@@ -629,32 +491,26 @@ def test_an_object_with_state_that_its_attributes_do_not_show_is_refused(body: s
     ],
 )
 def test_a_seed_is_set_whatever_the_script_has_imported(before: str, seeds: str) -> None:
-    script = before + around().replace("import torch\ntorch.manual_seed(0)\n", "").replace("torch.", "nn.")
+    script = before + (BEGIN + LOOP).replace("import torch\ntorch.manual_seed(0)\n", "").replace(
+        "torch.", "nn."
+    )
     assert f"import everstep\n{seeds}" in Patch(script, "x", 7).text
     assert seeds in Patch(script, "x", 7).plain
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("row", "is_found"),
     [
-        around().replace("torch.manual_seed(0)", "# torch.manual_seed(0)"),
-        around("import numpy as np\n", step=STEP + "np.random.beta(1.0, 1.0)\n"),
+        ("torch.manual_seed(0) => # torch.manual_seed(0)", True),
+        ("import numpy as np | step: np.random.beta(1.0, 1.0)", True),
+        ("torch.manual_seed(0) => torch.random.manual_seed(0)", False),
+        ("import numpy as np | step: np.random.default_rng(np.random.SeedSequence(5))", False),
+        ("import random | step: random.Random(5)", False),
     ],
 )
-def test_what_draws_without_a_seed_is_found(text: str) -> None:
-    assert any("give --seed 0" in reason for _, reason in Patch(text, "x").refused)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        around().replace("torch.manual_seed(0)", "torch.random.manual_seed(0)"),
-        around("import numpy as np\n", step=STEP + "np.random.default_rng(np.random.SeedSequence(5))\n"),
-        around("import random\n", step=STEP + "random.Random(5)\n"),
-    ],
-)
-def test_what_draws_nothing_unseeded_needs_no_seed(text: str) -> None:
-    assert Patch(text, "x").text
+def test_what_draws_without_a_seed_is_found(row: str, is_found: bool) -> None:
+    patch = Patch(plain(row)[0], "x")
+    assert any("give --seed 0" in reason for _, reason in patch.refused) == is_found != bool(patch.text)
 
 
 def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None:
@@ -671,127 +527,74 @@ def test_a_class_is_found_in_the_modules_beside_a_script(tmp_path: Path) -> None
         ("from tools import meters as t", "t.Meter()"),
         ("import tools.meters", "tools.meters.Meter()"),
     ):
-        text = around(f"{line}\nm = {made}\n", step=STEP + "m(1)\n")
+        text, _ = plain(f"{line}\\nm = {made} | step: m(1)")
         assert '"m": vars(m)}' in Patch(text, "x", folder=tmp_path).text, line
         assert Patch(text, "x").refused
 
 
-DECO = """def deco(f):
-    h = []
-    def g(x):
-        h.append(x)
-        return f(x)
-    return g
-@deco
-def f(x):
-    return x
-"""
-MAKE = """def make():
-    n = 0
-    def g(x):
-        nonlocal n
-        n += x
-    return g
-f = make()
-"""
-RNG = "import itertools, random, torch, numpy as np\nrng = np.random.RandomState(0)\n"
-COUNT = "def count(x=0):\n    global n\n    n += 1\n    return n\nn = 0\n"
-CLASS = """class C:
-    n, h = 0, []
-    def __init__(self): self.k = 0
-    def mean(self, x):
-        self.k += x
-        return self.k
-    def make(x): return C()
+BESIDE = r"""
+import other | step: other.rng.random() | other: RNG
+from other import rng as r | step: r.random() | other: RNG
+from more import rng | step: rng.random() | other: print(1)
+import more.sub as s | step: s.draw() | other: RNG
+import other | step: torch.rand(1, generator=other.rng) | other: RNG | np.random.RandomState(0)
+    => torch.Generator()
+from other import * | step: next(rng) | other: RNG | np.random.RandomState(0) => itertools.count()
+from other import draw | step: draw() | other: RNG\ndef draw():\n    return rng.random()
+from other import draw | step: draw() | other: from more import rng\ndef draw():\n    return rng.random()
+from other import draw | step: draw() | other: import more\ndef draw():\n    return more.sub.rng.random()
+from other import count | step: count() | other: COUNT
+import other | step: other.count() | other: COUNT
+import other | step: other.n += 1 | other: COUNT
+import other | step: other.h.append(1) | other: h = []
+from other import h | step: a = h\na.append(1) | other: h = deque()
+import other | step: other.f(1) | other: def f(x, h=[]):\n    h.append(x)
+import other | step: other.f(1) | other: def f(x, *, h=dict()):\n    h[x] = x
+import other | step: other.f() | other: def f():\n    f.n += 1\nf.n = 0
+import other | step: other.f(1) | other: @lru_cache\ndef f(x):\n    return torch.rand(x)
+import other | step: other.f(1) | other: DECO
+import other | step: other.f(1) | other: MAKE
+import other | step: other.f() | other: RNG\nf = rng.random
+import other\nf = other.rng.random | step: f() | other: RNG
+import other\na = other.h | step: a.append(1) | other: h = []
+import other | step: other.f() | other: RNG\nf = lambda: rng.random()
+import other | step: other.f() | other: RNG\ndef f(x=rng):\n    return x.random()
+import other | step: torch.rand(1, generator=other.g)
+    | other: def make():\n    return Generator()\ng = make()
+import other | step: for a in other.g: break | other: g = (a for a in range(9))
+import other | step: other.f(1) | other: class deco:\n    pass\n@deco\ndef f(x):\n    return x
+import other | step: other.f(1) | other: DECO\nf = deco(f) | @deco\ndef f => def f
+import other\nother.net.train() | step: other.net(row) | other: net = torch.nn.Linear(4, 1)
+import other\nnet.register_forward_hook(other.count) | step: pass | other: COUNT
+from other import Net\nmore = Net() | step: more(row)
+    | other: COUNT\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x * count()
+from other import C | step: C.n += 1 | other: CLASS
+import other | step: other.C.h.append(1) | other: CLASS
+from other import C | step: C.mean(1)
+    | other: class C:\n    @staticmethod\n    def mean(x):\n        C.n += x
+from other import C | step: C.mean(1) | other: CLASS | def mean(self => @classmethod\n    def mean(cls
+    | self.k + => cls.k +
+from other import C\nc = C() | step: c.mean(1) | other: CLASS | self.k + => self.__class__.n +
+from other import C\nc = C() | step: c.mean(1) | other: CLASS | self.k + => type(self).n +
+from other import c | step: c.mean(1) | other: CLASS\nc = C()
+from other import C\nc = []\nc.append(C()) | step: c[0].mean(1) | other: CLASS
+from other import C\nc = C.make(1) | step: c.mean(1) | other: CLASS
+from other import D\nd = D() | step: d.c.mean(1)
+    | other: CLASS\nclass D:\n    def __init__(self): self.c = C()
+from other import D\nd = D() | step: d.get(1)
+    | other: CLASS\nclass D:\n  def __init__(self): self.c = C()\n  def get(self, x): return self.c.mean(x)
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "step", "other"),
-    [
-        ("import other", "other.rng.random()", RNG),
-        ("from other import rng as r", "r.random()", RNG),
-        ("from more import rng", "rng.random()", "print(1)\n"),
-        ("import more.sub as s", "s.draw()", RNG),
-        (
-            "import other",
-            "torch.rand(1, generator=other.rng)",
-            RNG.replace("np.random.RandomState(0)", "torch.Generator()"),
-        ),
-        ("from other import *", "next(rng)", RNG.replace("np.random.RandomState(0)", "itertools.count()")),
-        ("from other import draw", "draw()", RNG + "def draw():\n    return rng.random()\n"),
-        ("from other import draw", "draw()", "from more import rng\ndef draw():\n    return rng.random()\n"),
-        ("from other import draw", "draw()", "import more\ndef draw():\n    return more.sub.rng.random()\n"),
-        ("from other import count", "count()", COUNT),
-        ("import other", "other.count()", COUNT),
-        ("import other", "other.n += 1", COUNT),
-        ("import other", "other.h.append(1)", "h = []\n"),
-        ("from other import h", "a = h\n        a.append(1)", "h = deque()\n"),
-        ("import other", "other.f(1)", "def f(x, h=[]):\n    h.append(x)\n"),
-        ("import other", "other.f(1)", "def f(x, *, h=dict()):\n    h[x] = x\n"),
-        ("import other", "other.f()", "def f():\n    f.n += 1\nf.n = 0\n"),
-        ("import other", "other.f(1)", "@lru_cache\ndef f(x):\n    return torch.rand(x)\n"),
-        ("import other", "other.f(1)", DECO),
-        ("import other", "other.f(1)", MAKE),
-        ("import other", "other.f()", RNG + "f = rng.random\n"),
-        ("import other\nf = other.rng.random", "f()", RNG),
-        ("import other\na = other.h", "a.append(1)", "h = []\n"),
-        ("import other", "other.f()", RNG + "f = lambda: rng.random()\n"),
-        ("import other", "other.f()", RNG + "def f(x=rng):\n    return x.random()\n"),
-        (
-            "import other",
-            "torch.rand(1, generator=other.g)",
-            "def make():\n    return Generator()\ng = make()\n",
-        ),
-        ("import other", "for a in other.g: break", "g = (a for a in range(9))\n"),
-        ("import other", "other.f(1)", "class deco:\n    pass\n@deco\ndef f(x):\n    return x\n"),
-        ("import other", "other.f(1)", DECO.replace("@deco", "") + "f = deco(f)\n"),
-        ("import other\nother.net.train()", "other.net(row)", "net = torch.nn.Linear(4, 1)\n"),
-        ("import other\nnet.register_forward_hook(other.count)", "pass", COUNT),
-        (
-            "from other import Net\nmore = Net()",
-            "more(row)",
-            COUNT + "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * count()\n",
-        ),
-        ("from other import C", "C.n += 1", CLASS),
-        ("import other", "other.C.h.append(1)", CLASS),
-        (
-            "from other import C",
-            "C.mean(1)",
-            "class C:\n    @staticmethod\n    def mean(x):\n        C.n += x\n",
-        ),
-        (
-            "from other import C",
-            "C.mean(1)",
-            CLASS.replace("def mean(self", "@classmethod\n    def mean(cls").replace("self.k +", "cls.k +"),
-        ),
-        ("from other import C\nc = C()", "c.mean(1)", CLASS.replace("self.k +", "self.__class__.n +")),
-        ("from other import C\nc = C()", "c.mean(1)", CLASS.replace("self.k +", "type(self).n +")),
-        ("from other import c", "c.mean(1)", CLASS + "c = C()\n"),
-        ("from other import C\nc = []\nc.append(C())", "c[0].mean(1)", CLASS),
-        ("from other import C\nc = C.make(1)", "c.mean(1)", CLASS),
-        (
-            "from other import D\nd = D()",
-            "d.c.mean(1)",
-            CLASS + "class D:\n    def __init__(self): self.c = C()\n",
-        ),
-        (
-            "from other import D\nd = D()",
-            "d.get(1)",
-            CLASS
-            + "class D:\n    def __init__(self): self.c = C()\n    def get(self, x): return self.c.mean(x)\n",
-        ),
-    ],
-)
-def test_what_a_module_beside_a_script_keeps_is_refused(
-    tmp_path: Path, line: str, step: str, other: str
-) -> None:
+@pytest.mark.parametrize("row", rows(BESIDE))
+def test_what_a_module_beside_a_script_keeps_is_refused(tmp_path: Path, row: str) -> None:
     """After a kill such programs ended with other weights, and nothing was said."""
     (tmp_path / "more").mkdir()
     (tmp_path / "more/__init__.py").write_text("from .sub import rng\nfrom . import sub\n")
     (tmp_path / "more/sub.py").write_text(f"{RNG}def draw():\n    return rng.random()\n")
+    text, other = plain(row)
     (tmp_path / "other.py").write_text(other)
-    assert Patch(around(f"{line}\n", step=f"{STEP}{step}\n"), "x", folder=tmp_path).refused
+    assert Patch(text, "x", folder=tmp_path).refused
 
 
 HARMLESS = """import logging, random, re, time, torch, inflect
@@ -829,9 +632,9 @@ class Net(nn.Module):
 def test_a_module_beside_a_script_that_keeps_nothing_stands_in_no_way(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(HARMLESS)
     (tmp_path / "notes.py").write_text("def note(h, x):\n    h.append(x)\n")
-    made = "from other import *\nimport notes\nmore, d, h = Net(), Data(), []\n"
-    step = "more(row)\n        accuracy(row, row)\n        bar(1)\n        d[0]\n        notes.note(h, 1)"
-    patch = Patch(around(made, step=f"{STEP}{step}\n"), "x", folder=tmp_path)
+    made = "from other import *\nimport notes\nmore, d, h = Net(), Data(), []"
+    step = "more(row)\naccuracy(row, row)\nbar(1)\nd[0]\nnotes.note(h, 1)"
+    patch = Patch(plain(f"{made} | step: {step}")[0], "x", folder=tmp_path)
     assert "notes.note(kept.h, 1)" in patch.text and not patch.refused, patch.refused
 
 
@@ -861,76 +664,53 @@ def test_a_module_beside_a_script_that_keeps_nothing_stands_in_no_way(tmp_path: 
     ],
 )
 def test_weights_are_known_by_other_names(tail: str, is_refused: bool) -> None:
-    made = "h = []\ndef add(w):\n    h.append(w)\n"
-    patch = Patch(around(made, tail=f"{TAIL}{tail}\n", after="print(h)\n"), "x")
+    made = "h = []\ndef add(w):\n    h.append(w)"
+    patch = Patch(plain(f"{made} | tail: {tail} | after: print(h)")[0], "x")
     assert any("has weights that change" in problem for _, problem in patch.refused) == is_refused, (
         patch.refused
     )
 
 
 def test_parameters_whose_gradients_are_clipped_stay_as_they_are() -> None:
-    made = "weights = [p for p in net.parameters() if p.requires_grad]\n"
-    step = f"{STEP}torch.nn.utils.clip_grad_norm_(weights, 0.1)\n"
-    patch = Patch(around(made, step=step), "x")
+    made = "weights = [p for p in net.parameters() if p.requires_grad]"
+    patch = Patch(plain(f"{made} | step: torch.nn.utils.clip_grad_norm_(weights, 0.1)")[0], "x")
     assert not patch.refused and "kept" not in patch.text
 
 
-DATA = """class Own(torch.utils.data.Dataset):
-    def __init__(self):
-        self.n = 0
-
-    def __getitem__(self, i):
-        item = [i]
-        item[0] = 1
-        return item
-
-
+EPOCHS = r"""
+top: DATA | d = Own() | in x: => in zip(x, x):
+    -> for _ in loop.iter_steps([epoch]):  # an epoch is one step\n            for row in zip(x, x):\n
+in x: => in zip(x, x): | range(3) => trange(3) -> max_epoch=3) as loop:\n    for epoch in loop.iter_epochs():
+in x: => in zip(x, x): | range(3) => range(1, 4) | after: print(epoch)
+    -> for kept.epoch in loop.iter_epochs():\n        for _ in loop.iter_steps([kept.epoch]):
+g = torch.Generator() | in x: => in zip(x): -> "g": g
+in x: => in zip(x, x): | tail: if epoch: break -> \x20           if epoch: loop.request_stop(); continue\n
+top: METER | head: m = Meter() | step: m(1) | in x: => in zip(x, x): -> \x20           m = Meter()\n
 """
-ROUNDS = around("d = Own()\n").replace("in x:", "in zip(x, x):")
 
 
-@pytest.mark.parametrize(
-    ("text", "entry"),
-    [
-        (
-            DATA + ROUNDS,
-            "for _ in loop.iter_steps([epoch]):  # an epoch is one step\n            for row in zip(x, x):\n",
-        ),
-        (
-            ROUNDS.replace("range(3)", "trange(3)"),
-            "max_epoch=3) as loop:\n    for epoch in loop.iter_epochs():",
-        ),
-        (
-            ROUNDS.replace("range(3)", "range(1, 4)") + "print(epoch)\n",
-            "for kept.epoch in loop.iter_epochs():\n        for _ in loop.iter_steps([kept.epoch]):",
-        ),
-        (around("g = torch.Generator()\n").replace("in x:", "in zip(x):"), '"g": g'),
-        (ROUNDS + "    if epoch: break\n", "            if epoch: loop.request_stop(); continue\n"),
-        (
-            METER + ROUNDS.replace("    for", "    m = Meter()\n    for") + STEP + "m(1)\n",
-            "            m = Meter()\n",
-        ),
-    ],
-)
-def test_an_epoch_is_a_step_if_its_steps_cannot_be(text: str, entry: str) -> None:
+@pytest.mark.parametrize("row", rows(EPOCHS))
+def test_an_epoch_is_a_step_if_its_steps_cannot_be(row: str) -> None:
+    text, entry = expected(row)
     assert Patch(text, "x").refused and Patch(text, "x").is_nested
     patch = patched(text, "x")
     assert entry in patch.text and patch.in_the_way and "  # an epoch is one step\n" in patch.text
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (DATA.replace("item[0]", "self.n") + ROUNDS, "Own changes as it is read"),
-        (DATA.replace("(torch.utils.data.Dataset)", "").replace("item[0]", "self.n") + ROUNDS, "Own changes"),
-        (DATA.replace("self.n = 0", "self.g = torch.Generator()") + ROUNDS, "Own changes as it is read"),
-        (ROUNDS.replace("d = Own()", "d = Load(persistent_workers=True)"), "take out persistent_workers"),
-        (ROUNDS.replace("d = Own()", "d = Own(torch.Generator())"), "no name has this generator"),
-        ("def f():\n    g = torch.Generator()\n" + ROUNDS, "`g` is made out of sight of the loop"),
-        (ROUNDS + "    optimizer = torch.optim.SGD(net.parameters(), lr=epoch)\n", "made anew"),
-    ],
-)
-def test_data_that_a_step_of_an_epoch_would_not_save_is_refused(text: str, problem: str) -> None:
+UNSAVED = r"""
+top: DATA | d = Own() | item[0] => self.n -> Own changes as it is read
+top: DATA | d = Own() | item[0] => self.n | (torch.utils.data.Dataset) => () -> Own changes
+top: DATA | d = Own() | self.n = 0 => self.g = torch.Generator() -> Own changes as it is read
+d = Load(persistent_workers=True) -> take out persistent_workers
+d = Own(torch.Generator()) -> no name has this generator
+top: def f():\n    g = torch.Generator() -> `g` is made out of sight of the loop
+tail: optimizer = torch.optim.SGD(net.parameters(), lr=epoch) -> made anew
+"""
+
+
+@pytest.mark.parametrize("row", rows(UNSAVED))
+def test_data_that_a_step_of_an_epoch_would_not_save_is_refused(row: str) -> None:
+    text, problem = expected(f"in x: => in zip(x, x): | {row}")
     patch = Patch(text, "x", is_coarse=True)
     assert any(problem in reason for _, reason in patch.refused), patch.refused
 

@@ -48,6 +48,7 @@ from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.data.adapt import OwnStream
 from everstep.errors import some
+from everstep.first_use import LOOPS, FirstUse
 from everstep.record import batch_digest
 from everstep.services.judges import FunctionService
 from everstep.services.sink import RemoteSink, Sink
@@ -79,13 +80,10 @@ _STATE = "#state "
 _CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
 _NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
-_LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _READERS = {"locals", "globals", "eval", "exec"}
 """Functions that may read any variable."""
-_JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise)
-Use = Literal["set", "read", "leave"] | None
 Variable = tuple[str, str]
 """Name of a function, or of a module in brackets, and of a variable in it."""
 
@@ -452,7 +450,9 @@ def _set_by_iter(kind: type) -> set[str]:
     except (OSError, TypeError, ValueError, KeyError, SyntaxError):  # without a source, or inherited
         return set()
     names = {each.attr for each in ast.walk(method) if isinstance(each, ast.Attribute)}
-    return {name for name in names if _FirstUse(f"self.{name}").in_turn(method.body) == {"set"}}
+    uses = {name: _FirstUse(f"self.{name}") for name in names}
+    set_first = {name for name, use in uses.items() if use.is_set(use.run(method.body, set()))}
+    return {name for name in set_first if uses[name].assigned and not uses[name].read}
 
 
 def _changed_globals(frame: FrameType) -> list[tuple[str, str, Any]]:
@@ -507,7 +507,7 @@ def _parents(path: str) -> dict[ast.AST, ast.AST]:
 
 def _loops_around(path: str, line: int) -> list[Any]:
     """List the loops around a line, inner ones first."""
-    loops: list[Any] = [each for each in _parents(path) if isinstance(each, _LOOPS)]
+    loops: list[Any] = [each for each in _parents(path) if isinstance(each, LOOPS)]
     around = [each for each in loops if each.lineno <= line <= (each.end_lineno or line)]
     return sorted(around, key=lambda each: -each.lineno)
 
@@ -517,7 +517,9 @@ def _goes_on(path: str, line: int, name: str) -> bool:
     """Whether the loop over epochs around a line reads a variable before it sets it: `rate *= 0.5`."""
     for loop in _loops_around(path, line):
         if isinstance(loop, ast.For) and "iter_epochs" in ast.unparse(loop.iter):
-            return "read" in _FirstUse(name, _parents(path), loop).of_round(loop)
+            first = _FirstUse(name, _parents(path), loop)
+            first.loop(loop)
+            return bool(first.read)
     return False
 
 
@@ -532,19 +534,15 @@ def _is_set_in(lines: tuple[tuple[str, int], ...], name: str, is_own: bool) -> b
         parents = _parents(path)
         for loop in _loops_around(path, line):
             first = _FirstUse(name, parents, loop if is_own else None)
-            uses = {None if use == "leave" else use for use in first.of_round(loop)}
-            if "read" in uses or None not in uses:
-                return "read" not in uses
-            if "set" in uses:
+            if first.is_set(first.loop(loop)) or first.read:
+                return not first.read
+            if first.assigned:
                 return first.is_local and not first.is_read_after(loop)
     return False
 
 
-class _FirstUse:
-    """How statements may first use a variable: the ways, of which None ends without a use.
-
-    A way "leave" ends at a `break` or `continue`.  An inner loop counts as one that has a round, and what a
-    statement does in other ways than those known here as read.
+class _FirstUse(FirstUse[str]):
+    """How statements may first use one variable; what they do in other ways than those known here is a read.
 
     Args:
         name: of the variable, or "variable.attribute".
@@ -556,6 +554,7 @@ class _FirstUse:
     """
 
     def __init__(self, name: str, parents: Mapping[ast.AST, ast.AST] | None = None, loop: Any = None) -> None:
+        super().__init__()
         self._name, self._root, self._parents = name, name.partition(".")[0], parents or {}
         self._names = {self._root, *_READERS}
         """With those of functions that read the variable: a call of one is a read."""
@@ -576,77 +575,69 @@ class _FirstUse:
                 self.is_local &= getattr(self._parents[each], "func", None) is each
             self.is_local &= not (isinstance(each, ast.Nonlocal) and self._root in each.names)
 
-    def in_turn(self, parts: Iterable[ast.AST]) -> set[Use]:
-        uses: set[Use] = {None}
-        for part in parts:
-            if None in uses:
-                uses = uses - {None} | self.of(part)
-        return uses
+    def is_set(self, sure: set[str] | None) -> bool:
+        """Whether each way that goes on has set the variable."""
+        return sure is None or self._name in sure
 
-    def of_round(self, loop: ast.For | ast.While) -> set[Use]:
-        opening = [loop.iter, loop.target] if isinstance(loop, ast.For) else [loop.test]
-        return self.in_turn([*opening, *loop.body])
+    def loop(self, loop: ast.For | ast.While) -> set[str] | None:
+        """Follow a round of a loop, with its head."""
+        self.use(loop.iter if isinstance(loop, ast.For) else loop.test, set())
+        return self.round(loop, set())
 
     def is_read_after(self, node: Any) -> bool:
         """Whether lines after a loop, or further rounds of those around it, read the variable."""
         while (above := self._parents.get(node)) is not None and not isinstance(node, _SCOPES):
             blocks = [part for _, part in ast.iter_fields(above) if isinstance(part, list) and node in part]
             rest = [each for block in blocks for each in block[block.index(node) + 1 :]]
-            uses = self.in_turn([*(node.orelse if isinstance(node, _LOOPS) else []), *rest])
-            if isinstance(above, _LOOPS):
-                uses |= self.of_round(above) & {"read"}
+            after = self.run_as_round([*(node.orelse if isinstance(node, LOOPS) else []), *rest], set())
+            if isinstance(above, LOOPS):
+                self.loop(above)
             elif isinstance(above, ast.Try):  # its other blocks may follow each of its lines
-                uses = {None}.union(*map(self.of, ast.iter_child_nodes(above)))
-            if "read" in uses or not uses & {None, "leave"}:
-                return "read" in uses
+                after = set()
+                for each in ast.iter_child_nodes(above):
+                    self.run([each], set())
+            if self.read or self.is_set(after):
+                return bool(self.read)
             node = above
         return False
 
-    def of(self, node: Any) -> set[Use]:
-        inside = [*ast.walk(node)]
-        is_used = any(isinstance(each, ast.Name) and each.id in self._names for each in inside)
-        if not is_used and not any(isinstance(each, _JUMPS) for each in inside):
-            return {None}
-        is_attribute = self._name != self._root
-        uses: set[Use]
+    def use(self, node: Any, sure: set[str]) -> set[str]:
+        first, variable = next(self._uses(node), None), {self._name}
+        self.read |= variable - sure if first == "read" else set()
+        self.assigned |= variable if first == "set" else set()
+        return variable if first == "set" else set()
+
+    def _uses(self, node: Any) -> Iterator[Literal["read", "set"]]:
+        """Yield in turn how an expression or a simple statement uses the variable."""
+        if not any(isinstance(each, ast.Name) and each.id in self._names for each in ast.walk(node)):
+            return
+        is_attribute, parts = self._name != self._root, [*ast.iter_child_nodes(node)]
         match node:
-            case ast.Break() | ast.Continue():
-                return {"leave"}
-            case ast.Return() | ast.Raise():
-                return self.in_turn(ast.iter_child_nodes(node)) - {None}
             case ast.Name() | ast.Attribute() if ast.unparse(node) == self._name:
-                return {"set" if isinstance(node.ctx, ast.Store) else "read"}
+                yield "set" if isinstance(node.ctx, ast.Store) else "read"
             case ast.Attribute(ast.Name(), ctx=ast.Store()) if is_attribute:
-                return {None}  # another attribute of the same object; to get one may call a property
+                parts = []  # another attribute of the same object; to get one may call a property
             case ast.Expr(ast.Call(ast.Attribute(ast.Name(id=owner), method))) if _RESETS.fullmatch(method):
-                return {"set" if owner == self._root else "read"}
+                yield "set" if owner == self._root else "read"
             case ast.Name() | ast.NamedExpr() | ast.AsyncFor() | ast.Match() | ast.ClassDef():
-                return {"read" if is_used else None}
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                defaults = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
-                return {"read"} if self._names & _free_names(node) else self.in_turn(defaults)
-            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                is_free = self._names & _free_names(node)
-                return {"read"} if is_free else self.of(node.generators[0].iter)
+                yield "read"
+            case _ if isinstance(node, _SCOPES + _COMPREHENSIONS):
+                if self._names & _free_names(node):
+                    yield "read"
+                if isinstance(node, _SCOPES):  # its body runs later
+                    parts = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each]
+                else:
+                    parts = [node.generators[0].iter]
             case ast.Call(ast.Attribute()) if is_attribute:
-                return {"read"}
+                yield "read"
             case ast.AugAssign(target) if ast.unparse(target) == self._name:
-                return {"read"}
+                yield "read"
             case ast.Assign(targets, value):
-                return self.in_turn([value, *targets])
+                parts = [value, *targets]
             case ast.AnnAssign(target, value=value):
-                return {None} if value is None else self.in_turn([value, target])
-            case ast.For() | ast.While():
-                uses = self.of_round(node) or {None}
-                uses = uses - {"leave"} | {None} if "leave" in uses else uses
-                return uses - {None} | self.in_turn(node.orelse) if None in uses else uses
-            case ast.If(test, body, orelse):
-                uses = self.of(test)
-                return uses - {None} | self.in_turn(body) | self.in_turn(orelse) if None in uses else uses
-            case ast.Try():  # a handler may begin before a line of the body has set the variable
-                uses = self.in_turn([*node.body, *node.orelse]).union(*map(self.of, node.handlers))
-                return uses - {None} | self.in_turn(node.finalbody) if None in uses else uses
-        return self.in_turn(ast.iter_child_nodes(node))
+                parts = [] if value is None else [value, target]
+        for part in parts:
+            yield from self._uses(part)
 
 
 def _free_names(scope: ast.AST) -> set[str]:
