@@ -61,7 +61,12 @@ def looks(boundary: everstep.Boundary) -> None:
     np.random.rand()
 
 
+def evaluated(service: everstep.Evaluate) -> dict[str, float]:
+    return {"valid/loss": 0.5}
+
+
 EACH, HALVE = Every(steps=1), SetValue("settings.rate", times=0.5)
+# no boundary runs Dump here, which is for a Trainer, Retry, Notify, HangWatch, Index and GlobalStepWaiter
 BUILT_IN: dict[str, Callable[[], Service]] = {
     "Checkpoints": lambda: everstep.Checkpoints(Every(steps=3)),
     "Checkpoints, all defaults": lambda: everstep.Checkpoints(),
@@ -90,6 +95,7 @@ BUILT_IN: dict[str, Callable[[], Service]] = {
     ),
     "When": lambda: When(OnBest("valid_loss"), [Save(), HALVE]),
     "When a function says so": lambda: When(lambda boundary: boundary.step % 3 == 1, HALVE, every=EACH),
+    "Evaluate": lambda: everstep.Evaluate("valid", Every(steps=4) | Every(epochs=1), evaluator=evaluated),
     "Export": lambda: Export(OnBest("valid_loss"), entry="weights", keep=1),
     "LogVariables": lambda: LogVariables(every=Every(steps=4)),
     "FinalValues": lambda: FinalValues(lambda: {"one": 1.0}),
