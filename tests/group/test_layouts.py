@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -102,8 +101,8 @@ TASKS = [
 @pytest.mark.parametrize(("how", "size", "kinds"), TASKS)
 def test_a_trainer_trains_and_evaluates_as_on_one_process(how, size, kinds, tmp_path: Path) -> None:
     for each, ranks in ((how, size), ("one", 1)):
-        run = f"{os.environ['FOLDER']}/{each}"
-        calls = [f"run_task({f'{run}-{kind}'!r}, {each!r}, {kind!r})" for kind in kinds.split(", ")]
+        runs = {kind: str(tmp_path / f"{each}-{kind}") for kind in kinds.split(", ")}
+        calls = [f"run_task({run!r}, {each!r}, {kind!r})" for kind, run in runs.items()]
         outputs("\n".join([HEAD, *calls]), ranks)
     for kind in kinds.split(", "):
         run, alone = tmp_path / f"{how}-{kind}", tmp_path / f"one-{kind}"
