@@ -98,55 +98,29 @@ def generator(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-class Lazily:
-    """Shuffles chunk by chunk, from the global generators, as it goes."""
+class Drawn:
+    """A sampler that draws each pass by a function of itself, with the attributes that it is given."""
+
+    def __init__(self, draw, **kept):
+        self.draw = draw
+        vars(self).update(kept)
+
+    def __iter__(self):
+        return iter(self.draw(self))
+
+
+class Sized(Drawn):
+    length = 8
 
     def __len__(self):
-        return 8
-
-    def __iter__(self):
-        for chunk in (0, 4):
-            yield from torch.randperm(4) + chunk
+        return self.length
 
 
-class InPlace(Lazily):
-    """Shuffles the batches of its own list in place, as deepspeech.pytorch's sampler does."""
-
-    def __init__(self):
-        self.bins, self.passes = [[0, 1, 2], [3, 4, 5], [6, 7]], 0
-
-    def __len__(self):
-        return 3
-
-    def __iter__(self):
-        for batch in self.bins:
-            np.random.shuffle(batch)
-            yield batch
-        self.passes += 1
-
-
-class Later(Lazily):
-    """Shuffles its own list, but for the first pass."""
-
-    def __init__(self):
-        self.order, self.after_the_first = [*range(8)], False
-
-    def __iter__(self):
-        if self.after_the_first:
-            random.shuffle(self.order)
-        self.after_the_first = True
-        return iter([*self.order])
-
-
-class Counting(Lazily):
+class Stateful(Drawn):
     """Its order follows from its own count of passes, and its state is that count."""
 
     def __init__(self):
-        self.passes = 0
-
-    def __iter__(self):
-        self.passes += 1
-        return iter(torch.randperm(8, generator=generator(self.passes)))
+        super().__init__(by_count, passes=0)
 
     def state_dict(self):
         return {"passes": self.passes}
@@ -155,33 +129,39 @@ class Counting(Lazily):
         self.passes = state["passes"]
 
 
-class Endless(Counting):
-    """Says nothing of its length."""
-
-    __len__ = None
+class Counting(Stateful, Sized):
+    pass
 
 
-class Forgetful(Counting):
-    """Counts its passes, and says nothing of its length, nor of its state."""
-
-    __len__ = state_dict = load_state_dict = None
-
-
-class Empty(Counting):
-    """Has a state, and passes without a sample."""
-
-    def __len__(self):
-        return 0
-
-    def __iter__(self):
-        return iter(())
+def by_count(it):
+    it.passes += 1
+    return torch.randperm(8, generator=generator(it.passes))
 
 
-class Unsized(Sampler):
-    """Says nothing of its length; its first draw decides the pass."""
+def lazily(it):
+    """Chunk by chunk, from the global generators, as it goes."""
+    for chunk in (0, 4):
+        yield from torch.randperm(4) + chunk
 
-    def __iter__(self):
-        return iter(torch.randperm(8).tolist())
+
+def in_place():
+    """A sampler that shuffles the batches of its own list in place, as deepspeech.pytorch's does."""
+
+    def draw(it):
+        for batch in it.bins:
+            np.random.shuffle(batch)
+            yield batch
+        it.passes += 1
+
+    return Sized(draw, length=3, bins=[[0, 1, 2], [3, 4, 5], [6, 7]], passes=0)
+
+
+def later(it):
+    """Its own list, but for the first pass."""
+    if it.passes:
+        random.shuffle(it.order)
+    it.passes += 1
+    return [*it.order]
 
 
 data = Augmented()
@@ -196,12 +176,12 @@ MAKERS = {
     "batches of indices": lambda loader: loader(data, batch_sampler=[np.array([5, 2]), np.array([0, 7])]),
     "weighted": lambda loader: loader(data, batch_size=3, sampler=td.WeightedRandomSampler([1.0] * 8, 8)),
     "iterable": lambda loader: loader(Lines(), batch_size=2),
-    "lazily": lambda loader: loader(data, batch_size=3, sampler=Lazily()),
-    "its own list in place": lambda loader: loader(data, batch_sampler=InPlace()),
-    "its own list from the second pass on": lambda loader: loader(data, batch_size=3, sampler=Later()),
+    "lazily": lambda loader: loader(data, batch_size=3, sampler=Sized(lazily)),
+    "its own list in place": lambda loader: loader(data, batch_sampler=in_place()),
+    "its own list later": lambda loader: loader(data, 3, sampler=Sized(later, order=[*range(8)], passes=0)),
     "a state of its own": lambda loader: loader(data, batch_size=3, sampler=Counting()),
-    "no length": lambda loader: loader(data, batch_size=3, sampler=Unsized()),
-    "no length, and a count": lambda loader: loader(data, batch_size=3, sampler=Forgetful()),
+    "no length": lambda loader: loader(data, 3, sampler=Drawn(lambda it: torch.randperm(8).tolist())),
+    "no length, and a count": lambda loader: loader(data, batch_size=3, sampler=Drawn(by_count, passes=0)),
     "an array": lambda loader: loader(data, batch_size=3, sampler=np.arange(8)[::-1].copy()),
     "keys": lambda loader: loader(data, batch_size=3, sampler=dict.fromkeys(range(8)).keys()),
     "single samples": lambda loader: loader(data, batch_size=None, sampler=Counting()),
@@ -219,7 +199,7 @@ ONE_AHEAD = {"batch_size": 1, "num_workers": 1, "prefetch_factor": 1}
 WORKERS = {
     "map": lambda loader, own: loader(Augmented(4), 2, shuffle=True, num_workers=2, generator=own),
     "iterable": lambda loader, own: loader(Lines(), 2, num_workers=2),
-    "lazily": lambda loader, own: loader(Augmented(), sampler=Lazily(), **ONE_AHEAD, generator=own),
+    "lazily": lambda loader, own: loader(Augmented(), sampler=Sized(lazily), **ONE_AHEAD, generator=own),
 }
 
 
@@ -275,16 +255,10 @@ def forever():
         yield draw.randrange(8)
 
 
-class Hidden(Lazily):
+class Hidden(Sized):
     """Draws a pass by a function of what it keeps, which no checkpoint can hold."""
 
     passes = 0
-
-    def __init__(self, hidden, draw):
-        self.hidden, self.draw = hidden, draw
-
-    def __iter__(self):
-        return iter([*self.draw(self)])
 
 
 def counted(sampler):
@@ -304,30 +278,21 @@ HIDDEN = {
 
 @pytest.mark.parametrize("what", HIDDEN)
 def test_what_a_sampler_changes_and_no_checkpoint_can_hold_is_named_once(what):
-    stream = as_stream(DataLoader(Augmented(), 3, sampler=Hidden(*HIDDEN[what])))
+    hidden, draw = HIDDEN[what]
+    stream = as_stream(DataLoader(Augmented(), 3, sampler=Hidden(draw, hidden=hidden)))
     with pytest.warns(RuntimeWarning, match=re.escape(f"Hidden changes its attribute '{what}")) as warned:
         [list(stream.open("train", pass_index, seed=0)) for pass_index in range(2)]
     assert len(warned) == 1
 
 
-class Onward(Unsized):
-    """Has no end; or has one, and yields more than it says."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __iter__(self):
-        return (at % 8 for at in (itertools.count() if self.samples is None else range(self.samples)))
+ENDLESS = Drawn(lambda it: (at % 8 for at in itertools.count()))
+MORE_THAN_IT_SAYS = Sized(lambda it: range(8), length=3)
 
 
-class MoreThanItSays(Onward):
-    def __len__(self):
-        return 3
-
-
-@pytest.mark.parametrize("more", [(Onward(None), 64, "65,536"), (MoreThanItSays(8), None, "3")])
-def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(more):
-    sampler, batch_size, what = more
+@pytest.mark.parametrize(
+    ("sampler", "batch_size", "what"), [(ENDLESS, 64, "65,536"), (MORE_THAN_IT_SAYS, None, "3")]
+)
+def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(sampler, batch_size, what):
     stream = as_stream(DataLoader(range(8), batch_size, sampler=sampler))
     draw = lambda at: [*itertools.islice(stream.open("train", at, seed=0), 5)]  # noqa: E731
     said = f"sampler {type(sampler).__name__} .*more than {what} "
@@ -338,44 +303,40 @@ def test_a_sampler_that_yields_more_than_is_drawn_ahead_is_named_once(more):
 
 def test_single_samples_are_counted_for_a_sampler_without_a_length(recwarn):
     """A pass of 65,536 samples is drawn ahead, whatever the batch size, and is all there."""
-    stream = as_stream(DataLoader(range(8), 4096, sampler=Onward(1 << 16)))
+    sampler = Drawn(lambda it: (at % 8 for at in range(1 << 16)))
+    stream = as_stream(DataLoader(range(8), 4096, sampler=sampler))
     cursor = stream.open("train", 0, seed=0)
     next(cursor)
     assert len(cursor.position()["order"]["indices"]) == 1 << 16 and not recwarn.list
 
 
 def test_a_live_sampler_is_drawn_batch_by_batch_where_it_is_declared_to_be_replayed():
-    class Live(Sampler):
-        asked = 0
-
-        def __iter__(self):
-            for at in range(6):
-                self.asked += 1
-                yield at
+    def live(it):
+        for at in range(6):
+            it.asked += 1
+            yield at
 
     for wrap, asked in ((replay, [2, 4, 6]), (lambda loader: loader, [6, 6, 6])):
-        sampler = Live()
+        sampler = Drawn(live, asked=0)
         cursor = as_stream(wrap(DataLoader(range(6), 2, sampler=sampler))).open("train", 0, seed=0)
         assert [next(cursor) is not None and sampler.asked for _ in range(3)] == asked
 
 
 def test_a_stateful_sampler_of_no_length_is_refused_and_one_of_length_0_is_not():
-    for options in ({"sampler": Endless()}, {"batch_sampler": BatchSampler(Endless(), 2, False)}):
+    for options in ({"sampler": Stateful()}, {"batch_sampler": BatchSampler(Stateful(), 2, False)}):
         unsaveable = as_stream(DataLoader(data, **options)).unsaveable
-        assert re.search(r"sampler Endless, .* no length: give it __len__", unsaveable)
-    assert as_stream(DataLoader(data, 3, sampler=Empty())).unsaveable is None
+        assert re.search(r"sampler Stateful, .* no length: give it __len__", unsaveable)
+    empty = Counting()
+    empty.draw, empty.length = lambda it: (), 0
+    assert as_stream(DataLoader(data, 3, sampler=empty)).unsaveable is None
 
 
 def test_a_sampler_of_which_a_part_is_lost_is_found_by_check():
-    loader = DataLoader(Augmented(), 3, sampler=Hidden(*HIDDEN["hidden' (Bag)"]))
+    hidden, draw = HIDDEN["hidden' (Bag)"]
+    loader = DataLoader(Augmented(), 3, sampler=Hidden(draw, hidden=hidden))
     found = check(loader).run
     assert found.kept is False and "pass 1: batch 0 from there differs" in found.why
-    assert check(DataLoader(Augmented(), batch_sampler=InPlace())).run.kept
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_laws_of_a_stateful_dataset(batch_size):
-    check_stream(lambda: as_stream(StatefulDataLoader(StatefulLines(), batch_size=batch_size)))
+    assert check(DataLoader(Augmented(), batch_sampler=in_place())).run.kept
 
 
 @pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
@@ -420,22 +381,18 @@ class NoisePass(IterableDataset):
             yield torch.rand((), generator=self.noise)
 
 
-class NoiseOrder(Sampler):
-    def __len__(self):
-        return 8
-
-    def __iter__(self):
-        self.noise = generator(7)
-        yield from torch.randperm(8, generator=self.noise).tolist()
+def noise_order(it):
+    it.noise = generator(7)
+    yield from torch.randperm(8, generator=it.noise).tolist()
 
 
 @pytest.mark.parametrize("make", [
     lambda: noisy(DataLoader), lambda: noisy(everstep.data.loader),
     lambda: (DataLoader(NoisePass(), batch_size=2), id),
-    lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=NoiseOrder()), id),
+    lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=Sized(noise_order)), id),
 ], ids=["head", "head, everstep's", "pass", "sampler"])  # fmt: skip
 @pytest.mark.parametrize("stop", [4, 6, 8])
-@pytest.mark.filterwarnings("ignore:the sampler NoiseOrder changes its attribute")
+@pytest.mark.filterwarnings("ignore:the sampler Sized changes its attribute")
 def test_a_generator_that_each_epoch_puts_in_place_is_that_of_its_epoch(tmp_path, make, stop):
     def train(run, stop=0):
         (data, head), seen = make(), {}
@@ -573,12 +530,6 @@ def test_each_pass_has_its_order_and_a_place_opens_with_another_number_of_ranks(
         assert read == [sorted(batch) for batch in whole(23, 6)[2:]]
 
 
-@pytest.mark.parametrize("options", [KINDS["plain"], KINDS["stateful sampler"]])
-def test_a_part_keeps_the_laws_of_streams(options: Any) -> None:
-    part = Share(2, 3, "pad")
-    check_stream(lambda: as_stream(rank_loader(11, 2, 3, 2, **options)).split(part), shares=False)
-
-
 def test_evaluating_on_the_loader_in_training_changes_no_order() -> None:
     given = rank_loader(12, 0, 2, 2)
     training, evaluation = (as_stream(given).split(Share(0, 2)) for _ in range(2))
@@ -655,9 +606,28 @@ def make(**options):
     return loader(Augmented(11), 3, shuffle=True, collate_fn=noisy_collate, **options)
 
 
-def test_laws_of_loader():
-    check_stream(make, shares=False)
-    check_stream(lambda: loader(Augmented(11), 3, shuffle=True))
+def part(**options: Any) -> Stream:
+    return as_stream(rank_loader(11, 2, 3, 2, **options)).split(Share(2, 3, "pad"))
+
+
+OTHERS: dict[str, tuple[Any, bool]] = {
+    **{
+        f"lines by {n}": (lambda n=n: as_stream(StatefulDataLoader(StatefulLines(), n)), True)
+        for n in (1, 2, 5)
+    },
+    "a part": (part, False),
+    "a part of a stateful sampler": (lambda: part(**KINDS["stateful sampler"]), False),
+    "loader, and a collate": (make, False),
+    "loader": (lambda: loader(Augmented(11), 3, shuffle=True), True),
+    "prefetch": (lambda: prefetch(arrays(np.arange(11), batch_size=3, shuffle=True), buffer=2), True),
+    "prefetch, all at once": (lambda: prefetch(replay(range(4)), buffer=9), True),
+}
+"""Streams, and whether they can be divided among ranks."""
+
+
+@pytest.mark.parametrize(("make", "shares"), OTHERS.values(), ids=OTHERS)
+def test_laws_of_other_streams(make, shares):
+    check_stream(make, shares=shares)
 
 
 def test_laws_of_loader_with_workers():
@@ -754,11 +724,6 @@ def test_iterated_by_itself_it_is_as_long_as_it_says_and_each_time_the_same(kind
     left.close()
     assert global_state() == before and not multiprocessing.active_children()
     assert not [thread for thread in threading.enumerate() if "everstep" in thread.name]
-
-
-def test_laws_of_prefetching():
-    check_stream(lambda: prefetch(arrays(np.arange(11), batch_size=3, shuffle=True), buffer=2))
-    check_stream(lambda: prefetch(replay(range(4)), buffer=9))
 
 
 def test_the_error_is_the_original_at_its_batch():

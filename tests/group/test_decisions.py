@@ -171,30 +171,8 @@ say(walks[3])
 
 
 # ---------------------------------------------------------------------------------------------- going back
-ROLLBACKS = """
-x[37] = np.inf
-weights = []
-def main():
-    from everstep.services import NaNGuard, Recovery
-    guards = [NaNGuard(), Recovery(), everstep.Checkpoints(every=everstep.Every(steps=3))]
-    loop = trained("run", services=guards)
-    say(loop.ending.rollbacks, loop.step, loop.ending.finished, weigh(loop))
-
-def weigh(loop):
-    return [round(number, 12) for number in loop.live_object("model").weight.flatten().tolist()]
-
-everstep.recovering(main)
-"""
-
-
-def test_all_ranks_go_back_and_end_like_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = lines_by_rank("".join(outputs(HEAD + ROLLBACKS, 2)))
-    assert said[0] == said[1] and said[0][0].startswith("3 "), said
-    monkeypatch.setenv("FOLDER", str(folder / "alone"))
-    assert lines_by_rank("".join(outputs(HEAD + ROLLBACKS, 1)))[0] == said[0]
-
-
 def test_a_step_that_fails_on_one_rank_alone_is_not_undone_and_ends_all(folder: Path) -> None:
+    """All go back together: test_trainer_ranks."""
     program = """
 def bad(loop, step):
     if step == 5 and rank == 1:

@@ -11,11 +11,9 @@ from threading import Event
 from typing import Any
 
 import pytest
-import tensor_loops
+from layouts import HEAD
 from processes import POLL, ended, outputs, started
-from sharded_loops import HEAD
 from test_other_ranks import PROGRAM as DDP
-from test_sharded import PROGRAM as WRAPPED
 
 from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
@@ -23,85 +21,28 @@ from everstep.record import RunJournal
 
 pytestmark = pytest.mark.campaign("random")
 
-# Inside a window each rank has gradients, sums and (but for the broadcast) running statistics of its own.
-WINDOWS = """
-import contextlib, numpy, torch
-import everstep
-from everstep import Every
-
-torch.set_num_threads(1)
-numbers = numpy.random.default_rng(0)
-x, y = numbers.standard_normal((45, 5)), numbers.standard_normal((45, 1))
-data = everstep.data.arrays(x, y, batch_size=8, shuffle=True)
-
-def build():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)).double()
-
-def mean_error(model, batch):
-    bx, by = map(torch.as_tensor, batch)
-    return torch.nn.functional.mse_loss(model(bx), by)
-
-each = [everstep.Checkpoints(Every(steps=1))]
-steps = 0
-def count():
-    global steps
-    steps += 1
-    if steps == kill_at and rank == size - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-DOORS = {
-    "Task": """
-class Squares(everstep.torch.Task):
-    def build_model(self):
-        return build()
-    def build_optimizer(self, model):
-        return torch.optim.Adam(model.parameters(), 0.01)
-    def forward(self, batch):
-        count()
-        return {"loss": mean_error(self.model, batch)}
-task = Squares(parallel=True, accumulate=4)
-everstep.Trainer(task, {"train": data}, run, max_epoch=3, seed=7, services=each).run_training()
-""",
-    "no_sync": """
-model = everstep.torch.parallel(build())
-optimizer = torch.optim.Adam(model.parameters(), 0.01)
-state = {"model": model, "optimizer": optimizer}
-with everstep.TrainLoop(run, state, seed=7, max_epoch=3, uneven="weight", services=each) as loop:
-    for epoch in loop.iter_epochs():
-        for step, batch in loop.iter_steps(data):
-            count()
-            with contextlib.nullcontext() if step % 4 == 0 else model.no_sync():
-                (mean_error(model, batch) * loop.batch_weight / 4).backward()
-            if step % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-""",
-}
-
-
-LAYOUTS = [("fsdp", 2), ("fsdp", 4), ("hsdp", 4), ("window", 2), ("window", 4)]
-LAYOUTS += [("clipped", 2), ("mixed precision", 2)]
-TENSORS = f"{tensor_loops.HEAD}\ntrain(run, "
-SHARDED = f"{HEAD}\ntrain(run, "
-TENSOR: dict[str, tuple[int, dict[str, Any]]] = {
-    "plain": (2, {"dropout": 0.3}), "turned": (2, {"dropout": 0.3}),
-    "plain+": (4, {"dropout": 0.3, "wrapped": "clip"}), "sequence": (2, {"wrapped": "window", "every": 1}),
-    "sequence+": (4, {"data": "torch"}),
-}  # fmt: skip
+LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+    ("fsdp", 2, {}), ("fsdp", 4, {}), ("hsdp", 4, {}), ("mixed precision", 2, {}),
+    ("fsdp", 2, {"wrapped": "by hand"}), ("fsdp", 4, {"wrapped": "by hand"}),
+    ("fsdp", 2, {"wrapped": "clipped"}), ("fsdp", 2, {"wrapped": "window"}),
+    ("plain", 2, {"dropout": 0.3}), ("turned", 2, {"dropout": 0.3}),
+    ("plain+", 4, {"dropout": 0.3, "wrapped": "global"}), ("sequence", 2, {"wrapped": "window", "every": 1}),
+    ("sequence+", 4, {"data": "torch"}), ("ddp", 2, {"wrapped": "no_sync", "every": 1}),
+]  # fmt: skip
 
 ROWS: dict[str, tuple[int, str, tuple[int, ...]]] = {
     **{
         f"DDP on {size}": (size, f"{DDP}\ntrain(run, of_{data}, (kill_at, None), 0.2, 6, slow=slow)", (9, 11))
         for size, data in ((2, "arrays"), (3, "loader"), (4, "arrays"))
     },
-    **{f"windows, {door}": (2, f"{WINDOWS}{text}", (7, 4)) for door, text in DOORS.items()},
-    "window of a wrapped optimizer": (2, f"{HEAD}{WRAPPED}\nwrapped(run, 'window', 'fsdp', kill_at)", (6,)),
-    **{f"{how} on {n}": (n, f"{SHARDED}{how!r}, kill_at, slow, epochs=5)", (8, 11)) for how, n in LAYOUTS},
+    "a Task's window on 2": (2, f"{HEAD}\nrun_task(run, 'ddp', 'normed', kill_at)", (7, 11)),
     **{
-        f"tensor parallel, {how}": (n, f"{TENSORS}{how!r}, kill_at, slow=slow, epochs=5, **{given})", (8, 11))
-        for how, (n, given) in TENSOR.items()
+        " ".join([f"{how} on {n}", *map(str, more.values())]): (
+            n,
+            f"{HEAD}\ntrain(run, {how!r}, kill_at, slow, epochs=5, **{more})",
+            (8, 11),
+        )
+        for how, n, more in LAYOUTS
     },
 }
 """Number of ranks, program, and the steps (of each start) in which the last rank kills itself."""
