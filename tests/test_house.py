@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 53_827,
-    "lines of tests": 53_708,
+    "lines of tests": 53_333,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
