@@ -141,8 +141,13 @@ def test_a_report_that_fails_at_each_step_stops_nothing_and_is_named_now_and_the
     """That it changes nothing: `check_service`; what is printed: the failing ends below."""
     fragile = Told("fragile", failing, every=Every(steps=1))
     ending = Tiny(tmp_path, max_epoch=26, services=[fragile]).train().loop.ending
-    told = [f"service 'fragile' failed and is skipped: Boom: at step {step}" for step in range(1, 11)]
-    assert ending.warnings == (*told, "service 'fragile' failed 100 times and is skipped: Boom: at step 100")
+    told = [
+        f"service 'fragile' failed, and the training goes on: Boom: at step {step}" for step in range(1, 11)
+    ]
+    assert ending.warnings == (
+        *told,
+        "service 'fragile' failed 100 times, and the training goes on: Boom: at step 100",
+    )
     assert ending.finished
 
 
@@ -235,8 +240,8 @@ def test_every_end_runs_though_others_fail_and_all_failures_are_shown(tmp_path: 
     with pytest.raises(ServiceError, match=r"2 service\(s\): 'c': Boom: close c; 'a': Boom: close a"):
         tiny.train()
     assert log == [f"exit {n}: max_epoch 1 is reached" for n in "abc"] + ["close c", "close b", "close a"]
-    assert [line for line in tiny.lines if "failed and is skipped" in line] == [
-        f"warning: service '{n}' failed and is skipped: Boom: exit {n}" for n in "ac"
+    assert [line for line in tiny.lines if "failed, and the training goes on" in line] == [
+        f"warning: service '{n}' failed, and the training goes on: Boom: exit {n}" for n in "ac"
     ]
     again = Tiny(tmp_path / "run", max_epoch=1).train()
     assert again.seen == [] and again.loop.ending.finished

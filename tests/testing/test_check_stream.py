@@ -119,6 +119,22 @@ class Restarting(NumbersCursor):
             raise
 
 
+class Live(NumbersCursor):
+    """Its position is the object that it counts in."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.count = [self.at]
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self.count[0] = self.at
+        return batch
+
+    def position(self) -> Any:
+        return self.count
+
+
 DONE = threading.Event()
 
 
@@ -180,6 +196,7 @@ FAULTS: list[tuple[type[Numbers], str]] = [
     (changed(Asked, left=unknown, batch=lambda stream, cursor: cursor.asked), "asking for positions"),
     (changed(left=lambda stream, cursor: stream.length), r"remaining\(\) said 5 batches"),
     (changed(length=0), "gave no batch"),
+    (changed(Live), r"position\(\) pass 0, after 1 batches changed later: return a copy"),
     (
         changed(open=lambda stream, purpose, n, position=None, *, seed: NumbersCursor(stream, n, 0, seed)),
         "says that it stands at 0",

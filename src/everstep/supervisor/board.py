@@ -236,10 +236,8 @@ class ServiceBoard:
             count = self._failures[service.name] = self._failures.get(service.name, 0) + 1
             if count <= 10 or count == 10 ** (len(str(count)) - 1):  # it may fail at each step
                 times = "" if count <= 10 else f" {count:,} times"
-                what = "; ".join([str(error), *getattr(error, "__notes__", ())])
-                self._voice.warn(
-                    f"service {service.name!r} failed{times} and is skipped: {type(error).__name__}: {what}"
-                )
+                what = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+                self._voice.warn(f"service {service.name!r} failed{times}, and the training goes on: {what}")
             return None
 
     def fired(self, services: Iterable[Service], when: Instant) -> None:

@@ -212,6 +212,7 @@ def _read(
     places after the numbers of batches in `counts`.  `strict`: positions, ends and what is left are checked.
     """
     passes, places, before = [], list[_Place](), set(threading.enumerate())
+    marks = list[tuple[_Place, Any]]()
     for pass_index in range(begin if at is None else at.pass_index, len(most)):
         start = at if at is not None and at.pass_index == pass_index else None
         prefix = f"pass {pass_index}: " if at is None else f"resumed at {at}: pass {pass_index}: "
@@ -221,7 +222,7 @@ def _read(
         if start is not None:
             position = cursor.position() if strict else start.position
             assert fingerprint(position) == fingerprint(start.position), (
-                f"{prefix}opened at {start.position!r}, the cursor says that it stands at {position!r}"
+                f"{prefix}opened at {start.position!r:.200}, it says that it stands at {position!r:.200}"
             )
             restore(start.random_state)
         elif count in counts:
@@ -236,8 +237,11 @@ def _read(
                 batches.append((fingerprint(batch) if strict else comparable(batch), _draw()))
             if count in counts:
                 places.append(_Place(pass_index, count, ended, cursor.position(), capture()))
+                marks.append((places[-1], fingerprint(places[-1].position)))
         if strict:
             total = len(batches)
+            for place, mark in marks:
+                assert fingerprint(place.position) == mark, f"position() {place} changed later: return a copy"
             assert remaining in (None, total), f"{prefix}remaining() said {remaining} batches, {total} came"
             for _ in range(2):
                 assert next(cursor, _END) is _END, f"{prefix}a batch came after the end of the pass"
