@@ -161,6 +161,12 @@ def test_values_go_from_one_layout_into_another_to_the_bit(tmp_path: Path) -> No
     assert found == approx(series(tmp_path / "alone"))
 
 
+def test_weights_of_one_process_begin_a_run_in_parts(tmp_path: Path) -> None:
+    left = told(train(tmp_path / "one", "one", epochs=1), "left")
+    said = train(tmp_path / "run", "fsdp", epochs=2, init_from=str(tmp_path / "one"))
+    assert told(said, "entered") == left
+
+
 def test_another_mesh_of_as_many_ranks_is_another_layout_and_no_divergence(tmp_path: Path) -> None:
     run, changed = tmp_path / "run", "results are not bit-identical to those before"
 
