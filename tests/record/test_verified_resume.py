@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -22,7 +23,9 @@ from everstep.cli.group import commands
 from everstep.contracts.data import Cursor, Stream
 from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
+from everstep.metrics.collector import is_wall
 from everstep.record import WARNED, RunJournal, accept, trail_path
+from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
 NOTHING = "resume has nothing to verify: no step was executed again"
@@ -151,6 +154,94 @@ def test_a_clean_stop_leaves_one_step_to_compare(tmp_path: Path, stop: int, done
     assert differs.loop.ending.warnings[0].startswith(f"resume differs: step {saved + 1} loss was ")
     assert ONE_STEP in start(tmp_path / "run").train().lines
     assert events(tmp_path / "run", "verified") == [{"report": ONE_STEP, "steps": 1}]
+
+
+def test_an_update_that_the_loss_of_its_step_does_not_show_is_compared(tmp_path: Path) -> None:
+    def train(stop: int = 0) -> Any:
+        torch.manual_seed(0)
+        model, moment = torch.nn.Linear(2, 1), [torch.zeros(1, 2)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"model": model, "optimizer": optimizer}
+        with everstep.TrainLoop(tmp_path, state, max_epoch=1, seed=1) as loop:
+            for _ in loop.iter_epochs():
+                for step, x in loop.iter_steps([torch.full((1, 2), float(at)) for at in range(8)]):
+                    loss = model(x).square().sum()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    model.weight.grad += (lambda: moment[0])()
+                    moment[0] = 0.5 * moment[0] + model.weight.grad
+                    optimizer.step()
+                    loop.collect_metrics(loss=loss.detach())
+                    stop_at(stop)(loop, step)
+        return loop.ending
+
+    with pytest.raises(Interrupted):
+        train(4)
+    assert any("resume differs: step 5 state 'parameters' was " in each for each in train().warnings)
+
+
+def test_values_of_the_clock_are_no_divergence_by_their_names(tmp_path: Path) -> None:
+    names = ("step_ms", "elapsed", "it_per_s", "samples/sec", "tokens_per_second", "throughput", "eval/fps")
+    ticks = itertools.count()
+
+    def measured(tiny: Tiny) -> Tiny:
+        tiny.update = lambda ids: tiny.loop.collect_metrics({n: float(next(ticks)) for n in names})  # type: ignore[method-assign]
+        return tiny
+
+    with pytest.raises(Interrupted):
+        measured(start(tmp_path)).train(inside=stop_at(4))
+    assert (
+        "resume verified: 1 step executed again: 1 batch digest equal"
+        in measured(start(tmp_path)).train().lines
+    )
+    assert not any(map(is_wall, ("rms", "steps", "seconds_of_audio", "loss/s2", "per_sample", "runtime")))
+
+
+def test_no_step_follows_that_would_lose_something_or_keep_somebody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervised(run_dir: Path, data: Any, passes: int | None, stop: int) -> int:
+        sv = quiet(run_dir, {"w": np.zeros(1)}, seed=1)
+        with suppress(Interrupted), sv:
+            batches = sv.stream(data, passes=passes)
+            while not sv.should_stop():
+                if data is not None:
+                    next(batches)
+                if sv.step + 1 == stop:
+                    sv.call_soon(BREAK)
+                sv.advance()
+        assert sv.ending.reason == "a break"
+        return sv.step
+
+    assert supervised(tmp_path / "environment", None, None, 4) == 4
+    batches = everstep.data.arrays(np.arange(8), batch_size=2)
+    assert supervised(tmp_path / "stream", batches, 2, 4) == 5
+    assert supervised(tmp_path / "passes", batches, 2, 8) == 8
+    assert (
+        supervised(tmp_path / "no length", type("Data", (), {"__iter__": lambda _: iter("abc")})(), 1, 3) == 3
+    )
+    slow = ManualClock()
+    clocked = start(tmp_path / "slow", clock=slow)
+    with pytest.raises(Interrupted):
+        clocked.train(inside=lambda loop, step: slow.advance(10) or stop_at(4)(loop, step))
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    session = start(tmp_path / "session")
+    with pytest.raises(Interrupted):
+        session.train(inside=stop_at(4))
+    assert clocked.loop.step == session.loop.step == 4
+
+
+def test_a_step_after_the_save_that_is_left_by_break_is_the_last(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with suppress(Interrupted), everstep.TrainLoop(tmp_path, max_epoch=2, seed=1) as loop:
+        for _ in loop.iter_epochs():
+            for _ in range(3):
+                for step, _ in loop.iter_steps([np.zeros(1)] * 3):
+                    seen.append(step)
+                    stop_at(4)(loop, step)
+                    if step > 4:
+                        break
+    assert seen == [1, 2, 3, 4, 5]
 
 
 def test_a_step_after_the_save_that_fails_or_never_ends_loses_nothing(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def test_an_object_in_a_module_that_only_tails_change_is_named(tmp_path: Path) -
     with pytest.raises(Interrupted):
         train(10)
     train(None)
-    at_save, at_resume = (line for line in _lines if line.startswith("warning: "))
+    at_save, at_resume, differs = (line for line in _lines if line.startswith("warning: "))
+    assert differs.startswith("warning: resume differs: step 11 state 'parameters' was ")
     assert at_save.startswith(
         "warning: net.annealed.count, net.annealed.phase: the loop changes it and the state does not save it"
     )

@@ -456,6 +456,9 @@ class Epochs(LoopDriver):
             ends.append(remaining)
         return min(ends, default=None)
 
+    def reads_on(self) -> bool:
+        return self._run_stream is not None and self.steps_left() != 0
+
     def is_partial(self) -> bool:
         return self._pass_unfinished
 

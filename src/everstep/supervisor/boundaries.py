@@ -13,11 +13,14 @@ from everstep.errors import UsageError
 from everstep.redaction import without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.supervisor.saving.state_tree import StopRecord
-from everstep.supervisor.threads.signals import describe
+from everstep.supervisor.threads.signals import describe, is_interactive
 from everstep.supervisor.threads.wakeups import Pending
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
+
+_LONG_STEP = 5.0
+"""Seconds of a step above which none follows the last save of an interrupted start."""
 
 
 class Decisions:
@@ -148,10 +151,7 @@ class Boundaries:
         `unrun`: names of the services that had not run, where an interruption had left this boundary open.
         """
         engine = self._engine
-        if self._is_saved:
-            if can_save:  # else the program has left the step by `break`, and its epoch closes now
-                self.leave_saved()
-            return
+        self.leave_saved()
         self.inside = True
         engine.spent.begin_boundary()
         # first: what wakes the loop from here on asks for another boundary
@@ -212,14 +212,27 @@ class Boundaries:
         self._plan()
         engine.spent.end_boundary()
         if engine.decisions.interruption is not None and can_save:
-            # not at an epoch's end, as lines may follow that take long; of its last step the saver takes care
-            self._is_saved = not at_epoch_end and stop is None and engine.loop.steps_left() != 0
+            self._is_saved = not at_epoch_end and self._may_repeat_a_step()
             engine.announce_leaving(is_followed=self._is_saved)
+            engine.verifier.digests_update = self._is_saved
             if not self._is_saved:
                 engine.leave()
             engine.wakeups.wake()
         engine.watched.check_evaluated(engine.recording.last_values.keys())
         self.inside = False
+
+    def _may_repeat_a_step(self) -> bool:
+        """Whether one step more is to follow the last save, and to be lost: for a resume to compare with.
+
+        Not for a person who goes on in this process, and not where it takes long.  An epoch's last step runs
+        again anyway, as the saver keeps the state before it.
+        """
+        engine = self._engine
+        if engine.progress.stop is not None or is_interactive() or not engine.loop.reads_on():
+            return False
+        rate = engine.estimator.rate()
+        # ranks have clocks of their own, and must decide alike
+        return engine.ranks.several or rate is None or rate * _LONG_STEP > 1
 
     def leave_saved(self) -> None:
         """Leave, if the last state of this start is saved; what its last step has found is recorded."""

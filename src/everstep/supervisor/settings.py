@@ -84,6 +84,10 @@ class LoopDriver(Protocol):
         """Number of steps until the open step loop ends; None if unknown."""
         return None
 
+    def reads_on(self) -> bool:
+        """Whether the next step reads a stream, whose place is saved; False where none is known to follow."""
+        return False
+
     def is_partial(self) -> bool:
         """Whether the epoch that is being closed was cut short inside a pass."""
         return False

@@ -258,6 +258,9 @@ class Draws(LoopDriver):
             drawn += endless.drawn
         return drawn
 
+    def reads_on(self) -> bool:
+        return bool(self.streams) and not any(each.has_ended() for each in self.streams)
+
     def data_wait(self) -> float:
         return sum(endless.waited for endless in self.streams)
 
@@ -281,12 +284,16 @@ class Endless:
         return self
 
     def look_ahead(self) -> None:
-        """Stop the run if the last pass is known to be used up, without drawing from it."""
-        if self.passes is None or self._run_stream.pass_index < self.passes - 1:
-            return
-        cursor = self._run_stream.cursor
-        if self._used_up or (cursor is not None and cursor.remaining() == 0):
+        """Stop the run if the last pass is known to be used up."""
+        if self.has_ended():
             self._stop()
+
+    def has_ended(self) -> bool:
+        """Whether the last pass is known to be used up, without drawing from it."""
+        if self.passes is None or self._run_stream.pass_index < self.passes - 1:
+            return False
+        cursor = self._run_stream.cursor
+        return self._used_up or (cursor is not None and cursor.remaining() == 0)
 
     def __next__(self) -> Any:
         engine, run_stream = self._engine, self._run_stream
@@ -324,5 +331,6 @@ class Endless:
         return self.passes is not None and self._run_stream.pass_index >= self.passes
 
     def _stop(self) -> None:
+        self._engine.boundaries.leave_saved()
         name, passes = self._run_stream.name, "1 pass" if self.passes == 1 else f"{self.passes} passes"
         self._engine.decisions.stop(f"stream {name!r} ended after {passes}", "stream", name)

@@ -72,6 +72,8 @@ class Verifier:
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
         self._collector, self._journal, self._voice = collector, journal, voice
+        self.digests_update = False
+        """Whether a digest of each update is noted: that of a step whose loss is computed before it."""
         self.batches_digest: int | None = None
         """Digest of all batches so far, where other ranks are handed the same; None: nobody asks."""
         self.places: dict[str, int] = {}
@@ -123,14 +125,15 @@ class Verifier:
             self._started = True
             self._first_step_done(step)
         pending, open_rows = self._collector.pending, self._collector.open_rows
+        leaves_rows = (pending and pending[-1][0] == step) or any(at == step for at, *_ in open_rows.values())
+        if self.digests_update or self._trail.compare is not None or not (self.places or leaves_rows):
+            digest = self._update()
+            if digest is not None:
+                self._trail.note(step, "copy", "update/parameters", digest)
         if self.places:
             for stream, count in self.places.items():
                 self._streams[stream].per_step[1] = count
             self.places.clear()
-        elif not (pending and pending[-1][0] == step) and all(at != step for at, *_ in open_rows.values()):
-            digest = self._update()
-            if digest is not None:
-                self._trail.note(step, "copy", "update/parameters", digest)
         self._trail.step(step, epoch, pending, open_rows)
         if self._trail.compare is not None:
             self._comparison.step_done(step)
