@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from law_support.forkserver import ForkServer
 
-from everstep.checkpoint import Commit, Store
+from everstep.checkpoint import Draft, Store
 from everstep.errors import DamagedCheckpointError, RunDirError
 from everstep.proof.compare import compare_runs, state_leaves
 from everstep.record import RunJournal, journal_format
@@ -62,7 +62,7 @@ def tampered(run_dir: Path, change: Callable[[dict[str, Any], Any], str]) -> str
     path = change(last.arrays, structure)
     shutil.rmtree(last.path)
     state = Encoded(structure, last.arrays)
-    store.commit(Commit(last.name, state, "0", last.epoch, last.phase, last.partial, last.meta))
+    store.commit(Draft(last.name, state, "0", last.epoch, last.phase, last.partial, last.meta))
     return path
 
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from everstep.checkpoint import files, format, retention
 from everstep.checkpoint.commit import (
-    Commit,
     CommittedCheckpoint,
+    Draft,
     copying,
+    filler,
     is_equal,
     place,
     place_apart,
     require_finite,
-    writing,
 )
 from everstep.checkpoint.exchange import Exchange
 from everstep.checkpoint.format import MANIFEST, Checkpoint, check_sizes, read_body
@@ -354,22 +354,22 @@ class Store:
             require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
 
-    def commit(self, commit: Commit, ranks: Exchange | None = None) -> CommittedCheckpoint:
+    def commit(self, draft: Draft, ranks: Exchange | None = None) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
         A whole checkpoint of that name with the same digest is kept; with another digest it moves to
         `superseded/`; a damaged one to `damaged/`.  `ranks` is the writer's exchange, inside its `save`.
         """
-        name, digest = commit.name, commit.digest
+        name, digest = draft.name, draft.digest
         # first: a bad state leaves the directory as it was
-        require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
+        require_finite(name, {**draft.common.arrays, **draft.own.arrays}, draft.guarded)
         existing = self._read_existing(name)
         if ranks is not None:
             # a rank that was stopped must find no folder of a later save under the name that it has heard
-            write = ranks.folder_writer(commit, self.segment, existing)
+            write = ranks.filler(draft, self.segment, existing)
             self._put(name, existing, None, write, token=secrets.token_hex(4))
-            return ranks.committed(commit, self.folder)
-        size = self._put(name, existing, digest, writing(commit, self.segment))
+            return ranks.committed(draft, self.folder)
+        size = self._put(name, existing, digest, filler(draft, self.segment))
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
 
     def _put(
