@@ -146,7 +146,7 @@ def work_alone(samples: int, batch: int, every: int) -> list[float]:
             for digest in range(more):
                 drawn.append(digest)
             steps += more
-            cursor.done = steps
+            cursor._handed_out = steps
             json.dumps(ledger.news(cursor, {}))
         ledger.end_pass(cursor)
         found.append((time.process_time_ns() - began) / steps / 1000)

@@ -420,8 +420,8 @@ class _IterableCursor(PassCursor):
             return {**opened, **place}
         state = None
         if stream.carries_over or (stream._stateful and not self.ended):
-            state = stream.own_state(self._count)
+            state = stream.own_state(self._handed_out)
         elif not self.ended and not stream._stateful:
             get, _ = accessors(self._iterator, self.what)
-            state = copy.deepcopy(get()) if self._count else None
+            state = copy.deepcopy(get()) if self._handed_out else None
         return {**place, "state": state, "random": None}  # where a replay would begin no longer matters

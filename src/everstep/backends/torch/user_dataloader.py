@@ -381,7 +381,7 @@ class DataLoaderCursor(PassCursor):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        return self._stream.weight(self._count - 1) if self._count else 1.0
+        return self._stream.weight(self._handed_out - 1) if self._handed_out else 1.0
 
     def position(self) -> dict[str, Any]:
         if isinstance(self._last, tuple):
