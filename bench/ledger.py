@@ -29,8 +29,8 @@ from torch.utils.data import TensorDataset
 
 import everstep
 from everstep.contracts.data import WHOLE
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.supervisor.streams.run_stream import Ledger
-from everstep.supervisor.streams.run_streams import Streams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import digits

@@ -55,7 +55,7 @@ from everstep.supervisor.saving.rank_parts import (
     own_paths,
 )
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.streams.run_streams import Streams
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.trainer.eval_loop import evaluating
 from tiny_runs import Boom, Tiny, boom_at
 

@@ -18,7 +18,7 @@ from everstep.supervisor.streams.generators import HeadWatch, note_first_state, 
 from everstep.untrusted_files import is_count
 
 if TYPE_CHECKING:
-    from everstep.supervisor.streams.run_streams import Streams
+    from everstep.supervisor.streams.all_streams import Streams
 
 
 _CHANGING = 0
