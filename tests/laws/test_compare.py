@@ -18,7 +18,7 @@ from everstep.proof.compare import compare_runs, state_leaves
 from everstep.record import RunJournal, journal_format
 from everstep.state import Encoded
 
-OF_DATA = ("position#", "left#", "contents#", "contents/0", "contents/1")
+OF_DATA = ("position#", "last_end#", "contents#", "contents/0", "contents/1")
 WALL = {"wall/segment", "wall/seconds", *(f"wall/streams/train/{leaf}" for leaf in OF_DATA)}
 """The leaves that may differ between equal runs: of the clock, and of arrays of the data, perhaps caches.
 

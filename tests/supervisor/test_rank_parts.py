@@ -118,7 +118,15 @@ def count(tree: Any) -> int:
 # ------------------------------------------------------------------------------------ a rank's tree
 
 
-BRANCH = {"pass": 0, "left": None, "generators": [], "data": None, "varies": False, "opened": [], "given": []}
+BRANCH = {
+    "pass": 0,
+    "last_end": None,
+    "generators": [],
+    "data": None,
+    "varies": False,
+    "opened": [],
+    "given": [],
+}
 
 
 def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tuple[Encoded, Encoded]:

@@ -254,9 +254,9 @@ class Stream(ABC):
             )
         return saved[0]
 
-    def left_now(self, left: Any) -> Any:
-        """Return `left`, the end of a pass, with what the program has changed of the data since."""
-        return left
+    def updated_end(self, end: Any) -> Any:
+        """Return `end`, the last position of a pass, with what the program has changed of the data since."""
+        return end
 
     def place_kept(self, batches: bool = False) -> AbstractContextManager[object]:
         """Return a context that puts the data back to its place, whatever the block draws.

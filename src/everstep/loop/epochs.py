@@ -57,7 +57,7 @@ class Epochs(LoopDriver):
         self._engine, self._steps_per_epoch = engine, steps_per_epoch
         self._epoch_lines, self._show_eta = epoch_lines, show_eta
         self.within_epoch = self.before_resume_point = False
-        self.left_open = False
+        self.has_broken_step = False
         """Whether a step's body was left by `break` or `return`, or by an exception: then nothing follows."""
         self.batch: Any = None
         """The batch of the open step, or of the last one."""
@@ -92,7 +92,7 @@ class Epochs(LoopDriver):
 
     @property
     def within_step(self) -> bool:
-        return self._engine.collector.open_step != 0 and not self.left_open
+        return self._engine.collector.open_step != 0 and not self.has_broken_step
 
     @property
     def epoch_seconds(self) -> float:
@@ -163,7 +163,7 @@ class Epochs(LoopDriver):
     def _close_epoch(self) -> None:
         engine = self._engine
         hazard.reach("loop.tail_end")
-        self.left_open = self.left_open or engine.collector.open_step != 0
+        self.has_broken_step = self.has_broken_step or engine.collector.open_step != 0
         self._live_loop += 1  # a step loop that the program has kept belongs to no open epoch
         self._in_steps = False
         self.close_broken_step()
@@ -339,7 +339,7 @@ class Epochs(LoopDriver):
                 if finished:
                     self._end_steps()
                 elif collector.open_step:
-                    self.left_open = True
+                    self.has_broken_step = True
 
     def note_step_time(self) -> None:
         """Record the step's time so far as the time of the whole step, as TFSnippet does."""
@@ -372,9 +372,9 @@ class Epochs(LoopDriver):
 
     def close_broken_step(self) -> None:
         """Complete a step that was left by `break` or `return`, which ends its pass."""
-        if not self.left_open:
+        if not self.has_broken_step:
             return
-        self.left_open = False
+        self.has_broken_step = False
         self._engine.collector.open_step = 0
         self._engine.complete_step(self.batch, can_save=False)
         if self._run_stream is not None and self._steps_per_epoch is None:
@@ -444,7 +444,7 @@ class Epochs(LoopDriver):
     def data_wait(self) -> float:
         return self._waited_before + self._waited
 
-    def steps_left(self) -> int | None:
+    def remaining_steps(self) -> int | None:
         if not self._in_steps:
             return None
         step = self._engine.progress.step

@@ -213,7 +213,7 @@ class Boundaries:
         engine.spent.end_boundary()
         if engine.decisions.interruption is not None and can_save:
             # not at an epoch's end, as lines may follow that take long; of its last step the saver takes care
-            self._is_saved = not at_epoch_end and stop is None and engine.loop.steps_left() != 0
+            self._is_saved = not at_epoch_end and stop is None and engine.loop.remaining_steps() != 0
             engine.announce_leaving(is_followed=self._is_saved)
             if not self._is_saved:
                 engine.leave()
@@ -281,15 +281,15 @@ class Boundaries:
             actions.append((None, Save()))
         engine.saver.save(actions, phase)
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
-        if phase == "epoch" or engine.loop.steps_left() == 1:
+        if phase == "epoch" or engine.loop.remaining_steps() == 1:
             engine.saver.keep(phase)
 
     def _plan(self) -> None:
         engine = self._engine
         step, limit = engine.progress.step, engine.limits.max_step
         last = NEVER if limit is None else max(limit, step + 1)
-        steps_left = engine.loop.steps_left()
-        before_last = NEVER if steps_left is None or steps_left < 2 else step + steps_left - 1
+        remaining_steps = engine.loop.remaining_steps()
+        before_last = NEVER if remaining_steps is None or remaining_steps < 2 else step + remaining_steps - 1
         due_step = min(engine.board.next_step(step), last, before_last, engine.verifier.next_due(step))
         engine.wakeups.plan(step, due_step, engine.board.next_time())
 

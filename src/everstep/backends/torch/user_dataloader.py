@@ -224,8 +224,8 @@ class DataLoaderStream(Stream):
             return data_rng.keyed_state(rank_key)
         return [data_rng.keyed_state_of(each, key_at(rank_key, i)) for i, each in enumerate(self.generators)]
 
-    def left_now(self, left: Any) -> Any:
-        return {**left, "samplers": self.samplers.save(head_follows=True)}
+    def updated_end(self, end: Any) -> Any:
+        return {**end, "samplers": self.samplers.save(head_follows=True)}
 
     def weight(self, batch: int) -> float:
         return 1.0 if self._sampling is None else self._sampling.weight(batch)

@@ -118,8 +118,8 @@ class Saver:
         if not (best or with_checkpoint) or not self._is_good():
             return
         self._forget_lost_best()
-        steps_left = engine.loop.steps_left() if phase == "step" else None
-        is_last = steps_left is not None and steps_left < 1 and self.one_before()
+        remaining_steps = engine.loop.remaining_steps() if phase == "step" else None
+        is_last = remaining_steps is not None and remaining_steps < 1 and self.one_before()
         if is_last:
             # an interruption leaves here; otherwise the copy is only used until the epoch's end
             self.commit_kept(interim=engine.decisions.interruption is None)

@@ -117,14 +117,14 @@ class Streams:
         stream = as_stream(data)
         return stream if self._group.size == 1 else stream.split(self.share)
 
-    def left_out(self, run_stream: RunStream) -> set[int]:
+    def quarantined_in(self, run_stream: RunStream) -> set[int]:
         """Return the numbers of the quarantined batches of a stream's open pass."""
         place = (run_stream.name, run_stream.pass_index)
         return {batch for *where, batch in self._quarantined if (*where,) == place}
 
     def without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        out = self.left_out(run_stream)
+        out = self.quarantined_in(run_stream)
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
