@@ -29,8 +29,8 @@ from torch.utils.data import TensorDataset
 
 import everstep
 from everstep.contracts.data import WHOLE
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.supervisor.streams.run_stream import Ledger
-from everstep.supervisor.streams.run_streams import Streams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import digits
@@ -146,7 +146,7 @@ def work_alone(samples: int, batch: int, every: int) -> list[float]:
             for digest in range(more):
                 drawn.append(digest)
             steps += more
-            cursor.done = steps
+            cursor._handed_out = steps
             json.dumps(ledger.news(cursor, {}))
         ledger.end_pass(cursor)
         found.append((time.process_time_ns() - began) / steps / 1000)

@@ -46,7 +46,7 @@ class Fault(NamedTuple):
 
 SAVE = "supervisor/test_forged_checkpoints.py::test_rows_then_the_checkpoint_then_retention"
 ORDER = "checkpoint/test_checkpoint_crash.py::test_the_real_calls_put_data_then_the_name_then_its_folder"
-COMMIT = r"committed = self\._write_whole\("
+COMMIT = r"committed = self\._write_checkpoint\("
 FAULTS = {
     "no fsync of the folder": Fault(
         (
@@ -92,7 +92,7 @@ FAULTS = {
         (Edit(r"if checksum\.hexdigest\(\) != record", ""),), "checkpoint/test_checkpoint_crash.py"
     ),
     "a position that is off by one": Fault(
-        (Edit(r"self\.done = self\._count$", "self.done = self._count + 1"),), "data/test_arrays.py"
+        (Edit(r"return self\._handed_out if", "return self._handed_out + 1 if"),), "data/test_arrays.py"
     ),
     "no state of the optimizer": Fault(
         (Edit(r"self\.obj\.load_state_dict\(\{key: part", ""),), "backends/test_torch_entries.py"
@@ -175,8 +175,8 @@ FAULTS = {
     "the clock in the digest": Fault(
         (
             Edit(
-                r"commit = replace\(snapshot\.commit, common=common, digest=digest\(part\)",
-                "commit = replace(snapshot.commit, common=common, digest=digest(part, ()), own=own, "
+                r"draft = replace\(snapshot\.draft, common=common, digest=digest\(part\)",
+                "draft = replace(snapshot.draft, common=common, digest=digest(part, ()), own=own, "
                 "replicated=replicated)",
             ),
         ),

@@ -1,7 +1,7 @@
 """The size of the house: lines by room beside their budgets, and what else a stranger meets.
 
     python tools/house.py            prints it
-    python tools/house.py --page     writes it into docs/house.md
+    python tools/house.py --page     writes it into docs/room_sizes.md
 
 A room is a folder of src/everstep; files beside the folders are one room, "base".  A docstring is a string
 that stands alone.  tests/test_house.py holds the totals.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SRC, TESTS, PAGE = ROOT / "src" / "everstep", ROOT / "tests", ROOT / "docs" / "house.md"
+SRC, TESTS, PAGE = ROOT / "src" / "everstep", ROOT / "tests", ROOT / "docs" / "room_sizes.md"
 
 BUDGETS = {
     "base": 1_100, "contracts": 1_000, "state": 800, "metrics": 850, "data": 1_250, "checkpoint": 2_300,
@@ -80,8 +80,8 @@ def totals() -> dict[str, int]:
 
 
 def page() -> Iterator[str]:
-    """Yield the lines of docs/house.md."""
-    yield "# The size of the house"
+    """Yield the lines of docs/room_sizes.md."""
+    yield "# The sizes of the rooms"
     yield ""
     yield "Made by `python tools/house.py --page`. A room may have more than its budget as long as another"
     yield "has less; the sum is the goal, and `tests/test_house.py` holds what has been reached."
@@ -107,7 +107,7 @@ def _row(room: str, files: int, count: Kinds, budget: int) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--page", action="store_true", help="write docs/house.md")
+    parser.add_argument("--page", action="store_true", help="write docs/room_sizes.md")
     text = "\n".join(page()) + "\n"
     print(text, end="")
     if parser.parse_args().page:

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep.backends.torch.sharded import region
-from everstep.checkpoint import CheckpointName, Commit, Exchange, Store, read_checkpoint, verify_checkpoint
+from everstep.checkpoint import CheckpointName, Draft, Exchange, Store, read_checkpoint, verify_checkpoint
 from everstep.contracts.group import Group
 from everstep.contracts.state import HostArray, Region
 from everstep.group.store_group import StoreGroup
@@ -187,15 +187,15 @@ def save(size: int, run_dir: Path) -> dict[str, Any]:
 
     def save_on(rank: int, step: int) -> None:
         own = encode({"rng": {f"rank{rank}": np.arange(8) + step}})
-        commit = Commit(
+        draft = Draft(
             CheckpointName(step), trees[rank], f"{step} {rank}", own=own, replicated={"progress": str(step)}
         )
         exchange = exchanges[rank]
         with exchange.save():
             if exchange.leads:
-                writer.commit(commit, exchange)
+                writer.commit(draft, exchange)
             else:
-                exchange.write_part(writer.folder, commit)
+                exchange.write_part(writer.folder, draft)
 
     together(size, lambda rank: save_on(rank, 1))
     first, store.counts, store.moved = store.counts, Counter(), 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.checkpoint import Checkpoint, CheckpointName, Commit, Retention, Store, save_apart
+from everstep.checkpoint import Checkpoint, CheckpointName, Draft, Retention, Store, save_apart
 from everstep.contracts.state import HostArray
 from everstep.state import Encoded
 
@@ -59,7 +59,7 @@ def store_in(run_dir: Path, segment: int = 1, said: list[str] | None = None) -> 
 
 def commit(store: Store, name: CheckpointName, seed: int | None = None, **more: Any) -> Any:
     seed = name.step if seed is None else seed
-    return store.commit(Commit(name, state_of(seed), f"digest {seed}", **{"epoch": 1, **more}))
+    return store.commit(Draft(name, state_of(seed), f"digest {seed}", **{"epoch": 1, **more}))
 
 
 def state_of(seed: int) -> Encoded:
@@ -169,8 +169,8 @@ def act_pin(run_dir: Path, log: Log) -> None:
 
 
 def act_best(run_dir: Path, log: Log, step: int = 2) -> None:
-    commit = Commit(at(step), state_of(step), f"digest {step}", 1)
-    save_apart(run_dir / "best" / "valid/loss", commit, top=run_dir)
+    draft = Draft(at(step), state_of(step), f"digest {step}", 1)
+    save_apart(run_dir / "best" / "valid/loss", draft, top=run_dir)
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Log], None]]] = {

@@ -17,7 +17,7 @@ import xxhash
 from checkpoint_samples import arrays_of, at, commit, host, resumed, same, seed_of, store_in
 
 from everstep import hazard
-from everstep.checkpoint import CheckpointName, Commit, Store, forecast, is_finite, trial_write
+from everstep.checkpoint import CheckpointName, Draft, Store, forecast, is_finite, trial_write
 from everstep.checkpoint.array_file import ITEM_BYTES
 from everstep.checkpoint.format import ARRAYS, FORMAT, MANIFEST, pack_manifest
 from everstep.contracts.state import HostArray
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def put(store: Store, arrays: dict[str, HostArray], step: int = 1, **more: Any) -> Path:
-    return store.commit(Commit(at(step), Encoded(None, arrays), "d", **more)).path
+    return store.commit(Draft(at(step), Encoded(None, arrays), "d", **more)).path
 
 
 # ------------------------------------------------------------------------------------------ names

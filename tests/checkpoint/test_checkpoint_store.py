@@ -12,7 +12,7 @@ import pytest
 from checkpoint_samples import at, commit, damage, seed_of, store_in
 
 from everstep import checkpoint, hazard
-from everstep.checkpoint import CheckpointName, Commit, Retention, Store, read_checkpoint, save_apart
+from everstep.checkpoint import CheckpointName, Draft, Retention, Store, read_checkpoint, save_apart
 from everstep.checkpoint.format import ARRAYS, MANIFEST
 from everstep.checkpoint.retention import Facts, expendable
 from everstep.errors import CheckpointError, ConfigError, DamagedCheckpointError, NoCheckpointError
@@ -141,8 +141,8 @@ def test_a_record_apart_replaces_the_older_ones(tmp_path: Path) -> None:
     folder = tmp_path / "best" / "valid" / "loss"
 
     def save(step: int, digest: str = "", keep: Collection[str] = ()) -> bool:
-        commit = Commit(at(step, 1), Encoded({}), digest or str(step), 1, "epoch")
-        return save_apart(folder, commit, keep=keep, top=tmp_path).kept
+        draft = Draft(at(step, 1), Encoded({}), digest or str(step), 1, "epoch")
+        return save_apart(folder, draft, keep=keep, top=tmp_path).kept
 
     assert not save(1) and not save(2)
     assert [path.name for path in folder.iterdir()] == [str(at(2, 1))]

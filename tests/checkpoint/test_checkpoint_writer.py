@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.checkpoint import Writer
+from everstep.checkpoint import WriterThread
 from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, UsageError
 from tiny_runs import Tiny
 from waiting import PATIENCE
 
 
 @pytest.fixture
-def writer(said: list[str]) -> Iterator[Writer]:
-    writer = Writer(said.append)
+def writer(said: list[str]) -> Iterator[WriterThread]:
+    writer = WriterThread(said.append)
     yield writer
     writer.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "everstep-writer"]
@@ -35,14 +35,14 @@ def raising(error: BaseException) -> None:
     raise error
 
 
-def test_a_job_runs_in_the_background_and_its_result_arrives(writer: Writer) -> None:
+def test_a_job_runs_in_the_background_and_its_result_arrives(writer: WriterThread) -> None:
     results: list[Any] = []
     writer.submit(lambda: 6 * 7, lambda n: results.extend((n, threading.current_thread())))
     writer.wait()
     assert results[0] == 42 and results[1] is not threading.main_thread() and writer.job is None
 
 
-def test_submit_waits_for_the_running_job(writer: Writer) -> None:
+def test_submit_waits_for_the_running_job(writer: WriterThread) -> None:
     order: list[str] = []
     go = threading.Event()
     writer.submit(lambda: go.wait(PATIENCE), lambda _: order.append("first"))
@@ -53,7 +53,7 @@ def test_submit_waits_for_the_running_job(writer: Writer) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_disk_error_is_a_failed_save_and_the_next_one_works(writer: Writer, said: list[str]) -> None:
+def test_a_disk_error_is_a_failed_save_and_the_next_one_works(writer: WriterThread, said: list[str]) -> None:
     names = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EACCES", "ENOENT")
     for error in (*(OSError(getattr(errno, name), name) for name in names), MemoryError()):
         failures, results = list[BaseException](), list[int]()
@@ -78,7 +78,7 @@ def test_any_other_error_is_raised_once_with_its_traceback(said: list[str], how:
         def a_line_of_the_job(error: BaseException = error) -> None:
             raise error
 
-        writer = Writer(said.append)
+        writer = WriterThread(said.append)
         writer.submit(a_line_of_the_job, ignore, failures.append)
         writer.wait_idle()
         act = partial(writer.submit, lambda: None, ignore) if how == "submit" else getattr(writer, how)
@@ -90,13 +90,13 @@ def test_any_other_error_is_raised_once_with_its_traceback(said: list[str], how:
         writer.close()
 
 
-def test_an_error_in_done_is_no_failed_save(writer: Writer) -> None:
+def test_an_error_in_done_is_no_failed_save(writer: WriterThread) -> None:
     writer.submit(lambda: 1, lambda _: raising(OSError(errno.ENOSPC, "of someone else")))
     with pytest.raises(OSError, match="of someone else"):
         writer.wait()
 
 
-def test_close_finishes_the_running_job(writer: Writer) -> None:
+def test_close_finishes_the_running_job(writer: WriterThread) -> None:
     go, results = threading.Event(), []
     writer.submit(lambda: go.wait(PATIENCE), results.append)
     threading.Timer(0.01, go.set).start()

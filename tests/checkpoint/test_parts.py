@@ -17,7 +17,7 @@ from checkpoint_samples import FACTS, arrays_of, at, commit, damage, same, seed_
 
 import everstep
 from everstep import checkpoint
-from everstep.checkpoint import CheckpointName, Commit, Store, format, read_checkpoint, read_own_trees
+from everstep.checkpoint import CheckpointName, Draft, Store, format, read_checkpoint, read_own_trees
 from everstep.checkpoint.format import ARRAYS, MANIFEST, pack_manifest
 from everstep.checkpoint.pieces import write_pieces
 from everstep.contracts.state import HostArray, Region
@@ -137,7 +137,7 @@ def test_a_missing_or_short_file_of_any_rank_damages_it_for_all(three: Path) -> 
 ])  # fmt: skip
 def test_a_manifest_of_odd_content_is_one_error(three: Path, what: str, change: Any) -> None:
     rewrite(three, change)
-    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 9.*({what})"):
+    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 10.*({what})"):
         read_checkpoint(three)
 
 
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_which_a_rank_has_read_its_part_is_adopted_whole(tmp_pat
         each.run_dir.mkdir()
     whole = np.arange(12, dtype=np.float32)
     encoded = encode({"user": {"w": whole}})
-    name = store.commit(Commit(CheckpointName(1), encoded, digest(encoded), meta={})).name
+    name = store.commit(Draft(CheckpointName(1), encoded, digest(encoded), meta={})).name
 
     def half(name: str, shape: tuple[int, ...]) -> Region | None:
         return Region((0,), (6,), shape, (0,)) if name == "user/w" else None

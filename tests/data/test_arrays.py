@@ -21,8 +21,8 @@ from everstep.data.adapt import describe
 from everstep.data.order import key_at, pass_key, permutation
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError
 from everstep.record import Batch
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.supervisor.streams.run_stream import Ledger
-from everstep.supervisor.streams.run_streams import Streams
 from everstep.testing.checks import check_stream
 
 X = np.arange(22, dtype=np.float32).reshape(11, 2)

@@ -1,8 +1,10 @@
-"""The table of rooms in docs/design.md, and docs/glossary.md: what there is, all of it, each once."""
+"""docs/design.md and docs/glossary.md: each room and term once; the ways name what the code has."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,6 +20,52 @@ def test_the_table_of_rooms_names_each_room_and_no_other() -> None:
     modules = {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
     assert not named - rooms - modules
     assert not rooms - named
+
+
+def steps_of_the_ways() -> Iterator[tuple[str, list[Path], set[str]]]:
+    """Each numbered step with its names, and the files that it names; if none, those of the step before."""
+    design = (ROOT / "docs" / "design.md").read_text()
+    ways = design.split("## Five ways through the code\n")[1].split("\n## ")[0]
+    files: list[Path] = []
+    for step in re.findall(r"^\d\. .*?(?=^\d\. |\n\n|\Z)", ways, re.M | re.S):
+        quoted = re.findall(r"`([^`]+)`", step)
+        named = [ROOT / "src" / "everstep" / text for text in quoted if text.endswith(".py")]
+        files = named + files if re.search(r"\b[Tt]here `", step) else named or files
+        # a name, or the call of it; neither a key of a config (`max_epoch=`, `trainer`) nor a path
+        names = {
+            match[1] for text in quoted if (match := re.fullmatch(r"(_?[A-Z]\w*\.\w+|\w+)(\(.*\))?", text))
+        }
+        yield step, files, names
+
+
+def defined(file: Path) -> set[str]:
+    """What a file defines, `Class.method` for members."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+            found |= {
+                f"{node.name}.{each.name}" for each in ast.walk(node) if isinstance(each, ast.FunctionDef)
+            }
+    return found
+
+
+def test_the_ways_through_the_code_name_files_that_are_there() -> None:
+    steps = list(steps_of_the_ways())
+    assert len(steps) > 25
+    assert {str(file) for _, files, _ in steps for file in files if not file.exists()} == set()
+
+
+def test_the_ways_through_the_code_name_what_their_files_have() -> None:
+    """A class and its method are defined in a file that the step names; another name occurs in one."""
+    wrong = []
+    for step, files, names in steps_of_the_ways():
+        has, text = set[str]().union(*map(defined, files)), "\n".join(file.read_text() for file in files)
+        lacks = {
+            name for name in names if name not in has and ("." in name or not re.search(rf"\b{name}\b", text))
+        }
+        wrong += [f"{name}: {step[:60]}" for name in sorted(lacks)]
+    assert wrong == []
 
 
 GLOSSARY = ROOT / "docs" / "glossary.md"

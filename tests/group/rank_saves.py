@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.checkpoint import Checkpoint, CheckpointName, Commit, Exchange, Retention, Store
+from everstep.checkpoint import Checkpoint, CheckpointName, Draft, Exchange, Retention, Store
 from everstep.contracts.group import Group
 from everstep.state import Encoded, decode, encode
 
@@ -41,12 +41,12 @@ class Rank:
         common, rank = more.pop("common", common_of(step)), self.group.rank
         told: dict[str, Any] = {"digest": f"{step} of {rank}", "own": own_of(step, rank)}
         told |= {"replicated": {"user/w": f"{step}"}, **more}
-        commit = Commit(CheckpointName(step), common, **told)
+        draft = Draft(CheckpointName(step), common, **told)
         with self.exchange.save():
             before()
             if self.exchange.leads:
-                return self.store.commit(commit, self.exchange)
-            return self.exchange.write_part(self.store.folder, commit)
+                return self.store.commit(draft, self.exchange)
+            return self.exchange.write_part(self.store.folder, draft)
 
     def attempt(self, step: int, before: Callable[[], object] = lambda: None, **more: Any) -> str:
         """Save; how that ends, in words."""
@@ -84,6 +84,6 @@ def require_whole(run_dir: Path, size: int, saved: int, begun: int) -> None:
     found, notes = store.find(True)
     assert saved <= step_of(found, size) <= begun
     assert notes == [] and not list(run_dir.rglob(".tmp-*"))
-    store.commit(Commit(CheckpointName(500), common_of(500), "d", own=own_of(500, 0)))  # of one process
+    store.commit(Draft(CheckpointName(500), common_of(500), "d", own=own_of(500, 0)))  # of one process
     store.retain(Retention(keep_last=1))
     assert step_of(store.find(True)[0], 1) == 500

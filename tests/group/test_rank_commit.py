@@ -20,7 +20,7 @@ from rank_saves import STEPS, Rank, common_of, own_of, require_whole, step_of
 from simulation import Simulation
 
 from everstep import hazard
-from everstep.checkpoint import CheckpointName, Commit, Store, read_checkpoint
+from everstep.checkpoint import CheckpointName, Draft, Store, read_checkpoint
 from everstep.errors import RunLockedError
 from everstep.state import encode
 from gate import share
@@ -315,10 +315,10 @@ def test_a_save_that_begins_before_a_later_start_and_ends_after_it_is_refused(tm
 
     store = Store(tmp_path, 1, require_newest=require_newest)
     common = common_of(10)
-    store.commit(Commit(CheckpointName(10), common, "d"))
+    store.commit(Draft(CheckpointName(10), common, "d"))
     taken_over = True
     with pytest.raises(RunLockedError, match="a later start"):
-        store.commit(Commit(CheckpointName(20), common, "d"))
+        store.commit(Draft(CheckpointName(20), common, "d"))
     with pytest.raises(RunLockedError, match="a later start"):  # nor is the old one moved away
-        store.commit(Commit(CheckpointName(10), common, "e"))
+        store.commit(Draft(CheckpointName(10), common, "e"))
     assert names(tmp_path) == ["step-00000010"] and store.find(True)[0] is not None

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from law_support.forkserver import ForkServer
 
-from everstep.checkpoint import Commit, Store
+from everstep.checkpoint import Draft, Store
 from everstep.errors import DamagedCheckpointError, RunDirError
 from everstep.proof.compare import compare_runs, state_leaves
 from everstep.record import RunJournal, journal_format
 from everstep.state import Encoded
 
-OF_DATA = ("position#", "left#", "contents#", "contents/0", "contents/1")
+OF_DATA = ("position#", "last_end#", "contents#", "contents/0", "contents/1")
 WALL = {"wall/segment", "wall/seconds", *(f"wall/streams/train/{leaf}" for leaf in OF_DATA)}
 """The leaves that may differ between equal runs: of the clock, and of arrays of the data, perhaps caches.
 
@@ -62,7 +62,7 @@ def tampered(run_dir: Path, change: Callable[[dict[str, Any], Any], str]) -> str
     path = change(last.arrays, structure)
     shutil.rmtree(last.path)
     state = Encoded(structure, last.arrays)
-    store.commit(Commit(last.name, state, "0", last.epoch, last.phase, last.partial, last.meta))
+    store.commit(Draft(last.name, state, "0", last.epoch, last.phase, last.partial, last.meta))
     return path
 
 

@@ -14,7 +14,7 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import CheckpointName, Writer, read_checkpoint
+from everstep.checkpoint import CheckpointName, WriterThread, read_checkpoint
 from everstep.errors import GuardStop, Interrupted, NonFiniteError
 
 EPOCHS, STEPS = 3, 4
@@ -113,13 +113,13 @@ def test_nothing_non_finite_is_committed(
 def test_a_writer_that_is_faster_than_the_boundary_leaves_the_decision_to_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = Writer.submit
+    submit = WriterThread.submit
 
-    def done_at_once(self: Writer, *job: Any) -> None:
+    def done_at_once(self: WriterThread, *job: Any) -> None:
         submit(self, *job)
         self.wait_idle()
 
-    monkeypatch.setattr(Writer, "submit", done_at_once)
+    monkeypatch.setattr(WriterThread, "submit", done_at_once)
     services = [everstep.Checkpoints(everstep.Every(steps=1)), everstep.services.NaNGuard("stop")]
     with pytest.raises(GuardStop, match="after step 1"):
         Program.supervise(Program(tmp_path, 1, "parameter", math.inf, services=services))

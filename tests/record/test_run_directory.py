@@ -17,7 +17,7 @@ import pytest
 import everstep
 import warm
 from everstep import checkpoint, hazard
-from everstep.checkpoint import CheckpointName, Commit, Retention, Store
+from everstep.checkpoint import CheckpointName, Draft, Retention, Store
 from everstep.cli.group import commands
 from everstep.errors import CheckpointError, RunDirError, RunLockedError
 from everstep.record import Journal, RunDir, RunLock, remove, to_read, trail_path
@@ -331,7 +331,7 @@ def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
 FOLDERS = ("best", "checkpoints", "damaged", "evaluations", "exports", "failures", "journal", "logs")
 FOLDERS += ("superseded",)
 FILES = ("lock", "checkpoint", "pins.json", "labels.json", "run.json")
-EMPTY = Commit(CheckpointName(1), Encoded({}), "1")
+EMPTY = Draft(CheckpointName(1), Encoded({}), "1")
 
 
 def train(run_dir: Path, epochs: int = 2) -> Tiny:
@@ -420,7 +420,7 @@ def test_a_store_moves_nothing_through_a_link(evil: Path, victim: Path, name: st
     if name == "damaged":
         manifest = store.path(newest) / "manifest.json"
         manifest.write_bytes(manifest.read_bytes()[:-9])
-        refused_for_the_link(victim, lambda: store.commit(Commit(newest, Encoded({}), "1")))
+        refused_for_the_link(victim, lambda: store.commit(Draft(newest, Encoded({}), "1")))
     else:
         refused_for_the_link(victim, store.supersede_all)
 

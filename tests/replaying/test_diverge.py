@@ -74,6 +74,17 @@ def test_the_batches_of_every_rank_are_compared(tmp_path: Path) -> None:
     assert first is not None and (first.component, first.step, first.rank) == ("samples", 1, 1)
 
 
+def test_steps_whose_batch_digests_a_later_start_has_deleted_are_told(tmp_path: Path) -> None:
+    Tiny(tmp_path / "straight", max_epoch=3).train()
+    for max_epoch in (1, 2, 3):
+        Tiny(tmp_path / "resumed", max_epoch=max_epoch).train()
+    found = compare_recorded(tmp_path / "straight", tmp_path / "resumed")
+    assert found.verified and 0 < found.equal["batch digest"] < len(found.steps) == found.equal["loss"]
+    assert f"not each of the {len(found.steps)} steps has a batch digest" in str(found)
+    alone = compare_recorded(tmp_path / "straight", tmp_path / "straight")
+    assert alone.equal["batch digest"] == len(alone.steps) and "not each" not in str(alone)
+
+
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_by_step_and_component(plain: Path, name: str) -> None:

@@ -55,7 +55,7 @@ from everstep.supervisor.saving.rank_parts import (
     own_paths,
 )
 from everstep.supervisor.saving.user_state import UserState
-from everstep.supervisor.streams.run_streams import Streams
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.trainer.eval_loop import evaluating
 from tiny_runs import Boom, Tiny, boom_at
 
@@ -118,7 +118,15 @@ def count(tree: Any) -> int:
 # ------------------------------------------------------------------------------------ a rank's tree
 
 
-BRANCH = {"pass": 0, "left": None, "generators": [], "data": None, "varies": False, "opened": [], "given": []}
+BRANCH = {
+    "pass": 0,
+    "last_end": None,
+    "generators": [],
+    "data": None,
+    "varies": False,
+    "opened": [],
+    "given": [],
+}
 
 
 def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tuple[Encoded, Encoded]:

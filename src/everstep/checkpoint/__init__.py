@@ -2,8 +2,8 @@
 
 from everstep.checkpoint.array_file import write_arrays
 from everstep.checkpoint.commit import (
-    Commit,
     CommittedCheckpoint,
+    Draft,
     is_finite,
     place_apart,
     retire_others,
@@ -17,4 +17,4 @@ from everstep.checkpoint.format import read_body as read_manifest
 from everstep.checkpoint.format import verify as verify_checkpoint
 from everstep.checkpoint.retention import CheckpointName, Retention, is_interim
 from everstep.checkpoint.store import Store, find_checkpoint
-from everstep.checkpoint.writer import Writer, disk_failed
+from everstep.checkpoint.writer import WriterThread, disk_failed

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from everstep.state import Encoded
 
 
 @dataclass(frozen=True)
-class Commit:
-    """State that is to be saved, on the way from the snapshot to the folder.
+class Draft:
+    """A checkpoint before its commit: the state, on the way from the snapshot to the folder.
 
     Attributes:
         name: name of the checkpoint to be.
@@ -165,17 +165,13 @@ def retire_others(folder: Path, keep: Collection[str], *, top: Path) -> None:
                 files.retire(other, top=top)
 
 
-Writing: TypeAlias = Callable[[Commit], Callable[[Path], int]]
-"""Maker of the function that fills a checkpoint's folder, and returns the number of bytes."""
-
-
-def writing(commit: Commit, segment: int = 0) -> Callable[[Path], int]:
-    """Make the function that fills a folder on one process."""
+def filler(draft: Draft, segment: int = 0) -> Callable[[Path], int]:
+    """Make the function that fills a folder on one process, and returns the number of bytes."""
 
     def write(folder: Path) -> int:
-        written = format.write_common(folder, commit.common)
-        ranks = [format.write_own(folder, 0, commit.own, commit.common)]
-        return format.write_manifest(folder, commit.body(segment), commit.common, written, ranks)
+        written = format.write_common(folder, draft.common)
+        ranks = [format.write_own(folder, 0, draft.own, draft.common)]
+        return format.write_manifest(folder, draft.body(segment), draft.common, written, ranks)
 
     return write
 
@@ -201,22 +197,22 @@ def _swap_in(new: Path, target: Path, moved: Path | None) -> None:
 
 def save_apart(
     folder: Path,
-    commit: Commit,
+    draft: Draft,
     *,
     keep: Collection[str] = (),
     top: Path,
-    writing: Writing = writing,
+    filler: Callable[[Draft], Callable[[Path], int]] = filler,
     token: str = "",
 ) -> CommittedCheckpoint:
     """Commit best weights, which lie apart from the checkpoints of a run."""
-    require_finite(commit.name, commit.common.arrays, commit.guarded)
-    target = folder / str(commit.name)
-    is_kept, size = is_equal(target, commit.digest, commit.meta), 0
+    require_finite(draft.name, draft.common.arrays, draft.guarded)
+    target = folder / str(draft.name)
+    is_kept, size = is_equal(target, draft.digest, draft.meta), 0
     if not is_kept:
-        size = place_apart(target, writing(commit), top=top, token=token)
+        size = place_apart(target, filler(draft), top=top, token=token)
     # last: older weights stay until the new weights are durable
     retire_others(folder, {target.name, *keep}, top=top)
-    return CommittedCheckpoint(commit.name, target, size, is_kept, commit.digest)
+    return CommittedCheckpoint(draft.name, target, size, is_kept, draft.digest)
 
 
 def is_equal(target: Path, digest: str, meta: Json) -> bool:

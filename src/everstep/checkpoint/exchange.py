@@ -31,7 +31,7 @@ import xxhash
 from everstep import errors
 from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import Record
-from everstep.checkpoint.commit import Commit, CommittedCheckpoint, require_finite
+from everstep.checkpoint.commit import CommittedCheckpoint, Draft, require_finite
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.pieces import write_pieces
 from everstep.checkpoint.writer import disk_failed
@@ -70,10 +70,10 @@ class Part(NamedTuple):
     pieces: dict[str, Any]
 
     @classmethod
-    def write(cls, folder: Path, rank: int, commit: Commit) -> Part:
-        written = format.write_own(folder, rank, commit.own, commit.common)
-        more, pieces = write_pieces(folder, rank, commit.common.arrays)
-        return cls(written | more, commit.digest, dict(commit.replicated), pieces)
+    def write(cls, folder: Path, rank: int, draft: Draft) -> Part:
+        written = format.write_own(folder, rank, draft.own, draft.common)
+        more, pieces = write_pieces(folder, rank, draft.common.arrays)
+        return cls(written | more, draft.digest, dict(draft.replicated), pieces)
 
 
 class _EndedError(Exception):
@@ -142,8 +142,8 @@ class Exchange:
                 return ended.error
         return error
 
-    def folder_writer(
-        self, commit: Commit, segment: int = 0, existing: Checkpoint | None = None
+    def filler(
+        self, draft: Draft, segment: int = 0, existing: Checkpoint | None = None
     ) -> Callable[[Path], int]:
         """Make the function by which the writer fills a folder together with all ranks.
 
@@ -155,8 +155,8 @@ class Exchange:
         def write(folder: Path) -> int:
             self._send("folder", folder.name)
             self._is_known = True
-            written = format.write_common(folder, commit.common)
-            own, ranks = Part.write(folder, 0, commit), range(1, self._group.size)
+            written = format.write_common(folder, draft.common)
+            own, ranks = Part.write(folder, 0, draft), range(1, self._group.size)
             answers = self._receive([f"part/{rank}" for rank in ranks], "did not report its part")
             self._delete_keys("folder", "verdict", "done")
             parts = [own, *(Part(*part) for part in answers)]
@@ -165,8 +165,8 @@ class Exchange:
             size = 0
             if existing is None or existing.digest != digest:
                 files_of, pieces = [part.files for part in parts], [part.pieces for part in parts]
-                body = commit.body(segment, digest)
-                size = format.write_manifest(folder, body, commit.common, written, files_of, pieces)
+                body = draft.body(segment, digest)
+                size = format.write_manifest(folder, body, draft.common, written, files_of, pieces)
             self._outcome = [size, size == 0, digest]
             # last: when the verdict is commit, nothing is left but the rename, which must follow at once
             if (decided := self._decide(None)) is not None:
@@ -175,24 +175,24 @@ class Exchange:
 
         return write
 
-    def write_part(self, folder: Path, commit: Commit) -> CommittedCheckpoint:
+    def write_part(self, folder: Path, draft: Draft) -> CommittedCheckpoint:
         """Write the part of a rank that does not lead, inside `save`, once the writer has made its folder."""
-        sharded = {name: array for name, array in commit.common.arrays.items() if array.region is not None}
-        require_finite(commit.name, {**commit.own.arrays, **sharded}, commit.guarded)
+        sharded = {name: array for name, array in draft.common.arrays.items() if array.region is not None}
+        require_finite(draft.name, {**draft.own.arrays, **sharded}, draft.guarded)
         (name,) = self._receive(["folder"], "did not begin the save")
         self._delete_keys(self._part)
-        part = Part.write(folder / str(name), self._rank, commit)
+        part = Part.write(folder / str(name), self._rank, draft)
         if part.files:
             files.fsync_folder(folder / str(name))
         self._send(self._part, part)
         self._receive_outcome()
-        return self.committed(commit, folder)
+        return self.committed(draft, folder)
 
-    def committed(self, commit: Commit, folder: Path) -> CommittedCheckpoint:
+    def committed(self, draft: Draft, folder: Path) -> CommittedCheckpoint:
         """Return what was committed in this save."""
         assert self._outcome is not None, "no checkpoint was committed in this save"
         size, is_kept, digest = self._outcome
-        return CommittedCheckpoint(commit.name, folder / str(commit.name), size, is_kept, digest)
+        return CommittedCheckpoint(draft.name, folder / str(draft.name), size, is_kept, digest)
 
     def _receive_outcome(self, own: Exception | None = None) -> None:
         """Hear what was committed, once it is; if the writer does not answer, withdraw by the error `own`."""

@@ -19,14 +19,14 @@ from typing import Any
 
 from everstep.checkpoint import files, format, retention
 from everstep.checkpoint.commit import (
-    Commit,
     CommittedCheckpoint,
+    Draft,
     copying,
+    filler,
     is_equal,
     place,
     place_apart,
     require_finite,
-    writing,
 )
 from everstep.checkpoint.exchange import Exchange
 from everstep.checkpoint.format import MANIFEST, Checkpoint, check_sizes, read_body
@@ -84,7 +84,7 @@ class Store:
         self.damaged: set[CheckpointName] = set()
         self._facts: dict[CheckpointName, Facts] = {}
         self._chosen: Checkpoint | None = None
-        self._left_names: frozenset[CheckpointName] = frozenset()
+        self._abandoned: frozenset[CheckpointName] = frozenset()
         """Checkpoints on disk that this start does not continue from, and has not set aside yet."""
 
     def path(self, name: CheckpointName) -> Path:
@@ -92,7 +92,7 @@ class Store:
 
     def names(self) -> list[CheckpointName]:
         """List the names on disk, whole or not, oldest first, without those that this start leaves."""
-        return [name for name in self._on_disk() if name not in self._left_names]
+        return [name for name in self._on_disk() if name not in self._abandoned]
 
     def _on_disk(self) -> list[CheckpointName]:
         try:
@@ -354,22 +354,22 @@ class Store:
             require_no_link(folder, self.run_dir)
             files.discard_leftovers(folder)
 
-    def commit(self, commit: Commit, ranks: Exchange | None = None) -> CommittedCheckpoint:
+    def commit(self, draft: Draft, ranks: Exchange | None = None) -> CommittedCheckpoint:
         """Write a checkpoint, durable and whole, or leave the directory as it was.
 
         A whole checkpoint of that name with the same digest is kept; with another digest it moves to
         `superseded/`; a damaged one to `damaged/`.  `ranks` is the writer's exchange, inside its `save`.
         """
-        name, digest = commit.name, commit.digest
+        name, digest = draft.name, draft.digest
         # first: a bad state leaves the directory as it was
-        require_finite(name, {**commit.common.arrays, **commit.own.arrays}, commit.guarded)
+        require_finite(name, {**draft.common.arrays, **draft.own.arrays}, draft.guarded)
         existing = self._read_existing(name)
         if ranks is not None:
             # a rank that was stopped must find no folder of a later save under the name that it has heard
-            write = ranks.folder_writer(commit, self.segment, existing)
+            write = ranks.filler(draft, self.segment, existing)
             self._put(name, existing, None, write, token=secrets.token_hex(4))
-            return ranks.committed(commit, self.folder)
-        size = self._put(name, existing, digest, writing(commit, self.segment))
+            return ranks.committed(draft, self.folder)
+        size = self._put(name, existing, digest, filler(draft, self.segment))
         return CommittedCheckpoint(name, self.path(name), size, size == 0, digest)
 
     def _put(
@@ -453,21 +453,21 @@ class Store:
         `apply_choice` moves them, and copies a checkpoint of another run.  A start that is refused before
         that leaves the directory as it was.
         """
-        self._chosen, left_names = checkpoint, self._on_disk()
+        self._chosen, abandoned = checkpoint, self._on_disk()
         if checkpoint is not None:
             name, is_foreign = checkpoint.name, checkpoint.path != self.path(checkpoint.name)
-            left_names = [each for each in left_names if each > name or (is_foreign and each == name)]
-        self._left_names = frozenset(left_names)
+            abandoned = [each for each in abandoned if each > name or (is_foreign and each == name)]
+        self._abandoned = frozenset(abandoned)
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the next start finds exactly the checkpoints that this start continues from."""
-        return self._chosen is None and not self._left_names
+        return self._chosen is None and not self._abandoned
 
     @property
     def will_set_aside(self) -> bool:
         """Whether checkpoints are on disk that `apply_choice` will set aside."""
-        return bool(self._left_names)
+        return bool(self._abandoned)
 
     def apply_choice(self) -> None:
         """Make the choice of `continue_from` durable for later starts; called before the first save."""
@@ -476,9 +476,9 @@ class Store:
             if chosen.path != self.path(chosen.name):
                 self.adopt(chosen, journal=None, rollbacks=[])
             self.supersede_after(chosen.name)
-        elif self._left_names:
+        elif self._abandoned:
             self.supersede_all()
-        self._chosen, self._left_names = None, frozenset()
+        self._chosen, self._abandoned = None, frozenset()
 
     def inside_epoch(self, closed: Checkpoint, rank: int = 0) -> tuple[Checkpoint | None, object]:
         """Read the checkpoint, of whatever run, inside the epoch that `closed` cut short; or say why not."""

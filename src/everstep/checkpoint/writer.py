@@ -22,7 +22,7 @@ def disk_failed(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is not None and error.errno not in _BUGS
 
 
-class Writer:
+class WriterThread:
     """Runs jobs in the background, one at a time, each in a thread of its own.
 
     A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,

@@ -38,11 +38,11 @@ from everstep.data import arrays, as_stream
 from everstep.data.adapt import SequenceStream
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, HiLossError, LossBoundError, MetricError, NoCheckpointError, nearest
-from everstep.experiment.calls import misfits
+from everstep.experiment.calls import argument_faults
 from everstep.experiment.experiment import note_uncommitted
 from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.predictions import as_array, npz
-from everstep.experiment.validation import Mistakes, Problem, problems_of
+from everstep.experiment.validation import ConfigMistakes, Mistake, mistakes_of
 from everstep.record import Evaluation, RunDir, RunJournal, located, record_evaluation, to_read
 from everstep.record.trust import distrust
 from everstep.redaction import without_credentials
@@ -233,19 +233,19 @@ def check_tree(kind: type[_Tree], arguments: Mapping[str, Any]) -> _Tree:
     try:
         return kind.model_validate(arguments)
     except ValidationError as error:
-        problems = problems_of(error, arguments, kind)
-    for at, (place, text) in enumerate(problems):
+        mistakes = mistakes_of(error, arguments, kind)
+    for at, (place, text) in enumerate(mistakes):
         reason = _GONE.get(f"{place[0]}.{place[-1]}") if text.startswith("unknown key") else None
-        problems[at] = Problem(place[:-1], f"{place[-1]} is gone: {reason}") if reason else problems[at]
-    raise Mistakes(problems)
+        mistakes[at] = Mistake(place[:-1], f"{place[-1]} is gone: {reason}") if reason else mistakes[at]
+    raise ConfigMistakes(mistakes)
 
 
 def _require_arguments(
     function: Any, arguments: Mapping[str, Any], positional: int, by_name: tuple[str, ...]
 ) -> None:
     name = getattr(function, "__name__", function)
-    if faults := [fault for _, fault in misfits(function, arguments, positional, by_name)]:
-        raise Mistakes(Problem((), f"{name}() {fault}") for fault in faults)
+    if faults := [fault for _, fault in argument_faults(function, arguments, positional, by_name)]:
+        raise ConfigMistakes(Mistake((), f"{name}() {fault}") for fault in faults)
 
 
 def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

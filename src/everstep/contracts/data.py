@@ -111,8 +111,9 @@ class Cursor(ABC):
     def position(self) -> Any:
         """Return the place in the pass after the batches handed out so far (not the prefetched batches).
 
-        The place is a tree that the checkpoint can hold, and the same however the place was reached.  Called
-        between batches, not per batch.
+        The place is the same however it was reached: dicts, lists, tuples, sets, numbers, text, bytes, None
+        and arrays, in any nesting, as a copy that no later batch changes.  Called between batches, not per
+        batch.
 
         Raises:
             NotResumableError: the data cannot tell its place: no run can train on it; says what to change.
@@ -191,7 +192,7 @@ class Stream(ABC):
         """Open one pass.
 
         Args:
-            purpose: the loop's name for the stream ("train", "valid" ...); keys randomness.
+            purpose: in a run, the stream's name ("train", "valid" ...); keys randomness.
             pass_index: number of the pass over the data, from 0.
             position: None for the pass's start, else a result of `Cursor.position`.
             seed: the run's seed; a stream with a seed of its own ignores this seed.
@@ -253,9 +254,9 @@ class Stream(ABC):
             )
         return saved[0]
 
-    def left_now(self, left: Any) -> Any:
-        """Return `left`, the end of a pass, with what the program has changed of the data since."""
-        return left
+    def updated_end(self, end: Any) -> Any:
+        """Return `end`, the last position of a pass, with what the program has changed of the data since."""
+        return end
 
     def place_kept(self, batches: bool = False) -> AbstractContextManager[object]:
         """Return a context that puts the data back to its place, whatever the block draws.

@@ -141,7 +141,7 @@ def is_stateful(data: Any) -> bool:
     return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
 
 
-class OwnStream(Stream):
+class UserStream(Stream):
     """Stream over a user's data; on several ranks the data splits itself, as it says, or is refused."""
 
     rank_keys: Collection[str] = ("state",)
@@ -158,7 +158,7 @@ class OwnStream(Stream):
         return {} if ranks is None or ranks[1] == 1 else {"inside": {"ranks": ranks[1]}}
 
 
-class SequenceStream(OwnStream):
+class SequenceStream(UserStream):
     """Stream over a list, tuple or range of ready batches, handed out as they are."""
 
     def __init__(self, data: Sequence[Any]) -> None:
@@ -178,7 +178,7 @@ class SequenceStream(OwnStream):
         return {"kind": "sequence", "length": len(self.data), **self._ranks_inside()}
 
 
-class IterableStream(OwnStream):
+class IterableStream(UserStream):
     """Stream over anything that can be iterated over: a fresh iterator for each pass, or an iterator's one.
 
     Data that resumes by "replay" is brought to where the pass began: `set_epoch`, its own `state_dict` and
@@ -215,7 +215,7 @@ class IterableStream(OwnStream):
     @contextmanager
     def place_kept(self, batches: bool = False) -> Iterator[None]:
         if self._stateful:
-            before = self.own_state(0)
+            before = self.state_after(0)
             try:
                 yield
             finally:
@@ -229,7 +229,7 @@ class IterableStream(OwnStream):
         else:
             yield
 
-    def own_state(self, done: int) -> Any:
+    def state_after(self, done: int) -> Any:
         """Return a copy of the data's state after `done` batches of a pass: the next batch may change it."""
         if takes_count(self.data):
             return self.data.state_dict(num_samples=done, from_beginning=True)
@@ -244,7 +244,7 @@ class IterableStream(OwnStream):
         if position is None:
             replays = self.resumes == "replay"
             start = {
-                "state": self.own_state(0) if replays and self.carries_over else None,
+                "state": self.state_after(0) if replays and self.carries_over else None,
                 # the pass may draw its order from the global generators
                 "random": capture() if replays else None,
             }
@@ -402,26 +402,26 @@ def accessors(batches: Any, what: str) -> tuple[Callable[[], Any], Callable[[Any
 class _IterableCursor(PassCursor):
     """Pass over an iterable, opened at a position; at its start that has "state" and "random" alone."""
 
-    def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened: Any) -> None:
+    def __init__(self, what: str, stream: IterableStream, batches: Iterator[Any], opened_at: Any) -> None:
         data = stream.data
         # the user's own object stays open
         closer = None if batches is data else getattr(batches, "close", None)
-        done, ended = opened.get("batches", 0), opened.get("ended", False)
+        done, ended = opened_at.get("batches", 0), opened_at.get("ended", False)
         super().__init__(what, batches, done=done, total=length_of(data), ended=ended, closer=closer)
-        self._stream, self._opened, self._iterator = stream, opened, batches
+        self._stream, self._opened_at, self._iterator = stream, opened_at, batches
 
     def position(self) -> dict[str, Any]:
-        stream, opened = self._stream, self._opened
+        stream, opened_at = self._stream, self._opened_at
         place = {"batches": self.done, "ended": self.ended}
-        if place.items() <= opened.items():
+        if place.items() <= opened_at.items():
             # until the next batch, the state_dict of some data tells the start instead of the place
-            return {**opened}
+            return {**opened_at}
         if stream.resumes == "replay" and not self.ended:
-            return {**opened, **place}
+            return {**opened_at, **place}
         state = None
         if stream.carries_over or (stream._stateful and not self.ended):
-            state = stream.own_state(self._count)
+            state = stream.state_after(self._handed_out)
         elif not self.ended and not stream._stateful:
             get, _ = accessors(self._iterator, self.what)
-            state = copy.deepcopy(get()) if self._count else None
+            state = copy.deepcopy(get()) if self._handed_out else None
         return {**place, "state": state, "random": None}  # where a replay would begin no longer matters

@@ -21,7 +21,7 @@ class PassCursor(Cursor):
     Args:
         what: the data, in words, for messages.
         done: batches of the pass before the place where the cursor is opened.
-        counts: False where the number of those batches is not known.
+        knows_done: False where the number of those batches is not known.
         total: batches of the whole pass, None if unknown.
         closer: called once, when the pass is over or left.
     """
@@ -34,12 +34,11 @@ class PassCursor(Cursor):
         done: int = 0,
         total: int | None = None,
         ended: bool = False,
-        counts: bool = True,
+        knows_done: bool = True,
         closer: Callable[[], object] | None = None,
     ) -> None:
         self.what, self.ended = what, ended
-        self._count, self._counts = done, counts
-        self.done = done if counts else None
+        self._handed_out, self._knows_done = done, knows_done
         self._total = total
         self._batches: Iterator[Any] | None = None if ended else batches
         self._closer = closer
@@ -59,20 +58,23 @@ class PassCursor(Cursor):
             self._error = error
             self.close()
             raise
-        self._count += 1
-        if self._counts:
-            self.done = self._count
+        self._handed_out += 1
         return batch
+
+    @property
+    def done(self) -> int | None:  # type: ignore[override]
+        return self._handed_out if self._knows_done else None
 
     def _refuse(self) -> Any:
         if self.ended:
             raise StopIteration
+        count = self._handed_out
         if self._error is not None:
             cause = f"{type(self._error).__name__}: {self._error}"
             raise DataError(
-                f"{self.what}: fetching batch {self._count} failed ({cause}); open the pass at its position"
+                f"{self.what}: fetching batch {count} failed ({cause}); open the pass at its position"
             ) from self._error
-        raise UsageError(f"{self.what}: the pass was closed after {self._count} batches; open a new one")
+        raise UsageError(f"{self.what}: the pass was closed after {count} batches; open a new one")
 
     def position(self) -> Any:
         """Return the place in the pass: the number of batches; a subclass with more state overrides this."""
@@ -81,7 +83,7 @@ class PassCursor(Cursor):
     def remaining(self) -> int | None:
         if self.ended:
             return 0
-        return None if self._total is None else max(self._total - self._count, 0)
+        return None if self._total is None else max(self._total - self._handed_out, 0)
 
     def close(self) -> None:
         self._batches = None
@@ -101,7 +103,7 @@ class SampledCursor(PassCursor):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        return self._plan.weight(self._count - 1) if self._count else 1.0
+        return self._plan.weight(self._handed_out - 1) if self._handed_out else 1.0
 
     def sample_numbers(self, first: int, end: int) -> list[Any]:
         return [self._plan.used(batch) for batch in range(first, end)]

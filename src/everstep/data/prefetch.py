@@ -111,8 +111,8 @@ class PrefetchCursor(PassCursor):
         self._passed_over: list[int] = []
         done, left = cursor.done or 0, cursor.remaining()
         total = None if left is None else done + left
-        counts = cursor.done is not None
-        super().__init__(what, self._take(), done=done, total=total, counts=counts, closer=self._stop)
+        knows = cursor.done is not None
+        super().__init__(what, self._take(), done=done, total=total, knows_done=knows, closer=self._stop)
         self.note, self.fetch_error_may_be_signal = cursor.note, cursor.fetch_error_may_be_signal
         self.weight = cursor.weight
         before, first, after = capture(), _prepare(cursor), capture()
@@ -139,12 +139,11 @@ class PrefetchCursor(PassCursor):
             self._position = item.position
             self._passed_over += item.passed_over
             if item.error is not None:
-                if self._counts:
-                    self.done = item.done
+                self._handed_out = self._handed_out if item.done is None else item.done
                 return
             self.weight = item.weight
             if item.done is not None:
-                self._count = item.done - 1  # which the batch itself makes `done`
+                self._handed_out = item.done - 1  # the batch itself is one more
             yield item.batch
 
     def sample_numbers(self, first: int, end: int) -> Sequence[Any] | None:

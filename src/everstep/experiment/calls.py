@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 from everstep.errors import ConfigError, nearest
 from everstep.experiment.config_layers import Place
 from everstep.experiment.import_paths import CALL, imported
-from everstep.experiment.validation import Problem, Problems, members, placed, validated
+from everstep.experiment.validation import Mistake, Mistakes, members, placed, validated
 from everstep.schedule import At, Every, Never, Schedule
 
 
@@ -124,26 +124,26 @@ def converted(
 
     An argument that equals its default is left out: a default is right whatever its annotation says.
     """
-    problems, values = Problems(), {}
-    faults = dict(misfits(function, arguments, supplied))
+    mistakes, values = Mistakes(), {}
+    faults = dict(argument_faults(function, arguments, supplied))
     for name, fault in faults.items():
         place = (name,) if name in arguments else ()
-        problems.append(Problem(place, f"{getattr(function, '__name__', function)}() {fault}"))
+        mistakes.append(Mistake(place, f"{getattr(function, '__name__', function)}() {fault}"))
     defaults = _plain_defaults(function, supplied)
     annotations = _inherited(function) | {each.name: each.annotation for each in _parameters(function) or ()}
     for name, value in arguments.items():
         if name in faults or (name in defaults and _json(value) == defaults[name]):
             continue
         if _has_calls(value):
-            values[name] = _with_calls(value, (name,), problems, do)
+            values[name] = _with_calls(value, (name,), mistakes, do)
         else:
-            with problems.at(name):
+            with mistakes.at(name):
                 values[name] = _as_type(annotations.get(name, Any), value)
-    problems.stop()
+    mistakes.stop()
     return values
 
 
-def misfits(
+def argument_faults(
     function: Any, arguments: Collection[str], supplied: int = 0, besides: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Yield each argument that a function lacks or does not take: name, and the words after "FUNCTION() "."""
@@ -215,15 +215,15 @@ def _has_calls(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_calls, value))
 
 
-def _with_calls(value: Any, place: Place, problems: Problems, do: Callable[[Call, Place], Any]) -> Any:
+def _with_calls(value: Any, place: Place, mistakes: Mistakes, do: Callable[[Call, Place], Any]) -> Any:
     """Replace each call in a value by what `do` makes of it."""
     if isinstance(value, Mapping) and CALL in value:
-        with problems.at(*place):
+        with mistakes.at(*place):
             return do(Call.of(value), place)
     if isinstance(value, Mapping):
-        return {key: _with_calls(each, (*place, key), problems, do) for key, each in value.items()}
+        return {key: _with_calls(each, (*place, key), mistakes, do) for key, each in value.items()}
     if isinstance(value, list):
-        return [_with_calls(each, (*place, at), problems, do) for at, each in enumerate(value)]
+        return [_with_calls(each, (*place, at), mistakes, do) for at, each in enumerate(value)]
     return value
 
 

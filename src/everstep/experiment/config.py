@@ -18,7 +18,7 @@ from everstep.errors import ConfigError, nearest
 from everstep.experiment.calls import Call, CallWith
 from everstep.experiment.config_layers import Layers, Place, as_yaml, dotted, layered
 from everstep.experiment.experiment import require_schedule
-from everstep.experiment.validation import Mistakes, validated
+from everstep.experiment.validation import ConfigMistakes, validated
 
 FREE = (
     *("services", "name", "run_dir", "project", "group", "schedules", "profiles"),
@@ -192,8 +192,8 @@ def resolve(
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(schema)
         config = validated(adapter, layers.tree, schema, {"imports": imports})
-    except Mistakes as mistakes:
-        raise Mistakes(mistakes.problems, layers.origin) from None
+    except ConfigMistakes as error:
+        raise ConfigMistakes(error.mistakes, layers.origin) from None
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError(

@@ -16,7 +16,7 @@ import xxhash
 from everstep.checkpoint import Checkpoint, CheckpointName, Store, find_checkpoint
 from everstep.contracts.tasks import Task
 from everstep.errors import ConfigError, NoCheckpointError
-from everstep.experiment.calls import Call, misfits
+from everstep.experiment.calls import Call, argument_faults
 from everstep.experiment.config import FREE, ExperimentConfig, Resolved, ServiceCall, resolve
 from everstep.experiment.experiment import Experiment, RunResult, require_schedule
 from everstep.experiment.import_paths import admit, findable, imported
@@ -129,7 +129,7 @@ class Configured(Experiment):
                 f"in build_{made[0]}, which the config replaces, or leave it out of the config"
             )
         lacks = [f"build_{name}" for name in makers if not hasattr(task, f"build_{name}")]
-        lacks += [f"argument {name!r} of build()" for name, _ in misfits(task.build, [*makers])]
+        lacks += [f"argument {name!r} of build()" for name, _ in argument_faults(task.build, [*makers])]
         if lacks:
             raise ConfigError(
                 f"{', '.join(makers)} in the config: {type(task).__name__} has no {' and no '.join(lacks)}; "

@@ -20,25 +20,25 @@ from everstep.experiment.config_layers import Place, dotted
 from everstep.experiment.import_paths import CALL
 
 
-class Problem(typing.NamedTuple):
+class Mistake(typing.NamedTuple):
     """Mistake in a config: its place, and a message with the remedy."""
 
     place: Place
     text: str
 
 
-class Mistakes(ConfigError):
+class ConfigMistakes(ConfigError):
     """All mistakes of a config, or of a part of it; `origin` returns the file and line of a place."""
 
-    def __init__(self, problems: Iterable[Problem], origin: Callable[[Place], str] = lambda _: "") -> None:
-        self.problems = list(problems)
-        parts = ((origin(place), dotted(place), text) for place, text in self.problems)
+    def __init__(self, mistakes: Iterable[Mistake], origin: Callable[[Place], str] = lambda _: "") -> None:
+        self.mistakes = list(mistakes)
+        parts = ((origin(place), dotted(place), text) for place, text in self.mistakes)
         lines = [": ".join(filter(None, part)) for part in parts]
         many = "\n  ".join([f"{len(lines)} mistakes:", *lines])
         super().__init__(lines[0] if len(lines) == 1 else many)
 
 
-class Problems(list[Problem]):
+class Mistakes(list[Mistake]):
     """Mistakes that are collected, to be raised together."""
 
     @contextmanager
@@ -46,34 +46,34 @@ class Problems(list[Problem]):
         """Collect the mistakes of the block, which is about the value at a place."""
         try:
             yield
-        except Mistakes as mistakes:
-            self += [Problem((*place, *each.place), each.text) for each in mistakes.problems]
+        except ConfigMistakes as error:
+            self += [Mistake((*place, *each.place), each.text) for each in error.mistakes]
         except ConfigError as error:
-            self.append(Problem(place, str(error)))
+            self.append(Mistake(place, str(error)))
 
     def stop(self) -> None:
         """Raise what has been collected."""
         if self:
-            raise Mistakes(self)
+            raise ConfigMistakes(self)
 
 
 @contextmanager
 def placed(*place: str | int) -> Iterator[None]:
     """Raise the mistakes of the block, which is about the value at a place, with that place."""
-    problems = Problems()
-    with problems.at(*place):
+    mistakes = Mistakes()
+    with mistakes.at(*place):
         yield
-    problems.stop()
+    mistakes.stop()
 
 
 def validated(
     adapter: TypeAdapter[Any], value: Any, schema: Any, context: Mapping[str, Any] | None = None
 ) -> Any:
-    """Convert a JSON value to a type, strictly: a string never becomes a number; or raise `Mistakes`."""
+    """Convert a JSON value to a type, strictly: no string becomes a number; or raise `ConfigMistakes`."""
     try:
         return adapter.validate_json(json.dumps(value), strict=True, extra="forbid", context=context)
     except ValidationError as error:
-        raise Mistakes(problems_of(error, value, schema)) from None
+        raise ConfigMistakes(mistakes_of(error, value, schema)) from None
 
 
 _WORDS = {
@@ -88,10 +88,10 @@ _WORDS = {
 """Words of pydantic for a type -> ours; the others stay as they are."""
 
 
-def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem]:
+def mistakes_of(error: ValidationError, value: Any, schema: Any) -> list[Mistake]:
     """List the mistakes of a validation; what the members of a union ask for at one place is one mistake."""
     alternatives: dict[Place, list[str]] = {}
-    problems = Problems()
+    mistakes = Mistakes()
     for each in error.errors():
         place, kind = _place(each["loc"], value), each["type"]
         is_word = each["msg"].startswith("Input should be ")
@@ -100,20 +100,20 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
         phrase = _WORDS.get(phrase, phrase)
         if each["loc"][-1:] == ("[key]",) and is_word:
             key = each["input"]
-            problems.append(Problem(place[:-1], f"the key {key!r} is {kind_of(key)}; give {phrase}"))
+            mistakes.append(Mistake(place[:-1], f"the key {key!r} is {kind_of(key)}; give {phrase}"))
         elif kind == "value_error":
             cause = each["ctx"]["error"]
-            with problems.at(*place[: -1 if "[key]" in each["loc"] else None]):
+            with mistakes.at(*place[: -1 if "[key]" in each["loc"] else None]):
                 raise cause if isinstance(cause, ConfigError) else ConfigError(str(cause))
         elif kind in ("unexpected_keyword_argument", "extra_forbidden"):
             hint = nearest(str(place[-1]), _keys(schema, place[:-1]))
-            problems.append(Problem(place, f"unknown key {place[-1]!r}; {hint}"))
+            mistakes.append(Mistake(place, f"unknown key {place[-1]!r}; {hint}"))
         elif kind.startswith("missing"):
-            problems.append(Problem(place, f"{each['loc'][-1]!r} is missing; give it"))
+            mistakes.append(Mistake(place, f"{each['loc'][-1]!r} is missing; give it"))
         elif is_word:
             alternatives.setdefault(place, []).append(phrase)
         elif kind != "needs_python_object":  # no config can hold an object of this type
-            problems.append(Problem(place, f"{reduce(getitem, place, value)!r}: {phrase}; correct it"))
+            mistakes.append(Mistake(place, f"{reduce(getitem, place, value)!r}: {phrase}; correct it"))
     of_type = []
     for place, expected in alternatives.items():
         if any(other[: len(place)] == place != other for other in alternatives):
@@ -121,11 +121,11 @@ def problems_of(error: ValidationError, value: Any, schema: Any) -> list[Problem
         node = reduce(getitem, place, value)
         expected = [phrase for phrase in expected if phrase != "an integer" or "a number" not in expected]
         advice = " or ".join(dict.fromkeys(expected))
-        of_type.append(Problem(place, f"{node!r} is {kind_of(node)}; give {advice}"))
-    if not of_type and not problems:
+        of_type.append(Mistake(place, f"{node!r} is {kind_of(node)}; give {advice}"))
+    if not of_type and not mistakes:
         advice = f"give {{{CALL}: module:name}} for a call that makes it"
-        of_type.append(Problem((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {advice}"))
-    return of_type + problems
+        of_type.append(Mistake((), f"{value!r} is {kind_of(value)}, and {schema} is asked for; {advice}"))
+    return of_type + mistakes
 
 
 def _place(location: Iterable[Any], value: Any) -> Place:

@@ -57,7 +57,7 @@ class Epochs(LoopDriver):
         self._engine, self._steps_per_epoch = engine, steps_per_epoch
         self._epoch_lines, self._show_eta = epoch_lines, show_eta
         self.within_epoch = self.before_resume_point = False
-        self.left_open = False
+        self.has_broken_step = False
         """Whether a step's body was left by `break` or `return`, or by an exception: then nothing follows."""
         self.batch: Any = None
         """The batch of the open step, or of the last one."""
@@ -71,10 +71,10 @@ class Epochs(LoopDriver):
         self._in_steps = False
         self._loop_end = NEVER
         """The step after which the open step loop ends, by steps_per_epoch."""
-        self._step_loops = 0
-        """Number of the step loop that may act: counts step loops that were entered, and epochs closed."""
+        self._live_loop = 0
+        """Number of the step loop that may act; a step loop that begins raises it, and an epoch that ends."""
         self._epoch_began = 0.0
-        self._calls = 0
+        self._step_loops = 0
         """`iter_steps` loops entered in this epoch, those skipped by a resume included."""
         self._epoch_updates = 0
         """Optimizer updates when the epoch began."""
@@ -92,7 +92,7 @@ class Epochs(LoopDriver):
 
     @property
     def within_step(self) -> bool:
-        return self._engine.collector.open_step != 0 and not self.left_open
+        return self._engine.collector.open_step != 0 and not self.has_broken_step
 
     @property
     def epoch_seconds(self) -> float:
@@ -149,7 +149,7 @@ class Epochs(LoopDriver):
         return True
 
     def _enter_epoch(self) -> None:
-        self._calls = 0
+        self._step_loops = 0
         self._epoch_data.clear()
         self._epoch_updates = self._engine.user.updates
         self.within_epoch = True
@@ -163,15 +163,15 @@ class Epochs(LoopDriver):
     def _close_epoch(self) -> None:
         engine = self._engine
         hazard.reach("loop.tail_end")
-        self.left_open = self.left_open or engine.collector.open_step != 0
-        self._step_loops += 1  # a step loop that the program has kept belongs to no open epoch
+        self.has_broken_step = self.has_broken_step or engine.collector.open_step != 0
+        self._live_loop += 1  # a step loop that the program has kept belongs to no open epoch
         self._in_steps = False
         self.close_broken_step()
         if self.before_resume_point:
             raise UsageError(
                 f"the checkpoint is in iter_steps() loop number {engine.progress.calls + 1} of epoch "
-                f"{engine.progress.epoch}, but the program entered only {self._calls}; run the program that "
-                "made it"
+                f"{engine.progress.epoch}, but the program entered only {self._step_loops}; run the program "
+                "that made it"
             )
         engine.collector.note_epoch_time(self.epoch_seconds)
         # before the boundary: services judge the means of the epoch there
@@ -213,10 +213,10 @@ class Epochs(LoopDriver):
         if data is not None:
             run_stream = engine.streams.bind(data, name)
             self._note_data(data, name)
-        self._calls += 1
-        if self.before_resume_point and self._calls <= current.calls:  # done before the checkpoint
-            engine.rng_marks.back_to(f"steps {self._calls}")
-            if self._calls == current.calls and not current.iterating:
+        self._step_loops += 1
+        if self.before_resume_point and self._step_loops <= current.calls:  # done before the checkpoint
+            engine.rng_marks.back_to(f"steps {self._step_loops}")
+            if self._step_loops == current.calls and not current.iterating:
                 self.before_resume_point = False
                 engine.resume()
                 self._tail_ready = True
@@ -261,8 +261,8 @@ class Epochs(LoopDriver):
     def _steps(self, run_stream: RunStream | None) -> Iterator[Any]:
         """Fetch, yield, count: the only loop body of a TrainLoop."""
         self._require_no_steps()
-        self._step_loops += 1
-        number = self._step_loops
+        self._live_loop += 1
+        number = self._live_loop
         self._in_steps = True
         engine = self._engine
         warning = wrapper_warning(self._iterator()) if number == 1 else None
@@ -278,7 +278,7 @@ class Epochs(LoopDriver):
             engine.resume()
         if warning is not None:
             engine.warn_once(warning)
-        engine.variables.steps_begin(current.epoch_loop if self._calls == 1 else None)
+        engine.variables.steps_begin(current.epoch_loop if self._step_loops == 1 else None)
         engine.decisions.check_limits(False)
         pass_began = -1 if run_stream is None or run_stream.in_pass else current.step
         finished = exhausted = False
@@ -319,7 +319,7 @@ class Epochs(LoopDriver):
                 if board.synchronous:
                     board.announce(Moment.BEFORE_STEP, self.batch)
                 yield step if run_stream is None else (step, batch)
-                if self._step_loops != number or collector.open_step != step:
+                if self._live_loop != number or collector.open_step != step:
                     raise UsageError(
                         f"the step loop of step {step} continued after its epoch had ended; do not keep the "
                         "iterator"
@@ -332,14 +332,14 @@ class Epochs(LoopDriver):
             if not exhausted and current.step < end:
                 self._cut_short(run_stream)
         finally:
-            if self._step_loops == number:
+            if self._live_loop == number:
                 self._in_steps = False
                 # the lines after the loop draw from here, also when a resume runs them again
-                engine.rng_marks.mark(f"steps {self._calls}")
+                engine.rng_marks.mark(f"steps {self._step_loops}")
                 if finished:
                     self._end_steps()
                 elif collector.open_step:
-                    self.left_open = True
+                    self.has_broken_step = True
 
     def note_step_time(self) -> None:
         """Record the step's time so far as the time of the whole step, as TFSnippet does."""
@@ -363,7 +363,7 @@ class Epochs(LoopDriver):
 
     def _end_steps(self) -> None:
         current = self._engine.progress
-        current.iterating, current.calls = False, self._calls
+        current.iterating, current.calls = False, self._step_loops
         # a resume from the tail needs the copy of one step before, so that the last step runs again
         if not self._engine.saver.one_before():
             self._engine.saver.keep("step")
@@ -372,14 +372,14 @@ class Epochs(LoopDriver):
 
     def close_broken_step(self) -> None:
         """Complete a step that was left by `break` or `return`, which ends its pass."""
-        if not self.left_open:
+        if not self.has_broken_step:
             return
-        self.left_open = False
+        self.has_broken_step = False
         self._engine.collector.open_step = 0
         self._engine.complete_step(self.batch, can_save=False)
         if self._run_stream is not None and self._steps_per_epoch is None:
             self._run_stream.end_pass()
-        self._engine.progress.iterating, self._engine.progress.calls = False, self._calls
+        self._engine.progress.iterating, self._engine.progress.calls = False, self._step_loops
         self._tail_ready = False
 
     # ------------------------------------------------------------------------- between the steps
@@ -444,7 +444,7 @@ class Epochs(LoopDriver):
     def data_wait(self) -> float:
         return self._waited_before + self._waited
 
-    def steps_left(self) -> int | None:
+    def remaining_steps(self) -> int | None:
         if not self._in_steps:
             return None
         step = self._engine.progress.step
@@ -457,7 +457,7 @@ class Epochs(LoopDriver):
         return min(ends, default=None)
 
     def reads_on(self) -> bool:
-        return self._run_stream is not None and self.steps_left() != 0
+        return self._run_stream is not None and self.remaining_steps() != 0
 
     def is_partial(self) -> bool:
         return self._pass_unfinished
@@ -472,7 +472,7 @@ class Epochs(LoopDriver):
                 "or give max_epoch= if epochs without steps are meant"
             )
         count = self._engine.user.updates - self._epoch_updates
-        if count and not (current.step or self._calls):
+        if count and not (current.step or self._step_loops):
             raise ProgressError(
                 f"in epoch {current.epoch} the optimizers of the state made {count} updates and no step was "
                 "counted; give the data to the loop: for step, batch in loop.iter_steps(data):"

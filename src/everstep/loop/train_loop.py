@@ -190,7 +190,7 @@ class TrainLoop(Door):
                 )
             values = {**metrics, **values}
         step = self._collector.open_step
-        if step and not self._epochs.left_open:
+        if step and not self._epochs.has_broken_step:
             self._engine.collect(step, values)
             return
         self._epochs.enter_outside("collect_metrics")

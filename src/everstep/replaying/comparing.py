@@ -43,6 +43,7 @@ class Comparison:
     about: list[str]
     sides: tuple[str, str]
     facts: dict[str, Any]
+    steps: range
     equal: Counter[str] = field(default_factory=Counter)
     first: Difference | None = None
     differing: int = 0
@@ -63,6 +64,8 @@ class Comparison:
 
     def __str__(self) -> str:
         counts = [f"{count:,} of {what}" for what, count in sorted(self.equal.items()) if count]
+        if self.verified and self.equal["batch digest"] < len(self.steps):
+            counts.append(f"and not each of the {len(self.steps):,} steps has a batch digest on record")
         end = "not comparable: nothing is recorded that can be compared"
         if self.first is not None:
             more = f" ({self.differing} values differ)" if self.differing > 1 else ""
@@ -109,7 +112,7 @@ def verify(
     seconds = round(time.monotonic() - began, 3)
     facts = {"run": str(run_dir), "steps": [copy.step + 1, last], "origin": copy.origin, "seconds": seconds}
     about = f"steps {copy.step + 1} to {last} executed again from {copy.origin}, in {seconds:.1f} s"
-    report = Comparison([about], ("recorded", "here"), facts)
+    report = Comparison([about], ("recorded", "here"), facts, range(copy.step + 1, last + 1))
     report.notes = [*copy.notes, *program.notes, *executed.warnings]
     left = executed.last("left")
     report.equal, report.differing = Counter(left["equal"]), left["differing"]
@@ -144,9 +147,9 @@ class Subject(NamedTuple):
 def compare_recorded(a: Path, b: Path) -> Comparison:
     """Compare what two runs have recorded: metrics, batch digests, states in checkpoints."""
     facts: dict[str, Any] = {"a": str(a), "b": str(b), "recorded": None, "executed": None, "last_equal": ""}
-    report = Comparison([f"A {a}", f"B {b}"], ("in A", "in B"), facts)
-    origins, ends, equal = (origin(a), origin(b)), (last_step(a), last_step(b)), report.equal
+    origins, ends = (origin(a), origin(b)), (last_step(a), last_step(b))
     steps = range(1 + max(map(step_of, origins)), min(ends) + 1)
+    report = Comparison([f"A {a}", f"B {b}"], ("in A", "in B"), facts, steps)
     for side, began in zip("AB", origins, strict=True):
         if began:
             report.about.append(
@@ -154,14 +157,14 @@ def compare_recorded(a: Path, b: Path) -> Comparison:
             )
     if ends[0] != ends[1]:
         report.about.append(f"A has {ends[0]} steps and B {ends[1]}: the first {min(ends)} are compared")
-    differences = [*_of_rows(a, b, steps, equal), *_of_batches(a, b, steps, equal)]
+    differences = [*_of_rows(a, b, steps, report.equal), *_of_batches(a, b, steps, report.equal)]
     one, other, alike = Store(a), Store(b), list[CheckpointName]()
     for name in sorted({facts.name for facts in one.facts()} & {facts.name for facts in other.facts()}):
         if (difference := _of_states(one, other, name)) is not None:
             differences.append(difference)
             break
         alike.append(name)
-        equal["state of a checkpoint"] += 1
+        report.equal["state of a checkpoint"] += 1
     report.first = first = first_difference(differences)
     if first is not None:
         facts["recorded"] = first._asdict()

@@ -22,7 +22,8 @@ from everstep.schedule import Every, Schedule
 class Checkpoints(BuiltIn):
     """Save the whole state on a schedule; the writing happens in the background.
 
-    Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.
+    Besides the schedule, a checkpoint is made at step 0, where the run stops, and at an interruption.  After
+    each commit the writer thread deletes those that no rule below keeps.
 
     Args:
         every: schedule of saves; default `Every(epochs=1) | Every(seconds=600)`.

@@ -294,15 +294,15 @@ class Boundaries:
             actions.append((None, Save()))
         engine.saver.save(actions, phase)
         # an interrupted tail commits this copy: the last step runs again, and assigns what the tail uses
-        if phase == "epoch" or engine.loop.steps_left() == 1:
+        if phase == "epoch" or engine.loop.remaining_steps() == 1:
             engine.saver.keep(phase)
 
     def _plan(self) -> None:
         engine = self._engine
         step, limit = engine.progress.step, engine.limits.max_step
         last = NEVER if limit is None else max(limit, step + 1)
-        steps_left = engine.loop.steps_left()
-        before_last = NEVER if steps_left is None or steps_left < 2 else step + steps_left - 1
+        remaining_steps = engine.loop.remaining_steps()
+        before_last = NEVER if remaining_steps is None or remaining_steps < 2 else step + remaining_steps - 1
         due_step = min(engine.board.next_step(step), last, before_last, engine.verifier.next_due(step))
         engine.wakeups.plan(step, due_step, engine.board.next_time())
 

@@ -264,7 +264,7 @@ class Engine:
         self._verifies_nothing = comparison.done and not recovered.finished
 
     def _tree(self, phase: Phase) -> Encoded:
-        return take_snapshot(self, CheckpointName(self.progress.step), phase).commit.common
+        return take_snapshot(self, CheckpointName(self.progress.step), phase).draft.common
 
     def warn_once(self, message: str) -> None:
         """Warn, unless a start of this run has done so."""

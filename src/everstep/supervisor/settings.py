@@ -80,7 +80,7 @@ class LoopDriver(Protocol):
         """Numbers of batches in this start: drawn by the program itself, and used in complete steps."""
         return 0, 0
 
-    def steps_left(self) -> int | None:
+    def remaining_steps(self) -> int | None:
         """Number of steps until the open step loop ends; None if unknown."""
         return None
 

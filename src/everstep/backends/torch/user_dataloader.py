@@ -88,7 +88,7 @@ class DataLoaderStream(Stream):
     no_thread = (
         "draw from the global random state in a thread; give the DataLoader itself, with num_workers=1"
     )
-    rank_keys = ("start", "first", "generators", "now", "own", "order", "samplers", "last")
+    rank_keys = ("start", "first", "generators", "now", "loader_state", "order", "samplers", "last")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
         self.user_loader = self.loader = loader
@@ -118,7 +118,7 @@ class DataLoaderStream(Stream):
         self.draws_again = not workers and not iterable
         self.contents = () if iterable else (loader.dataset, *_samplers(loader).values())
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
-        self.unhashed_keys = ("own", "set") if is_hugging_face(loader.dataset) else ("set",)
+        self.unhashed_keys = ("loader_state", "set") if is_hugging_face(loader.dataset) else ("set",)
         # A loader with state is left out: asked for it, it would make its iterator.
         self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
 
@@ -214,7 +214,8 @@ class DataLoaderStream(Stream):
         """
         if what == "last":
             return None  # another rank's batch
-        if what in ("own", "order", "samplers") or (len(saved) == 1 and what in ("generators", "now")):
+        kept_if_equal = ("generators", "now") if len(saved) == 1 else ()
+        if what in ("loader_state", "order", "samplers", *kept_if_equal):
             return super().of_other_ranks(what, saved, key)
         if self._share.rank == 0 or saved[0] is None:
             return saved[0]
@@ -223,8 +224,8 @@ class DataLoaderStream(Stream):
             return data_rng.keyed_state(rank_key)
         return [data_rng.keyed_state_of(each, key_at(rank_key, i)) for i, each in enumerate(self.generators)]
 
-    def left_now(self, left: Any) -> Any:
-        return {**left, "samplers": self.samplers.save(head_follows=True)}
+    def updated_end(self, end: Any) -> Any:
+        return {**end, "samplers": self.samplers.save(head_follows=True)}
 
     def weight(self, batch: int) -> float:
         return 1.0 if self._sampling is None else self._sampling.weight(batch)
@@ -252,8 +253,8 @@ class DataLoaderStream(Stream):
                 f"{what}: the loader, its samplers and its dataset held {then} generators at the checkpoint "
                 f"and hold {len(self.generators)} now; give generator= as it was then"
             )
-        loader_state = position["own"] if self.resumes == "state" else None
-        return DataLoaderCursor(what, self, {**position, "own": loader_state})
+        loader_state = position["loader_state"] if self.resumes == "state" else None
+        return DataLoaderCursor(what, self, {**position, "loader_state": loader_state})
 
     def describe(self, seed: int) -> dict[str, Any]:
         """Describe the loader; a split one as that of one process with the batches of all ranks."""
@@ -288,7 +289,7 @@ class DataLoaderCursor(PassCursor):
         self._stream, self._loader, self._generators = stream, loader, generators
         self._workers = self.fetch_error_may_be_signal = loader.num_workers > 0
         self._iterable = isinstance(loader.dataset, IterableDataset)
-        self._opened = saved
+        self._opened_at = saved
         self._last: Any = None
         """Indices and random state of the batch that was fetched last, if this process can fetch it again."""
         if saved is None:
@@ -317,7 +318,7 @@ class DataLoaderCursor(PassCursor):
         return source
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
-        stream, loader_state = self._stream, saved["own"]
+        stream, loader_state = self._stream, saved["loader_state"]
         last: Any = saved.get("last")
         # `replayed` is set by the run, which compares the last batch
         fetches_last = loader_state is None and stream.draws_again
@@ -381,7 +382,7 @@ class DataLoaderCursor(PassCursor):
 
     @property
     def weight(self) -> float:  # type: ignore[override]
-        return self._stream.weight(self._count - 1) if self._count else 1.0
+        return self._stream.weight(self._handed_out - 1) if self._handed_out else 1.0
 
     def position(self) -> dict[str, Any]:
         if isinstance(self._last, tuple):
@@ -399,7 +400,7 @@ class DataLoaderCursor(PassCursor):
             "samplers": self._stream.samplers.save(),
             "set": self._stream.samplers.set_by_head,
             "last": self._last,
-            "own": self._loader_state(),
+            "loader_state": self._loader_state(),
         }
 
     def _loader_state(self) -> Any:
@@ -408,10 +409,10 @@ class DataLoaderCursor(PassCursor):
         # a pass of Hugging Face's begins at the start, whatever its state at the end of the pass before
         if self._stream.resumes == "replay" or (self.ended and is_hugging_face(loader.dataset)):
             return None
-        opened = self._opened or {"own": None}
-        if opened["own"] is not None and (self.done, self.ended) == (opened["batches"], opened["ended"]):
+        at = self._opened_at or {"loader_state": None}
+        if at["loader_state"] is not None and (self.done, self.ended) == (at["batches"], at["ended"]):
             # some datasets go to their place only at the next batch, and until then return the start
-            return opened["own"]
+            return at["loader_state"]
         # A loader that is asked before it has an iterator makes one, and draws random numbers for it.
         if loader.num_workers > 0 or not is_stateful(loader) or loader._iterator is None:
             return None

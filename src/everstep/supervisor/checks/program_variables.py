@@ -46,7 +46,7 @@ import numpy
 from everstep import backends
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
-from everstep.data.adapt import OwnStream
+from everstep.data.adapt import UserStream
 from everstep.errors import some
 from everstep.first_use import LOOPS, FirstUse
 from everstep.record import batch_digest
@@ -386,7 +386,7 @@ def _name_of(value: Any) -> str:
 def _data_of(value: Any) -> Any:
     """Return the data that a stream of ours reads, as of `prefetch(data)`; any other value as it is."""
     source = value.source if isinstance(value, Stream) else value
-    return source.data if isinstance(source, OwnStream) else value
+    return source.data if isinstance(source, UserStream) else value
 
 
 def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Iterator[tuple[str, Any]]:

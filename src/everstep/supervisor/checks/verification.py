@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from everstep.supervisor.board import ServiceBoard
     from everstep.supervisor.opening.open_run import ResumePoint
     from everstep.supervisor.saving.state_tree import Progress
-    from everstep.supervisor.streams.run_streams import Streams
+    from everstep.supervisor.streams.all_streams import Streams
 
 OnDivergence: TypeAlias = Literal["stop", "warn"] | None
 

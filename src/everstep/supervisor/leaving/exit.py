@@ -256,7 +256,7 @@ class Exit:
         engine.journal.event("closed", {"status": status, "reason": reason, **at}, wall=True)
         engine.journal.flush()
         # before the ending, which lists its warnings; the journal has its last event now
-        engine.opening.mirror.finish(engine.journal, engine.saver.writing.retain)
+        engine.opening.mirror.finish(engine.journal, engine.saver.save_jobs.retain)
         parent = engine.recovered.parent
         diverged = [] if parent is None else engine.opening.history.divergences(parent)
         engine.ending = Ending(
@@ -266,7 +266,7 @@ class Exit:
             finished=status == "finished",
             best=best_record(engine),
             where=engine.opening.where(),
-            digest=engine.saver.writing.digest or engine.recovered.digest,
+            digest=engine.saver.save_jobs.digest or engine.recovered.digest,
             resumed_from=engine.recovered.checkpoint,
             segment=engine.segment,
             failed_saves=engine.saver.failures,

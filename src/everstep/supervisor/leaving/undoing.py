@@ -13,7 +13,7 @@ from everstep.polling import SHORT_PAUSE, wait_until
 from everstep.record import Batch, Rollback, shared_samples
 from everstep.services.recovery import Recovery, Retry
 from everstep.supervisor.opening.open_run import OpenRun
-from everstep.supervisor.streams.run_streams import Streams
+from everstep.supervisor.streams.all_streams import Streams
 
 T = TypeVar("T")
 

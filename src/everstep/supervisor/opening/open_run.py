@@ -63,8 +63,8 @@ from everstep.supervisor.saving.state_tree import (
 )
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import Settings
+from everstep.supervisor.streams.all_streams import Streams
 from everstep.supervisor.streams.generators import restore_first_states
-from everstep.supervisor.streams.run_streams import Streams
 
 
 @dataclass

@@ -229,8 +229,8 @@ class _OtherRanks:
 
 
 def _place(branch: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    place = {name: branch[name] for name in ("position", "left", "generators", "opened")}
-    return place | {name: {**place[name], **words[name]} for name in ("position", "left") if words.get(name)}
+    place = {name: branch[name] for name in ("position", "last_end", "generators", "opened")}
+    return place | {n: {**place[n], **words[n]} for n in ("position", "last_end") if words.get(n)}
 
 
 def _own_entries(own: Encoded, common: Encoded) -> set[str]:

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from everstep import backends, hazard
 from everstep.checkpoint import (
     CheckpointName,
-    Commit,
     CommittedCheckpoint,
+    Draft,
     Exchange,
     Phase,
     Retention,
-    Writer,
+    WriterThread,
     disk_failed,
     first_error,
     is_interim,
@@ -67,10 +67,10 @@ class Saver:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         rule = engine.settings.checkpoints
-        self.writing = Writing(engine.opening, rule.retention)
+        self.save_jobs = SaveJobs(engine.opening, rule.retention)
         self._buffers = Buffers(rule.copy)
         self._spill = Spill(engine.opening.run_dir.path)
-        self._writer = Writer(engine.voice.warn)
+        self._writer = WriterThread(engine.voice.warn)
         self.save_due = False
         """Whether a save is asked for at the next boundary."""
         self.last_commit: CommittedCheckpoint | None = None
@@ -78,8 +78,8 @@ class Saver:
         self.failures = 0
         self.error: OSError | MemoryError | None = None
         """The error of the newest save; None after a save that succeeded."""
-        self._commits: deque[CommittedCheckpoint] = deque()
-        """Commits that are not announced; the writer thread appends."""
+        self._unannounced: deque[CommittedCheckpoint] = deque()
+        """Commits of the writer thread, which appends."""
         self._in_doubt: list[tuple[str, str, float]] = []
         """Metric, name and value of best weights whose save has failed, with or after them."""
         self._first_open = False
@@ -93,7 +93,7 @@ class Saver:
     def step(self) -> int:
         """The step of the newest copy, committed or kept."""
         snapshot = self._snapshot
-        return self._engine.recovered.step if snapshot is None else snapshot.commit.name.step
+        return self._engine.recovered.step if snapshot is None else snapshot.draft.name.step
 
     def one_before(self) -> bool:
         """Whether the newest copy is of one step before; where the step loop had one step, of two."""
@@ -114,18 +114,18 @@ class Saver:
         """
         engine = self._engine
         best = [action for _, action in actions if isinstance(action, SaveBest)]
-        whole = any(isinstance(action, Save) for _, action in actions)
-        if not (best or whole) or not self._is_good():
+        with_checkpoint = any(isinstance(action, Save) for _, action in actions)
+        if not (best or with_checkpoint) or not self._is_good():
             return
         self._forget_lost_best()
-        steps_left = engine.loop.steps_left() if phase == "step" else None
-        is_last = steps_left is not None and steps_left < 1 and self.one_before()
+        remaining_steps = engine.loop.remaining_steps() if phase == "step" else None
+        is_last = remaining_steps is not None and remaining_steps < 1 and self.one_before()
         if is_last:
             # an interruption leaves here; otherwise the copy is only used until the epoch's end
             self.commit_kept(interim=engine.decisions.interruption is None)
-        self.save_due = is_last and (whole or self.save_due)  # then at the epoch's end
-        whole = whole and not is_last
-        if not (best or whole):
+        self.save_due = is_last and (with_checkpoint or self.save_due)  # then at the epoch's end
+        with_checkpoint = with_checkpoint and not is_last
+        if not (best or with_checkpoint):
             return
         name = self._name(phase)
         for service, action in actions:
@@ -135,8 +135,8 @@ class Saver:
         self._snapshot = self._try_snapshot(name, phase, best)
         if self._snapshot is None:
             return
-        self._commit(self._snapshot, best, whole=whole)
-        self._kept_only = not (whole or is_last)
+        self._start_commit(self._snapshot, best, with_checkpoint=with_checkpoint)
+        self._kept_only = not (with_checkpoint or is_last)
         if self._kept_only and not self._buffers.copy:
             # the live arrays will not be these any more
             self._snapshot, self._kept_only = None, False
@@ -144,7 +144,7 @@ class Saver:
     def keep(self, phase: Phase) -> None:
         """Copy the current state, to be committed if an interruption comes before the next boundary."""
         name = self._name(phase)
-        if self._snapshot is not None and self._snapshot.commit.name == name:
+        if self._snapshot is not None and self._snapshot.draft.name == name:
             return
         # the state at the resume point is on disk already
         if self._engine.recovered.checkpoint == str(name):
@@ -159,9 +159,9 @@ class Saver:
     def commit_kept(self, *, interim: bool = False) -> None:
         """Commit the newest copy, if it is not; `interim`: it is only used until the epoch's end is saved."""
         if self._kept_only and self._snapshot is not None and not self._engine.user.tainted:
-            meta: Any = self._snapshot.commit.meta
+            meta: Any = self._snapshot.draft.meta
             meta["interim"] = interim
-            self._commit(self._snapshot)
+            self._start_commit(self._snapshot)
             self._kept_only = False
 
     def _is_good(self) -> bool:
@@ -208,13 +208,13 @@ class Saver:
         if self._buffers.copy:
             return snapshot
         outcome: list[Encoded | OSError | MemoryError] = []
-        tree, group = snapshot.commit.common, self._engine.ranks.group
+        tree, group = snapshot.draft.common, self._engine.ranks.group
         self._writer.submit(lambda: self._spill.keep(tree), outcome.append, outcome.append)
         self._writer.wait()
         on_disk = outcome[0]
         error = first_error(group, None if isinstance(on_disk, Encoded) else on_disk, "the copy on disk")
         if error is None and isinstance(on_disk, Encoded):
-            return replace(snapshot, commit=replace(snapshot.commit, common=on_disk))
+            return replace(snapshot, draft=replace(snapshot.draft, common=on_disk))
         self._spill.close()
         if isinstance(error, OSError | MemoryError):
             self._on_error(error)
@@ -223,19 +223,21 @@ class Saver:
     def tidy(self) -> None:
         """Let the writer thread tidy up after earlier starts, before it saves anything."""
         if self._engine.ranks.group.writer:
-            self._writer.submit(self.writing.tidy, lambda _: None)
+            self._writer.submit(self.save_jobs.tidy, lambda _: None)
 
-    def _commit(self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, whole: bool = True) -> None:
-        """Start writing: the best weights, then, if `whole`, the checkpoint; without copies wait for it."""
+    def _start_commit(
+        self, snapshot: Snapshot, best: Sequence[SaveBest] = (), *, with_checkpoint: bool = True
+    ) -> None:
+        """Start writing: the best weights, then perhaps the checkpoint; without copies wait for it."""
         engine = self._engine
         if engine.settings.replay is not None:
             return
 
-        name = str(snapshot.commit.name)
+        name = str(snapshot.draft.name)
 
         def write() -> CommittedCheckpoint | None:
             return engine.retries.retry_in_place(
-                f"the save of {name}", lambda: self.writing.write(snapshot, best, whole)
+                f"the save of {name}", lambda: self.save_jobs.write(snapshot, best, with_checkpoint)
             )
 
         if not self._buffers.copy:
@@ -250,7 +252,7 @@ class Saver:
         self.error = None
         if committed is not None:
             self.last_commit = committed
-            self._commits.append(committed)
+            self._unannounced.append(committed)
         self._engine.wakeups.wish()
 
     def _on_error(self, error: OSError | MemoryError, name: str = "", best: Sequence[SaveBest] = ()) -> None:
@@ -313,8 +315,8 @@ class Saver:
             engine.decisions.apply([(guard, action) for action in actions])
         except DivergedRanksError as error:
             raise self._difference(error) from None
-        for _ in range(len(self._commits)):  # counted once: the writer thread may append meanwhile
-            committed = self._commits.popleft()
+        for _ in range(len(self._unannounced)):  # counted once: the writer thread may append meanwhile
+            committed = self._unannounced.popleft()
             name = str(committed.name)
             engine.verifier.committed(committed.name.step)
             engine.journal.event("checkpoint", {"name": name, "bytes": committed.bytes}, wall=True)
@@ -343,7 +345,7 @@ class Saver:
         # a rank that leaves alone finds nobody to compare with
         if snapshot is None or group.failure() is not None:
             return error
-        common, own = split(snapshot.commit.common, snapshot.own)
+        common, own = split(snapshot.draft.common, snapshot.own)
         own_digests = leaf_digests(common, error.name, own, group.data.together(group.rank))
         return difference(error.name, group.gather(own_digests, "a state that differs"))
 
@@ -360,13 +362,13 @@ class Snapshot:
     """Copy of the whole state at one boundary, in the saver's buffers until the next.
 
     Attributes:
-        commit: has the whole tree as the common one, and no digest yet.
+        draft: has the whole tree as the common one, and no digest yet.
         own: paths of what is this rank's own; empty on one process.
         prove: tries, before the commit, what the state claims of live arrays; None: it claims nothing.
         position: end of the journal's rows that belong to this state.
     """
 
-    commit: Commit
+    draft: Draft
     own: frozenset[tuple[str, ...]]
     prove: Callable[[], None] | None
     position: Position
@@ -425,11 +427,11 @@ def take_snapshot(engine: Engine, name: CheckpointName, phase: Phase) -> Snapsho
     guards = any(service.guards_state for service in board)
     guarded = engine.user.guarded(user["user"], encoded.arrays) if guards else frozenset[str]()
     partial = phase == "epoch" and engine.loop.is_partial()
-    commit = Commit(name, encoded, "", current.epoch, phase, partial, meta, guarded)
-    return Snapshot(commit, own, engine.user.prove(), position)
+    draft = Draft(name, encoded, "", current.epoch, phase, partial, meta, guarded)
+    return Snapshot(draft, own, engine.user.prove(), position)
 
 
-class Writing:
+class SaveJobs:
     """Jobs of the writer thread, one at a time; every rank writes its part of a checkpoint."""
 
     def __init__(self, opening: OpenRun, retention: Retention) -> None:
@@ -440,10 +442,12 @@ class Writing:
         self.digest: str | None = None
         """Digest of the newest committed state, that of an interim checkpoint included."""
 
-    def write(self, snapshot: Snapshot, best: Sequence[SaveBest], whole: bool) -> CommittedCheckpoint | None:
+    def write(
+        self, snapshot: Snapshot, best: Sequence[SaveBest], with_checkpoint: bool
+    ) -> CommittedCheckpoint | None:
         """Write a snapshot; return the commit that observers hear of, if there is one."""
         # before the checkpoint, which names them: a resume from it needs them on disk
-        spread = any(array.region is not None for array in snapshot.commit.common.arrays.values())
+        spread = any(array.region is not None for array in snapshot.draft.common.arrays.values())
         for action in best if spread else ():
             # each by itself, as all ranks have a part of them
             with self._together(snapshot):
@@ -452,14 +456,14 @@ class Writing:
             if self._opening.writer and not spread:
                 for action in best:
                     self._write_best(snapshot, action, spread)
-            committed = self._write_whole(snapshot) if whole else None
+            committed = self._write_checkpoint(snapshot) if with_checkpoint else None
         if committed is None:
             return None
         self.digest = committed.digest
         if self._opening.writer:
             # only now: until the new checkpoint is durable, the older ones are what a resume has
             self._opening.mirror.retain_and_upload(self._journal.durable, self.retain)
-        return None if is_interim(snapshot.commit.meta) else committed
+        return None if is_interim(snapshot.draft.meta) else committed
 
     @contextmanager
     def _together(self, snapshot: Snapshot) -> Iterator[None]:
@@ -476,6 +480,7 @@ class Writing:
             yield
 
     def tidy(self) -> None:
+        """Delete interim checkpoints, and no others; set damaged best weights aside."""
         store = self._opening.store
         self._opening.mirror.retain_and_upload(0, lambda: self.retain(Retention(keep_last=None)))
         for problem in store.check_best():
@@ -492,41 +497,41 @@ class Writing:
             reason = str(error) if isinstance(error, RunDirError) else f"{error}; {remedy(error)}"
             self._opening.voice.warn(f"checkpoints that no rule keeps could not be deleted ({reason})")
 
-    def _write_whole(self, snapshot: Snapshot) -> CommittedCheckpoint:
+    def _write_checkpoint(self, snapshot: Snapshot) -> CommittedCheckpoint:
         # rows before their checkpoint: a power cut must not leave a checkpoint whose rows are missing
         self._journal.fsync_only(snapshot.position)
-        tree = snapshot.commit.common
+        tree = snapshot.draft.common
         common, own = split(tree, snapshot.own)
         # what is in common counts once: services that report have their state on the writer alone
         part = tree if self._opening.writer else with_regions(own, common)
         note_digests(part)
         exchange = self._exchange
         replicated = {} if exchange is None else digests(common, own, self._together_with)
-        commit = replace(snapshot.commit, common=common, digest=digest(part), own=own, replicated=replicated)
+        draft = replace(snapshot.draft, common=common, digest=digest(part), own=own, replicated=replicated)
         if exchange is not None and not exchange.leads:
-            return exchange.write_part(self._opening.store.folder, commit)
-        return self._opening.store.commit(commit, exchange)
+            return exchange.write_part(self._opening.store.folder, draft)
+        return self._opening.store.commit(draft, exchange)
 
     def _write_best(self, snapshot: Snapshot, action: SaveBest, spread: bool) -> None:
-        structure: Any = snapshot.commit.common.structure
-        arrays = snapshot.commit.common.arrays
+        structure: Any = snapshot.draft.common.structure
+        arrays = snapshot.draft.common.arrays
         arrays = {name: array for name, array in arrays.items() if name.startswith("user/")}
         user = Encoded({"user": structure["user"]}, arrays)
         note_digests(user)
         store, exchange = self._opening.store, self._exchange
         folder = store.best_folder(action.metric)
         meta: Any = {"metric": action.metric, "value": action.value, "run": self._opening.run_dir.id}
-        commit = replace(snapshot.commit, common=user, digest=digest(user), partial=False, meta=meta)
+        draft = replace(snapshot.draft, common=user, digest=digest(user), partial=False, meta=meta)
         if exchange is not None and not exchange.leads:
-            exchange.write_part(folder, commit)
+            exchange.write_part(folder, draft)
             return
         together: dict[str, Any] = {}
         if spread and exchange is not None:
-            together = {"writing": exchange.folder_writer, "token": secrets.token_hex(4)}
+            together = {"filler": exchange.filler, "token": secrets.token_hex(4)}
         # a resume from a checkpoint on disk needs the best weights that it names
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
-        save_apart(folder, commit, keep=keep, top=top, **together)
+        save_apart(folder, draft, keep=keep, top=top, **together)
 
 
 class Spill:

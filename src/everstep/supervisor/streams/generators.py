@@ -24,7 +24,7 @@ from everstep.state import Encoded, capture, decode, digest, encode, isolated, m
 from everstep.supervisor.saving.user_state import UserState
 
 if TYPE_CHECKING:
-    from everstep.supervisor.streams.run_streams import Streams
+    from everstep.supervisor.streams.all_streams import Streams
 
 _MOST_OBJECTS = 10_000
 """Objects of a stream's data that are looked at for objects of the state."""

@@ -18,7 +18,7 @@ from everstep.supervisor.streams.generators import HeadWatch, note_first_state, 
 from everstep.untrusted_files import is_count
 
 if TYPE_CHECKING:
-    from everstep.supervisor.streams.run_streams import Streams
+    from everstep.supervisor.streams.all_streams import Streams
 
 
 _CHANGING = 0
@@ -76,10 +76,10 @@ class RunStream:
         self.pass_index = tree["pass"]
         position, self._last_end = (
             {**tree[place], **unhashed[place]} if unhashed.get(place) else tree[place]
-            for place in ("position", "left")
+            for place in ("position", "last_end")
         )
         self._first_contents, contents = unhashed.get("contents") or (None, None)
-        unhashed_keys = {key for place in ("position", "left") for key in unhashed.get(place) or ()}
+        unhashed_keys = {key for place in ("position", "last_end") for key in unhashed.get(place) or ()}
         by_rank = tree.get("of_ranks")
         self._saved = _Saved(where, position, tree["generators"], unhashed_keys, by_rank, contents=contents)
         self.description = None if tree["data"] is None else dict(tree["data"])
@@ -145,7 +145,7 @@ class RunStream:
             return
         key = pass_key("ranks", self._streams.seed, self.name, self.pass_index)
         try:
-            for name, place in (("position", saved.position), ("left", self._last_end)):
+            for name, place in (("position", saved.position), ("last_end", self._last_end)):
                 for part in stream.rank_keys if isinstance(place, dict) else ():
                     values = _distinct([each[name][part] for each in places])
                     place[part] = stream.of_other_ranks(part, values, key)
@@ -266,7 +266,7 @@ class RunStream:
         assert self.stream is not None
         last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
         whole = self.stream.source is self.stream and not self.stream.draws_again
-        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._streams.left_out(self))
+        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._streams.quarantined_in(self))
         equal = True
         if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
             equal = drawn[-1] == last[2]
@@ -351,7 +351,7 @@ class RunStream:
         if self.stream is not None and self._saved.generators is None:
             self.head.begin(self.stream.generators)
             if self._last_end is not None and self.stream.source is self.stream:
-                self._last_end = self.stream.left_now(self._last_end)
+                self._last_end = self.stream.updated_end(self._last_end)
 
     def close(self) -> None:
         if self.cursor is not None:
@@ -382,7 +382,7 @@ class RunStream:
         here = {
             "pass": self.pass_index,
             "position": position,
-            "left": last_end,
+            "last_end": last_end,
             "data": self.description,
             "varies": self._varies,
             "ledger": self.ledger.account,
@@ -395,14 +395,14 @@ class RunStream:
         }
         now = self._contents_now()
         contents = None if now is None and self._first_contents is None else [self._first_contents, now]
-        return here, {"position": unhashed, "left": unhashed_end, "contents": contents}
+        return here, {"position": unhashed, "last_end": unhashed_end, "contents": contents}
 
     def rank_paths(self) -> list[tuple[str, ...]]:
         """List the paths in the stream's branch whose values are a rank's own, for `split`."""
         if self.stream is None:  # nobody knows them
             return [()]
         keys = self.stream.rank_keys
-        places = [(place, key) for place in ("position", "left") for key in keys]
+        places = [(place, key) for place in ("position", "last_end") for key in keys]
         # with keys of its own a rank reads through generators of its own
         return [*places, *((part,) for part in ("generators", "opened") if keys), ("last",)]
 

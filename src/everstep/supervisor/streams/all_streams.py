@@ -96,7 +96,7 @@ class Streams:
                     f"stream {name!r} is in the middle of a pass over another object; give this "
                     'data a name of its own, as in name="train2"'
                 )
-            stream = self._own_part(data)
+            stream = self._part_of_rank(data)
             if self._group.size > 1:
                 self._group.agree(stream.describe(self.seed), f"the data of stream {name!r}")
                 require_same_samples(self._group, stream, name)
@@ -113,18 +113,18 @@ class Streams:
                 )
         return run_stream
 
-    def _own_part(self, data: Any) -> Stream:
+    def _part_of_rank(self, data: Any) -> Stream:
         stream = as_stream(data)
         return stream if self._group.size == 1 else stream.split(self.share)
 
-    def left_out(self, run_stream: RunStream) -> set[int]:
+    def quarantined_in(self, run_stream: RunStream) -> set[int]:
         """Return the numbers of the quarantined batches of a stream's open pass."""
         place = (run_stream.name, run_stream.pass_index)
         return {batch for *where, batch in self._quarantined if (*where,) == place}
 
     def without_quarantined(self, run_stream: RunStream, cursor: Cursor) -> Cursor:
         """Wrap the cursor, if batches of its pass are to be noted or left out."""
-        out = self.left_out(run_stream)
+        out = self.quarantined_in(run_stream)
         # the usual case: nothing stands between the program and its batches
         if self.drew is None and not out:
             return cursor
@@ -214,7 +214,7 @@ class Streams:
             if self.bound(name):
                 run_stream.go_back(at_resume_point=True, at_epoch_end=at_epoch_end)
             elif name in self.declared:
-                run_stream.restore_generators(self._own_part(self.declared[name]))
+                run_stream.restore_generators(self._part_of_rank(self.declared[name]))
 
     def require_bound(self) -> None:
         """Refuse to continue while a stream of the checkpoint has no data."""
