@@ -137,7 +137,7 @@ def test_a_missing_or_short_file_of_any_rank_damages_it_for_all(three: Path) -> 
 ])  # fmt: skip
 def test_a_manifest_of_odd_content_is_one_error(three: Path, what: str, change: Any) -> None:
     rewrite(three, change)
-    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 9.*({what})"):
+    with pytest.raises(DamagedCheckpointError, match=f"does not have the content of format 10.*({what})"):
         read_checkpoint(three)
 
 

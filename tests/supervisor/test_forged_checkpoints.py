@@ -74,7 +74,7 @@ def forge(folder: Path, place: str, value: Any) -> None:
 
 
 SHAPE = {
-    9: {
+    10: {
         "gradients": [],
         "progress": [
             *("batch_in_epoch", "call_start", "calls", "epoch", "epoch_loop", "epoch_start", "iterating"),
@@ -90,7 +90,7 @@ SHAPE = {
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
         "streams/train": [
-            *("data", "generators", "given", "last", "ledger", "left", "opened", "pass"),
+            *("data", "generators", "given", "ledger", "left", "opened", "pass"),
             *("per_step", "position", "touched", "varies"),
         ],
         "user": ["momentum", "w"],

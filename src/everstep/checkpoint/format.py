@@ -70,7 +70,7 @@ from everstep.state import Encoded, merge
 from everstep.untrusted_files import Count, Finite, is_file_name, misfits, parse_json, read_regular, readable
 from everstep.version import __version__
 
-FORMAT = 9
+FORMAT = 10
 """Version of these files and of the state tree in them, as written; raised with every change of the tree's
 shape (tests/supervisor/test_forged_checkpoints.py).  No other is read."""
 
