@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,7 +26,7 @@ from everstep.contracts.data import Cursor, Stream
 from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
 from everstep.metrics.collector import is_wall
-from everstep.record import WARNED, RunJournal, accept, trail_path
+from everstep.record import WARNED, RunJournal, accept, data_digest, trail_path
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
@@ -85,7 +87,7 @@ def test_other_numbers_are_a_warning_with_likely_causes_and_a_mark_of_the_run(tm
 class Reversed(StreamWrapper):
     """A stream that gives other batches than it says."""
 
-    source, replayed, draws_again = Stream.source, None, False
+    source, replayed = Stream.source, None
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         return self.stream.open(purpose, pass_index, position, seed=seed + 1)
@@ -294,12 +296,19 @@ CLEAN: dict[str, Any] = {
     "a loader": lambda: DataLoader(Noise(), 2, shuffle=True),
     "everstep's loader with workers": lambda: everstep.data.loader(Noise(), 2, num_workers=1),
 }
+
+
 OTHERS: dict[str, Any] = {
+    "an iterable in another order": lambda: everstep.data.replay(random.sample(range(4), 4)),
     "an iterable dataset in another order": lambda: DataLoader(Lines(random.sample(range(8), 8)), 2),
     "a list in another order": lambda: random.sample([np.full(2, at) for at in range(4)], 4),
+    "files in another order": lambda: DataLoader(random.sample(["a.png", "b.png", "c.png", "d.png"], 4)),
+    "a pandas series in another order": lambda: DataLoader(pd.Series(random.sample(range(8), 8)), 2),
+    "rows of Hugging Face": lambda: DataLoader(ROWS.shuffle(seed=random.getrandbits(32)), 2),
     "an unseeded split": lambda: DataLoader(split(), 2),
     "an unseeded split in everstep's loader": lambda: everstep.data.loader(split(), 2),
 }
+ROWS = datasets.Dataset.from_dict({"x": range(8)})
 
 
 def stopped(run_dir: Path, make: Any, process: int = 0, stop: int = 0, boom: int = 0, **options: Any) -> Any:
@@ -341,22 +350,31 @@ def test_data_that_gives_other_batches_is_named_after_a_clean_stop(tmp_path: Pat
     make = lambda: (random.seed(next(made)), OTHERS[kind]())[1]  # noqa: E731  as each process has its own
     with pytest.raises(Interrupted):
         stopped(tmp_path, make, 0, stop=2)
-    said = r"step 2 batch of train was batch 2 of pass 1 with digest .*random_split.*--divergence 2"
-    with pytest.raises(DivergenceError, match=said):
+    what = "step 2 batch of train was one of the 2" if "an iterable" in kind else "step 2 .* was of data with"
+    what = "step 3 batch of train was the batch with" if "dataset" in kind else what
+    with pytest.raises(DivergenceError, match=f"{what} .*random_split.*--divergence {what[5]}"):
         stopped(tmp_path, make, 1, on_divergence="stop")
-    accept(tmp_path, 2)
+    accept(tmp_path, int(what[5]))
     assert stopped(tmp_path, make, 2)[-1].startswith("ended: max_epoch 3 is reached")
 
 
+@pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("kind", [*CLEAN, *OTHERS])
-def test_other_data_after_whole_epochs_is_warned_of(tmp_path: Path, kind: str) -> None:
+def test_other_data_after_whole_epochs_is_warned_of(tmp_path: Path, kind: str, declared: bool) -> None:
+    """After one epoch, other data that is not declared may be meant for the next."""
     made = iter([3, 4, 4])
     make = lambda: (random.seed(next(made)), {**CLEAN, **OTHERS}[kind]())[1]  # noqa: E731
-    for process, limit in enumerate((2, 3, 4)):
-        lines = stopped(tmp_path, make, process, max_epoch=limit)
+    for process, limit in enumerate((1, 2, 3) if declared else (2, 3, 4)):
+        data = make()
+        streams = {"streams": {"train": data}} if declared else {}
+        lines = stopped(tmp_path, data, process, max_epoch=limit, **streams)
         warned = any("has other data than at the checkpoint and in its first pass" in line for line in lines)
-        # what an IterableDataset yields is known only once it is drawn
-        assert warned == (process == 1 and kind in OTHERS and "iterable" not in kind), process
+        assert warned == (process == 1 and kind in OTHERS and "an iterable" not in kind), process
+
+
+def test_of_paths_the_names_of_the_files_count() -> None:
+    one, other = ([f"/{folder}/{at}.png" for at in range(9)] for folder in "ab")
+    assert data_digest([one]) == data_digest([other]) != data_digest([other[::-1]])
 
 
 class Moments(Noise):
@@ -374,46 +392,56 @@ class Counts(Noise):
 
 LOADERS: dict[str, Any] = {
     "a loader": lambda data: DataLoader(data, 2, shuffle=True),
+    "a loader with a generator and a worker": lambda data: DataLoader(
+        data, 2, shuffle=True, num_workers=1, generator=torch.Generator()
+    ),
     "everstep's loader": lambda data: everstep.data.loader(data, 2, shuffle=True),
 }
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize(("data", "part"), [(Moments, r"batch\['id'\]"), (Counts, r"batch\[1\]\[1\]")])
+@pytest.mark.parametrize(
+    ("kind", "data", "part"),
+    [
+        *((kind, Moments, r"batch\['id'\]") for kind in LOADERS),
+        *((kind, Counts, r"batch\[1\]\[1\]") for kind in LOADERS if "worker" not in kind),
+    ],
+)
 def test_a_part_of_the_batch_that_always_differs_is_named(tmp_path, kind, data, part) -> None:
     saves = everstep.Checkpoints(everstep.Every(steps=2))
     with pytest.raises(Boom):
         stopped(tmp_path, LOADERS[kind](data()), boom=4, services=[saves])
-    said = rf"step 3 batch of train was .* differs in {part}: a value of the moment .* leave it out"
+    said = rf"step [23] batch of train was .* differs in {part}: a value of the moment .* leave it out"
     with pytest.raises(DivergenceError, match=said):
         stopped(tmp_path, LOADERS[kind](data()), services=[saves])
 
 
-def test_a_last_batch_that_differs_warns_once_and_is_said_at_each_start(tmp_path: Path) -> None:
-    """The batch that is drawn again is one of a dataset of which a line of the loop sets a part."""
+def test_data_that_is_not_yet_as_it_was_warns_once_and_is_said_at_each_start(tmp_path: Path) -> None:
+    """A line of the loop sets a part of the dataset, not in the first pass."""
 
     class Levels(Noise):
-        level = 0
+        level = np.zeros(1)
 
         def __getitem__(self, at: int) -> Any:
             return (*super().__getitem__(at), self.level)
 
     warnings, lines = list[int](), list[str]()
-    for max_step in (4, 6, 9):
+    for max_step in (6, 10, 13):
         data, console = Levels(), everstep.services.Console(sink=lines.append)
         with everstep.Supervisor(tmp_path, seed=1, max_step=max_step, services=[console]) as sv:
             batches = sv.stream(DataLoader(data, 2))
             while not sv.should_stop():
-                data.level = sv.step // 2
+                data.level = np.full(1, float(sv.step // 5))
                 next(batches)
                 sv.advance()
         warnings.append(len(sv.ending.warnings))
     assert warnings == [0, 1, 0]
     (warning,) = (event.data["message"] for event in RunJournal(tmp_path).events(WARNED, valid=False))
-    assert warning.startswith("stream 'train': the last batch before the resume, drawn again before the line")
+    assert warning.startswith(
+        "stream 'train': an array or a list that the data holds is not the one that was"
+    )
     said = [line for line in lines if line.startswith("resume differs: step ")]
-    assert [line[:22] for line in said] == ["resume differs: step 4", "resume differs: step 6"]
-    assert [mark["step"] for mark in events(tmp_path, "diverged")] == [4, 6]
+    assert [line[:23] for line in said] == ["resume differs: step 6 ", "resume differs: step 10"]
+    assert [mark["step"] for mark in events(tmp_path, "diverged")] == [6, 10]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -444,7 +472,7 @@ def test_an_object_that_steps_change_and_no_state_has(tmp_path: Path, clean: boo
 
 
 def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) -> None:
-    """After a kill: the last batch is drawn again, and the steps behind it are executed again."""
+    """After a kill: what the data holds is compared, and the steps behind it are executed again."""
 
     def train(order: list[int], boom: int = 0) -> None:
         saves = everstep.Checkpoints(everstep.Every(steps=2))
@@ -459,30 +487,13 @@ def test_other_batches_behind_one_that_only_warned_stop_the_run(tmp_path: Path) 
     train([3, 2, 1, 0])
 
 
-@pytest.mark.parametrize("declared", [True, False])
-def test_between_two_passes_data_that_is_declared_is_compared(tmp_path: Path, declared: bool) -> None:
-    """Other data that is not declared may be meant for the next epoch."""
-
-    def train(last: int, stop: int = 0) -> list[str]:
-        data = DataLoader(torch.utils.data.Subset(Noise(), [0, 1, last]), 2)
-        streams: Any = {"streams": {"train": data}} if declared else {}
-        return stopped(tmp_path, data, stop=stop, tail=True, max_epoch=2, on_divergence="stop", **streams)
-
-    with pytest.raises(Interrupted):
-        train(2, stop=2)
-    if declared:
-        with pytest.raises(DivergenceError, match="step 2 batch of train was batch 2 of pass 1 with"):
-            train(3)
-    assert train(2 if declared else 3)[-1].startswith("ended: max_epoch")
-
-
 def test_batches_that_steps_change_in_place_are_named(tmp_path: Path) -> None:
     """They are others in the second pass, and a new process has them as they were."""
     make = lambda: [np.full(2, float(at)) for at in range(3)]  # noqa: E731
     change = lambda loop, batch: batch.__iadd__(1)  # noqa: E731
     with pytest.raises(Interrupted):
         stopped(tmp_path, make, stop=5, each=change)
-    with pytest.raises(DivergenceError, match=r"was batch 2 of pass 2 with .* change no batch in place"):
+    with pytest.raises(DivergenceError, match=r"was the batch with .* change no batch in place"):
         stopped(tmp_path, make, each=change, on_divergence="stop")
 
 
@@ -542,14 +553,14 @@ def test_a_batch_drawn_ahead_is_found(tmp_path: Path, clean: bool) -> None:
         train(None)
 
 
-def test_a_chosen_checkpoint_compares_its_last_batch_and_names_the_steps_after_it(tmp_path: Path) -> None:
+def test_a_chosen_checkpoint_names_the_steps_that_are_not_compared(tmp_path: Path) -> None:
     def tiny(**options: Any) -> Tiny:
         services = [everstep.Checkpoints(everstep.Every(steps=3), keep_last=None)]
         return Tiny(tmp_path / "run", max_step=6, services=services, **options)
 
     tiny().train()
     lines = tiny(resume="step-00000003").train().lines
-    assert any("1 last batch digest equal; steps 4 to 6 are not compared" in line for line in lines), lines
+    assert any("resume not verified: steps 4 to 6 are not compared" in line for line in lines), lines
 
 
 @pytest.fixture

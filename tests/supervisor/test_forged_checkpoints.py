@@ -90,7 +90,7 @@ SHAPE = {
         "services/metrics/state/epoch": ["nonfinite", "values", "windows"],
         "streams": ["train"],
         "streams/train": [
-            *("data", "generators", "given", "last", "last_end", "ledger", "opened", "pass"),
+            *("data", "generators", "given", "last_end", "ledger", "opened", "pass"),
             *("per_step", "position", "touched", "varies"),
         ],
         "user": ["momentum", "w"],

@@ -156,12 +156,9 @@ class Stream(ABC):
         may_be_empty: whether a pass may have no batch.
         spent: whether this object cannot be read from an earlier place any more.
         unsaveable: why no run can be saved while it reads this stream, and the remedy; None where a run can.
-        replayed: called with each batch before the place that `open` draws again, in order: all batches of
-            the pass, or the last alone; set by the run, which compares them.
-        samples_of: objects that make what `replayed` gets, as they are now; None: the stream.
+        replayed: called with each batch that `open` draws again to reach a place, from the start of the pass
+            on, in order; set by the run, which compares them.
         contents: objects that hold the data's arrays; a resume compares these with the checkpoint's.
-        draws_again: whether `open` draws the batch before a place again for `replayed`, and that alone, also
-            at the end of a pass.
         resumes: how the stream reaches a place inside a pass; None: by its cursor's position, with no other
             way.
         unhashed_keys: keys of positions that also say how a place was reached; these keys are saved, but are
@@ -179,9 +176,7 @@ class Stream(ABC):
     spent: bool = False
     unsaveable: str | None = None
     replayed: Callable[[Any], object] | None = None
-    samples_of: Sequence[Any] | None = None
     contents: Sequence[Any] = ()
-    draws_again: bool = False
     resumes: Resumes | None = None
     unhashed_keys: Collection[str] = ()
     no_thread: str | None = None

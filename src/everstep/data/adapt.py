@@ -163,14 +163,10 @@ class SequenceStream(UserStream):
 
     def __init__(self, data: Sequence[Any]) -> None:
         self.data = data
-        # another class's __getitem__ may draw random numbers
-        self.draws_again = type(data) in (list, tuple, range)
         self.contents = (data,)
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
         data, done = self.data, 0 if position is None else position["batches"]
-        if self.draws_again and self.replayed is not None and 0 < done <= len(data):
-            self.replayed(data[done - 1])
         batches = (data[index] for index in range(done, len(data)))
         return PassCursor(f"data {purpose!r}", batches, done=done, total=len(data))
 
@@ -187,7 +183,6 @@ class IterableStream(UserStream):
     """
 
     rank_keys = ("state", "random")
-    samples_of = ()  # drawn from the start of the pass: they must not follow from the steps since
 
     def __init__(self, data: Iterable[Any], resumes: Resumes | None = None) -> None:
         self.data: Any = data

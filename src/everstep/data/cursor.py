@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Self, TypeVar
 
 from everstep.contracts.data import Cursor, Share, Stream
@@ -119,24 +118,13 @@ class SampledStream(Stream):
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
-    @property
-    def draws_again(self) -> bool:  # type: ignore[override]
-        """Unless the dataset has a generator of its own, which stands behind the batch."""
-        return not self.generators
-
     @abstractmethod
     def _open(self, plan: Plan, first: int) -> SampledCursor:
         """Open a pass at batch `first`."""
 
     def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> SampledCursor:
         plan = self._sampling.plan(purpose, pass_index, seed)
-        first = 0 if position is None else position["batches"]
-        if first < 1 or self.replayed is None or not self.draws_again:
-            return self._open(plan, first)
-        cursor = self._open(plan, first - 1)
-        for batch in islice(cursor, 1):
-            self.replayed(batch)
-        return cursor
+        return self._open(plan, 0 if position is None else position["batches"])
 
     def describe(self, seed: int) -> dict[str, Any]:
         return self._sampling.describe(seed)

@@ -80,10 +80,12 @@ def _of_array(backend: Backend, value: Any, seed: int, depth: int) -> int | None
 
 
 def data_digest(parts: Sequence[Any]) -> int | None:
-    """Return a digest of the arrays and lists of numbers that data holds; None if there are none.
+    """Return a digest of the arrays and lists of numbers and strings that data holds; None if there are none.
 
     They are found in attributes of the parts and of datasets, in lists, and under names in dictionaries.  A
-    list with None, or a dictionary by number, may be a cache that fills, and is left out.
+    list with None, or a dictionary by number, may be a cache that fills, and is left out.  Of a path counts
+    the file's name, as the folder may be another one; of a pandas frame, rows evenly spaced; of a Hugging
+    Face dataset, the choice of its rows, as a shuffle or a split makes it.
     """
     budget, numbers, digest, stack, visited = _ROOM, _MOST_NUMBERS, 0, [*parts], dict[int, Any]()
     while stack and len(visited) < _MOST_OBJECTS:
@@ -104,10 +106,18 @@ def data_digest(parts: Sequence[Any]) -> int | None:
             if {*map(type, items)} <= {int, float}:
                 digest = _hash(repr(value[:: len(value) // numbers + 1]).encode(), digest)
                 numbers = max(numbers - len(value), _ITEMS)
+            elif {*map(type, items)} <= {int, float, str}:
+                names = [each[-64:].rpartition("/")[2] if type(each) is str else each for each in items]
+                digest = _hash(repr(names).encode("utf-8", "surrogatepass"), digest)
             elif all(each is not None for each in items):
                 stack += items
         elif kind is dict:
             stack += [value[name] for name in islice(value, _MOST_OBJECTS) if isinstance(name, str)]
+        elif hasattr(kind, "iloc"):
+            with suppress(Exception):  # of a kind that only looks like a frame
+                stack.append(value.iloc[:: len(value) // _MOST_OBJECTS + 1].to_numpy().ravel().tolist())
+        elif hasattr(indices := getattr(value, "_indices", Any), "fast_slice"):
+            stack.append(indices.fast_slice(0, _MOST_NUMBERS)["indices"].to_numpy())
         elif not callable(value) and (hasattr(kind, "__getitem__") or any(value is each for each in parts)):
             stack += getattr(value, "__dict__", {}).values()
     return digest or None

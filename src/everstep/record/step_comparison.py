@@ -199,9 +199,7 @@ def read_earlier_steps(
     return earlier
 
 
-BATCHES, RANDOM, STATE = "batch digest", "random state", "state digest"
-LAST = "last batch digest"
-_KINDS = (LAST, BATCHES, RANDOM, STATE)
+BATCHES, RANDOM, STATE = _KINDS = ("batch digest", "random state", "state digest")
 
 
 class StepComparison:
@@ -217,7 +215,7 @@ class StepComparison:
         first, last: the step that the start resumes from, and the last that is executed again.
         steps: count of the steps executed again.
         equal, uncompared: counts of the values found equal, and of the values without a comparison, by kind:
-            "batch digest", "random state", "state digest", "last batch digest", and metrics by their names.
+            "batch digest", "random state", "state digest", and metrics by their names.
         differing, difference, latest: count of the values that differ; the first of them by step, and the
             one that was found last.
         done: True when nothing is left to compare.
@@ -285,16 +283,11 @@ class StepComparison:
         if end not in (None, step) or (end is None and last > step):
             self._differs(step, "samples", f"pass of {stream}", old, "at its end")
 
-    def drawn_again(self, stream: str, words: tuple[str, str] | None) -> bool:
-        """Compare a stream's batches before the resume point: what was and is now; None where they are equal.
-
-        Return whether they are equal, or a person has accepted that they are not.
-        """
-        if words is None:
-            self.equal[LAST] += self.done  # else steps are executed again, and say more
-        elif not self._earlier.accepted:
+    def other_data(self, stream: str, words: tuple[str, str]) -> bool:
+        """Note other data before the resume point, unless a person has accepted it; return whether noted."""
+        if not self._earlier.accepted:
             self._differs(self.first, "samples", f"batch of {stream}", *words)
-        return words is None or self._earlier.accepted
+        return not self._earlier.accepted
 
     def step_done(self, step: int) -> None:
         """Count a complete step, and compare its batches that were not drawn."""

@@ -19,7 +19,7 @@ from everstep.supervisor.threads.wakeups import Pending
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
-_LONG_STEP = 5.0
+_LONG_STEP = 10.0
 """Seconds of a step above which none follows the last save of an interrupted start."""
 
 

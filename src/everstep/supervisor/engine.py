@@ -260,7 +260,7 @@ class Engine:
             self.verifier.batches_digest = 0
         self.streams.changed = self.verifier.stop_comparing
         if not recovered.finished:
-            self.streams.compared = self.verifier.note_redrawn
+            self.streams.compared = self.verifier.note_other_data
         self._verifies_nothing = comparison.done and not recovered.finished
 
     def _tree(self, phase: Phase) -> Encoded:

@@ -99,7 +99,7 @@ class TrainInputs(StreamWrapper):
     """Stream of the inputs that `fetch` draws from another stream, which keeps the position."""
 
     # what the run is handed is not what the stream inside draws
-    source, replayed, draws_again = Stream.source, None, False
+    source, replayed = Stream.source, None
 
     def __init__(self, stream: Stream, fetch: Fetch) -> None:
         super().__init__(stream)

@@ -15,18 +15,10 @@ from everstep.backends.numpy import python_tree, set_python_state, set_state_of,
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
-def raw_state() -> tuple[Any, Any, Any]:
-    """Return the three global states, quickly: `tree_of` makes a tree of them."""
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-
-
-def tree_of(state: tuple[Any, Any, Any]) -> dict[str, Any]:
-    """Return what `raw_state` returned as a tree that a checkpoint can hold."""
-    return {"python": python_tree(state[0]), "numpy": state[1], "torch": state[2]}
-
-
 def get_state() -> dict[str, Any]:
-    return tree_of(raw_state())
+    """Return the three global states as a tree that a checkpoint can hold."""
+    state = {"python": python_tree(random.getstate()), "numpy": np.random.get_state(legacy=False)}
+    return {**state, "torch": torch.default_generator.get_state()}
 
 
 def set_state(state: dict[str, Any]) -> None:

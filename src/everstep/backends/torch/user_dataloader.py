@@ -6,9 +6,9 @@ unchanged.  A pass is brought to its place in one way: it begins again in the ra
 function), and then
 
 - a `StatefulDataLoader` without workers, whose dataset has state, is restored by its own `state_dict`;
-- else the order of the batches before is drawn, and of a map-style dataset without workers no sample but
-  those of the last batch, which the run compares.  The pass of a sampler of the user's own, which may draw as
-  it goes, is a part of the position (`everstep.data.pass_order`);
+- else the order of the batches before is drawn, and of a map-style dataset without workers no sample.  The
+  pass of a sampler of the user's own, which may draw as it goes, is a part of the position
+  (`everstep.data.pass_order`);
 - with workers, or an `IterableDataset`, the batches are drawn, too, because the workers' random state (or the
   dataset's place) follows from what was loaded; the cursor's note gives their number.
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -52,7 +52,7 @@ from everstep.data.other_libraries import (
     require_ranks,
     shuffle_buffers,
 )
-from everstep.data.pass_order import PassOrder, SamplerStates, can_be_saved, is_known, plain_index, unpacked
+from everstep.data.pass_order import PassOrder, SamplerStates, is_known, unpacked
 from everstep.errors import DataError
 
 _SETTINGS = (
@@ -88,7 +88,7 @@ class DataLoaderStream(Stream):
     no_thread = (
         "draw from the global random state in a thread; give the DataLoader itself, with num_workers=1"
     )
-    rank_keys = ("start", "first", "generators", "now", "loader_state", "order", "samplers", "last")
+    rank_keys = ("start", "first", "generators", "now", "loader_state", "order", "samplers")
 
     def __init__(self, loader: DataLoader[Any], share: Share | None = None) -> None:
         self.user_loader = self.loader = loader
@@ -113,9 +113,7 @@ class DataLoaderStream(Stream):
             and is_known(loader._index_sampler)
             and not (workers and loader.persistent_workers)  # these belong to the user's loader
         )
-        self.samples_of = () if workers else (loader.dataset, loader.collate_fn)  # workers have copies
         iterable = isinstance(loader.dataset, IterableDataset)
-        self.draws_again = not workers and not iterable
         self.contents = () if iterable else (loader.dataset, *_samplers(loader).values())
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("loader_state", "set") if is_hugging_face(loader.dataset) else ("set",)
@@ -212,8 +210,6 @@ class DataLoaderStream(Stream):
 
         The global state is that of the workers and of collate functions; a `DistributedSampler` has none.
         """
-        if what == "last":
-            return None  # another rank's batch
         kept_if_equal = ("generators", "now") if len(saved) == 1 else ()
         if what in ("loader_state", "order", "samplers", *kept_if_equal):
             return super().of_other_ranks(what, saved, key)
@@ -290,8 +286,6 @@ class DataLoaderCursor(PassCursor):
         self._workers = self.fetch_error_may_be_signal = loader.num_workers > 0
         self._iterable = isinstance(loader.dataset, IterableDataset)
         self._opened_at = saved
-        self._last: Any = None
-        """Indices and random state of the batch that was fetched last, if this process can fetch it again."""
         if saved is None:
             self._start, self._began, self._first = data_rng.get_state(), data_rng.states_of(generators), None
             done, ended, source = 0, False, self._iterate(what)
@@ -304,27 +298,12 @@ class DataLoaderCursor(PassCursor):
         super().__init__(what, source, done=done, total=total, ended=ended, closer=closer)
 
     def _iterate(self, what: str) -> Any:
-        if self._workers:
-            return start(self._loader, what)
-        source: Any = iter(self._loader)
-        if (next_index := getattr(source, "_next_index", None)) is not None:
-
-            def noting() -> Any:
-                index = next_index()
-                self._last = plain_index(index), data_rng.raw_state(), data_rng.states_of(self._generators)
-                return index
-
-            source._next_index = noting
-        return source
+        return start(self._loader, what) if self._workers else iter(self._loader)
 
     def _reopen(self, what: str, saved: dict[str, Any]) -> Iterator[Any]:
         stream, loader_state = self._stream, saved["loader_state"]
-        last: Any = saved.get("last")
-        # `replayed` is set by the run, which compares the last batch
-        fetches_last = loader_state is None and stream.draws_again
-        fetches_last = fetches_last and stream.replayed is not None and last is not None
         source: Any = iter(())
-        if loader_state is not None or fetches_last or not saved["ended"]:
+        if loader_state is not None or not saved["ended"]:
             data_rng.set_states_of(self._generators, saved["generators"])
             data_rng.set_state(saved["start"])
             if loader_state is not None:
@@ -337,9 +316,6 @@ class DataLoaderCursor(PassCursor):
                 if isinstance(source, WorkerBatches):
                     source.close()
                 raise
-        if fetches_last and hasattr(source, "_dataset_fetcher"):
-            self._draw_last(lambda: source._dataset_fetcher.fetch(last["index"]), last)
-        self._last = last
         # last, because the advance draws: the generators stand where other passes have left them, too
         data_rng.set_states_of(self._generators, saved["now"])
         stream.samplers.load(saved.get("samplers", {}), saved.get("set"), in_pass=not saved["ended"])
@@ -347,7 +323,7 @@ class DataLoaderCursor(PassCursor):
 
     def _advance(self, what: str, source: Any, saved: dict[str, Any]) -> None:
         """Draw what lies before the place: the batches, or where these need not be fetched their indices."""
-        done, last, replayed = saved["batches"], saved.get("last"), self._stream.replayed
+        done = saved["batches"]
         fetched = self._workers or self._iterable or not hasattr(source, "_next_index")
         if not fetched and self._order is not None and self._order.entries is not None:
             self._order.first = done
@@ -355,25 +331,14 @@ class DataLoaderCursor(PassCursor):
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
         data_rng.set_state(saved["first"])
 
-        def draw(count: int) -> Iterator[Any]:
+        def draw() -> Iterator[Any]:
             with suppress(StopIteration):
-                for _ in range(count):
-                    yield next(source) if fetched else type(source)._next_index(source)
+                while True:
+                    yield next(source) if fetched else source._next_index()
 
-        if fetched and not self._workers and last is not None and replayed is not None:
-            # in the step's process only the random state of the last batch is known
-            self.note = skip(what, draw(done - 1), done - 1)
-            self._draw_last(lambda: next(draw(1), None), last)
-        else:
-            note = skip(what, draw(done), done, replayed if self._workers else None)
-            self.note = note if fetched else None
-
-    def _draw_last(self, draw: Callable[[], Any], last: dict[str, Any]) -> None:
-        """Draw the last batch again for the run, in the random state in which it was drawn."""
-        data_rng.set_states_of(self._generators, last["generators"])
-        data_rng.set_state(last["random"])
-        assert self._stream.replayed is not None
-        self._stream.replayed(draw())
+        # in the step's process the steps may have drawn from the global state between two batches
+        note = skip(what, draw(), done, self._stream.replayed if self._workers else None)
+        self.note = note if fetched else None
 
     def __next__(self) -> Any:
         if self._first is None:
@@ -385,10 +350,6 @@ class DataLoaderCursor(PassCursor):
         return self._stream.weight(self._handed_out - 1) if self._handed_out else 1.0
 
     def position(self) -> dict[str, Any]:
-        if isinstance(self._last, tuple):
-            index, random, generators = self._last
-            last = {"index": index, "random": data_rng.tree_of(random), "generators": generators}
-            self._last = last if can_be_saved(index) else None
         return {
             "batches": self.done,
             "ended": self.ended,
@@ -399,7 +360,6 @@ class DataLoaderCursor(PassCursor):
             "order": None if self._order is None or self.ended else self._order.packed(),
             "samplers": self._stream.samplers.save(),
             "set": self._stream.samplers.set_by_head,
-            "last": self._last,
             "loader_state": self._loader_state(),
         }
 

@@ -67,7 +67,7 @@ class Verifier:
     ) -> None:
         self._streams, self._update, self._last = streams, update, last or -1
         self._warn_once, self._only_warned = warn_once, 0
-        """Warning, and number of last batches that differ and were warned of alone."""
+        """Warning, and number of streams whose data differs and was warned of alone."""
         self._started = False
         """Whether this start has completed a step."""
         self._trail, self._comparison, self._on_divergence = trail, comparison, on_divergence
@@ -98,19 +98,19 @@ class Verifier:
             self._notice()
             self.require_agreement()
 
-    def note_redrawn(self, stream: str, words: tuple[str, str] | None, is_read_on: bool) -> None:
-        """Compare a stream's batches before the resume point; see `StepComparison.drawn_again`.
+    def note_other_data(self, stream: str, words: tuple[str, str], is_read_on: bool) -> None:
+        """Note that data is not what the run was handed before the resume point: what was, and what is now.
 
-        Where the run does not read on with what was drawn, a difference is only a warning by default: lines
-        that have not run yet may set what the data depends on.  Each start records and says it; the warning
-        with the causes comes once in a run, because such a program differs at each start.
+        Where the run does not read on with what was drawn again, it is only a warning by default: lines that
+        have not run yet may set what the data holds.  Each start records and says it; the warning with the
+        causes comes once in a run, because such a program differs at each start.
         """
-        if not self._comparison.drawn_again(stream, words):
+        if self._comparison.other_data(stream, words):
             self._notice(only_warns=not is_read_on)
             self.require_agreement()
             if not is_read_on:
                 self._only_warned += 1
-                self._warn_once(_LAST_DIFFERS.format(stream))
+                self._warn_once(_OTHER_CONTENTS.format(stream))
             if self._is_reported:
                 self.report()
 
@@ -220,7 +220,7 @@ class Verifier:
         """Record a divergence at once in the journal's file, because a kill may follow.
 
         Args:
-            only_warns: whether a batch that differs stops nothing by default.
+            only_warns: whether data that differs stops nothing by default.
         """
         new, latest = self._comparison.difference, self._comparison.latest
         if new is None or latest is None or latest is self._last_difference:
@@ -235,7 +235,7 @@ class Verifier:
         stops = self._on_divergence is None and in_data and not only_warns
         if not self._has_stopped and (self._on_divergence == "stop" or stops):
             self._has_stopped = True
-            cause = _DRAWN_AGAIN if latest.step <= self._comparison.first else _CAUSES[in_data]
+            cause = _CAUSES[in_data]
             stream = self._streams.get(latest.name.removeprefix("batch of ")) if in_data else None
             source = None if stream is None or stream.stream is None else stream.stream.source
             if isinstance(source, IterableStream) and source.generator:
@@ -329,18 +329,17 @@ _ADVICE = (
     "ahead), the clock (a metric whose name ends in time is not compared) or the order of a set, or "
     "a kernel is not deterministic. `everstep drill SCRIPT` names the component"
 )
-_CAUSES = {
-    True: "the data gives other batches than before the stop: its order or its contents depend on something "
-    "that is not restored (a source without a saved position, a generator of its own, a set, the clock), or "
-    "padding is memory without values (np.empty, torch.empty; use zeros)",
-    False: "`everstep drill SCRIPT` names the component",
-}
 _REMEDY = (
     "give random_split and shuffles a generator of a fixed seed, sort what has no order, and change no batch "
     "in place; data of your own needs set_epoch(epoch), or state_dict and load_state_dict; labels or samples "
     "that follow from the model belong into arrays of state=, written to in place (docs/guide/exactness.md)"
 )
-_DRAWN_AGAIN = f"drawn again in this process, the data gives other batches: {_REMEDY}"
+_CAUSES = {
+    True: "the data gives other batches than before the stop: its order or its contents depend on something "
+    "that is not restored (a source without a saved position, a generator of its own, a set, the clock), or "
+    f"padding is memory without values (np.empty, torch.empty; use zeros): {_REMEDY}",
+    False: "`everstep drill SCRIPT` names the component",
+}
 _GENERATOR = (
     "drawn again from its start, generator {} gives other batches: what it draws at random after its first "
     "batch, as each new pass over a shuffling DataLoader does, follows from what the training has drawn by "
@@ -352,12 +351,10 @@ _CHANGES = (
     "count or a generator of the data's own; leave it out of the batch, make it a function of the sample's "
     "index, or draw from the global generators (the order may differ, too)"
 )
-_LAST_DIFFERS = (
-    "stream {!r}: the last batch before the resume, drawn again before the lines inside your loop ran, or an "
-    "array that the data holds, is not the one that was trained on. That is harmless if these lines set what "
-    "its samples read (dataset.level = epoch), if it holds the time, or in a cache that fills. If not, the "
-    f"data may give other batches than before the stop: {_REMEDY}. `everstep drill SCRIPT` tells "
-    "which; later starts only say that it differs"
+_OTHER_CONTENTS = (
+    "stream {!r}: an array or a list that the data holds is not the one that was trained on, or is not yet: "
+    "that is harmless if lines inside your loop set it before it is read, or in a cache that fills. If not, "
+    f"{_REMEDY}. `everstep drill SCRIPT` tells which; later starts only say that it differs"
 )
 
 

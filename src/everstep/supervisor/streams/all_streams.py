@@ -55,7 +55,7 @@ class Streams:
     Attributes:
         drew: called with the stream, pass and index of each batch that is handed out, if set.
         noticed: called with a stream's name, and what the head of an epoch did to its generators.
-        compared: called where batches before the resume point were drawn again, as `Verifier.note_redrawn`.
+        compared: called where data is not what the run was handed before, as `Verifier.note_other_data`.
         changed: called when a person has chosen to continue with other data.
         warn_once: called with a warning about data that cannot be resumed everywhere.
     """
@@ -76,7 +76,7 @@ class Streams:
         self.share = Share(group.data_rank, group.data.size, uneven)
         self.drew: Callable[[str, int, int], None] | None = None
         self.noticed: Callable[[str, dict[str, Any]], None] = lambda name, head: None
-        self.compared: Callable[[str, tuple[str, str] | None, bool], None] = lambda *_: None
+        self.compared: Callable[[str, tuple[str, str], bool], None] = lambda *_: None
         self.changed: Callable[[], None] = lambda: None
         self.warn_once: Callable[[str], None] = lambda message: None
         self._quarantined = [(batch.stream, batch.pass_index, batch.batch_index) for batch in quarantined]

@@ -9,11 +9,9 @@ than the states of the generators can tell, the resume is refused.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -25,9 +23,6 @@ from everstep.supervisor.saving.user_state import UserState
 
 if TYPE_CHECKING:
     from everstep.supervisor.streams.all_streams import Streams
-
-_MOST_OBJECTS = 10_000
-"""Objects of a stream's data that are looked at for objects of the state."""
 
 
 class Generators:
@@ -45,22 +40,6 @@ class Generators:
 
     def in_state(self, generator: Any) -> bool:
         return any(generator is each for each in _flat(self._state))
-
-    def state_is_held_by(self, data: Iterable[Any], apart: Sequence[Any]) -> bool:
-        """Whether data, but for generators `apart`, holds an object of the state: it may follow the steps."""
-        plain = int, float, complex, str, bytes, tuple, type(None)
-        values = _flat(self._state, containers=True)
-        wanted = {id(value) for value in values if not isinstance(value, plain)}
-        seen, front = {id(each) for each in apart}, [*data]
-        while front and len(seen) < _MOST_OBJECTS:
-            value = front.pop()
-            if id(value) in wanted and id(value) not in seen:
-                return True
-            if id(value) not in seen and not isinstance(value, type | ModuleType):
-                seen.add(id(value))
-                inside = value.__closure__ if isinstance(value, FunctionType) else gc.get_referents(value)
-                front += (inside or ())[:_MOST_OBJECTS]
-        return False
 
     def mark_restored(self, objects: Iterable[Any]) -> None:
         """Mark objects, and their contents, as standing where the checkpoint had them."""
@@ -82,13 +61,11 @@ class Generators:
         self.mark_restored(generators)
 
 
-def _flat(objects: Iterable[Any], *, containers: bool = False) -> Iterator[Any]:
-    """Yield the objects, with the contents of dictionaries and lists; `containers`: and these themselves."""
+def _flat(objects: Iterable[Any]) -> Iterator[Any]:
+    """Yield the objects, with the contents of dictionaries and lists in their place."""
     for each in objects:
         if isinstance(each, dict | list):
-            if containers:
-                yield each
-            yield from _flat(each.values() if isinstance(each, dict) else each, containers=containers)
+            yield from _flat(each.values() if isinstance(each, dict) else each)
         else:
             yield each
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,6 @@ class RunStream:
         self.head.load(tree)
         self.ledger.load(tree["ledger"], self.pass_index)
         self.per_step[:] = tree.get("per_step", [0, 0])
-        self.ledger.last = None if (last := tree.get("last")) is None else tuple(last)
 
     def bind(self, stream: Stream, *, override: bool = False) -> bool:
         """Read `stream` from now on; return whether other data than the checkpoint's was accepted."""
@@ -155,7 +154,6 @@ class RunStream:
                 f"({len(places)}), which its place was made for: {error}; start with {len(places)}, or in "
                 "another directory with init_from="
             ) from error
-        self.ledger.last = None  # of the part of another rank
         # where these differ, the place tells where they stand, or else the program
         if saved.generators is not None and len(_distinct([each["generators"] for each in places])) > 1:
             saved.generators = [None] * len(saved.generators)
@@ -197,11 +195,8 @@ class RunStream:
             if saved.position is not None:
                 cursor = self._open_at(self.pass_index, saved.position)
                 self.cursor = self._streams.without_quarantined(self, cursor)
-            elif self._last_end is not None:
-                # the head of an epoch may have given data for this pass alone
-                same_data = at_resume_point or self.head.declared
-                if same_data or self.stream.carries_over:
-                    self._open_at(self.pass_index - 1, self._last_end, compare=same_data).close()
+            elif self._last_end is not None and self.stream.carries_over:
+                self._open_at(self.pass_index - 1, self._last_end).close()
         self._saved = _Saved(contents=saved.contents)
         # inside a pass only the end of an epoch is followed by a head: the pass itself may draw
         if at_resume_point and (at_epoch_end or not self.in_pass):
@@ -231,12 +226,10 @@ class RunStream:
             )
         return stream.generators
 
-    def _open_at(self, pass_index: int, position: Any, *, compare: bool = True) -> Cursor:
+    def _open_at(self, pass_index: int, position: Any) -> Cursor:
         assert self.stream is not None
         source, drawn = self.stream.source, list[int | None]()
-        made_of = [source] if source.samples_of is None else source.samples_of
-        if compare and not self._streams.generators.state_is_held_by(made_of, source.generators):
-            source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
+        source.replayed = lambda batch: drawn.append(batch_digest(batch, pass_index))
         try:
             with isolated():  # it may draw random numbers that an undisturbed run does not draw
                 cursor = self.stream.open(self.name, pass_index, position, seed=self._streams.seed)
@@ -253,7 +246,7 @@ class RunStream:
         finally:
             source.replayed = None
         try:
-            self._compare_drawn_again(pass_index, cursor.done, drawn)
+            self._compare_replayed(drawn, inside=pass_index == self.pass_index)
         except DivergenceError:
             cursor.close()
             raise
@@ -261,22 +254,14 @@ class RunStream:
             self._streams.say(f"stream {self.name!r}: {cursor.note}")
         return cursor
 
-    def _compare_drawn_again(self, pass_index: int, done: int | None, drawn: list[int | None]) -> None:
-        """Compare batches that were drawn again, of which the last is batch `done`, with those of the run."""
+    def _compare_replayed(self, drawn: list[int | None], *, inside: bool) -> None:
+        """Compare what was drawn again up to the place, or what the data holds, with the run's."""
         assert self.stream is not None
-        last, of_pass = self.ledger.last, f"of pass {pass_index + 1}"
-        whole = self.stream.source is self.stream and not self.stream.draws_again
-        is_other = bool(drawn) and whole and not self.ledger.agrees(drawn, self._streams.quarantined_in(self))
-        equal = True
-        if drawn and last is not None and last[:2] == (pass_index, done) and drawn[-1] is not None:
-            equal = drawn[-1] == last[2]
-            one = f"batch {done} {of_pass} with digest {last[2]:016x}"
-            differing = one, f"one with digest {drawn[-1]:016x}"
-            self._streams.compared(self.name, None if equal else differing, is_other)
-        if is_other and equal:
-            differing = f"one of the {len(drawn)} {of_pass} before the resume point", "another, drawn again"
-            self._streams.compared(self.name, differing, True)
-        if equal and not is_other and pass_index == self.pass_index and not self._is_made_by_head():
+        is_whole = bool(drawn) and self.stream.source is self.stream
+        if is_whole and not self.ledger.agrees(drawn, self._streams.quarantined_in(self)):
+            words = f"one of the {len(drawn)} of pass {self.pass_index + 1} before the resume point"
+            self._streams.compared(self.name, (words, "another, drawn again"), True)
+        elif inside and not self._is_made_by_head():
             self._compare_contents(inside=True)
 
     def _is_made_by_head(self) -> bool:
@@ -294,14 +279,15 @@ class RunStream:
         """Compare what the data holds with the checkpoint: between passes, whether changes of it are lost."""
         saved, self._saved.contents = self._saved.contents, None
         now = self._digest() if saved else None
+        is_steady = self.pass_index > 1 or self.head.declared  # one pass does not tell whether it changes
         if not saved or now in (saved, None):
             return
         if inside or now == self._first_contents:
             words = f"of data with digest {saved:016x}", f"of data with digest {now:016x}"
             self._streams.compared(self.name, words, False)
-        elif saved == self._first_contents and self.pass_index > 1 and not self._varies:
-            self._streams.say(
-                f"warning: stream {self.name!r} has other data than at the checkpoint and in its first pass. "
+        elif saved == self._first_contents and is_steady and not self._varies:
+            self._streams.warn_once(
+                f"stream {self.name!r} has other data than at the checkpoint and in its first pass. "
                 "If no line at the head of an epoch changes it, lines before the loop do, by chance: give "
                 "random_split and shuffles a generator of a fixed seed, and sort what has no order"
             )
@@ -319,27 +305,29 @@ class RunStream:
         return now
 
     def changing_parts(self) -> list[str]:
-        """Name the parts of the last batch that are others each time it is drawn, if it can be drawn again.
+        """Name the parts of the pass's first batch that are others each time it is drawn, if it can be.
 
         Drawing may move what the data counts, so this is for a run that ends.
         """
         drawn = list[Any]()
-        if self.stream is None or not self.stream.source.draws_again:
+        if self.stream is None or not self.stream.source.contents:
             return []
-        self.stream.source.replayed = drawn.append
-        try:
-            with isolated(), suppress(Exception):  # of the data's own code: then no part is named
-                place = self.name, self.pass_index, self._position()
-                for _ in range(2):
-                    self.stream.open(*place, seed=self._streams.seed).close()
-        finally:
-            self.stream.source.replayed = None
-        return list(_differing(drawn[-2], drawn[-1], "batch")) if len(drawn) > 1 else []
+        source, generators = self.stream.source, self.stream.source.generators
+        with suppress(Exception):  # of the data's own code: then no part is named
+            place, states = {**self._position(), "batches": 0, "ended": False}, states_of(generators)
+            for _ in range(2):
+                with isolated():
+                    for generator, state in zip(generators, states, strict=True):
+                        make_entry("generator", generator).load(state)
+                    cursor = source.open(self.name, self.pass_index, place, seed=self._streams.seed)
+                    with closing(cursor):
+                        drawn.append(next(cursor))
+        return list(_differing(drawn[0], drawn[1], "batch")) if len(drawn) > 1 else []
 
     def end_pass(self) -> None:
         if self.pass_index == 0:
             self._contents_now()  # which notes that the pass changes them
-        if self.stream is not None and (self.stream.carries_over or self.stream.draws_again):
+        if self.stream is not None and self.stream.carries_over:
             self._last_end = self._position()
         self.ledger.end_pass(self.cursor)
         self.close()
@@ -386,7 +374,6 @@ class RunStream:
             "data": self.description,
             "varies": self._varies,
             "ledger": self.ledger.account,
-            "last": None if self.ledger.last is None else list(self.ledger.last),
             "per_step": list(self.per_step),
             **self.head.tree(),
             **({} if saved.by_rank is None else {"of_ranks": saved.by_rank}),
@@ -404,7 +391,7 @@ class RunStream:
         keys = self.stream.rank_keys
         places = [(place, key) for place in ("position", "last_end") for key in keys]
         # with keys of its own a rank reads through generators of its own
-        return [*places, *((part,) for part in ("generators", "opened") if keys), ("last",)]
+        return [*places, *((part,) for part in ("generators", "opened") if keys)]
 
 
 def _differing(one: Any, other: Any, place: str) -> Iterator[str]:
@@ -462,8 +449,6 @@ class Ledger:
         self._name, self._share = name, share
         self.entries: list[Entry] = []
         """Entries since the last event; the last one grows until its pass is over."""
-        self.last: tuple[int, int, int] | None = None
-        """Pass, number from 1 and digest of the batch that was accounted for last, if it has one."""
         self._events: list[dict[str, Any]] = []
         """Events that the journal has yet to get, of data that was read before the program gave other."""
         self._of: str | None = None
@@ -493,9 +478,6 @@ class Ledger:
         # each save comes here: what was passed over is asked for only where the numbers say so
         left_out = [] if end - place == len(drawn) else cursor.passed_over()
         first = end - len(drawn) - len(left_out)
-        if drawn:
-            # one that was left out may be the last
-            self.last = None if left_out or (last := drawn[-1]) is None else (number, end, last)
         if chain is not None:
             batches, of = cursor.sample_numbers(first, end), "samples"
             if batches is None and self._share.size == 1 and None not in drawn:
@@ -542,7 +524,6 @@ class Ledger:
         self._begin_pass(number + 1)
 
     def begin_again(self) -> None:
-        self.last = None
         self._begin_pass(self._at.pass_index)
         self._from = str(self._at)
 
