@@ -21,13 +21,16 @@ from everstep.metrics.statistics import AcrossRanks, Stats, Window
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
 """Phase -> name -> (step, number of rows at that step)."""
-_BY_CLOCK = r"(?:(?:^|[_/ ])(?:ms|fps|elapsed|throughput)|(?:_per_|/)(?:s|sec|second|min|minute))$"
+_RATES = (
+    r"(?:^|[_/ ])(?:fps|throughput|elapsed|step_ms|(?:its?|iters?|iterations|steps?|batch|batches|samples?|"
+    r"examples|images?|frames|tokens?|tok)(?:_per_|/)(?:s|sec|second))$"
+)
 _PROGRAM = ("head", "step", "tail", "epoch")
 """Phases in which the program collects."""
 
 
 @lru_cache(maxsize=1024)  # the names of a run are the same at each boundary
-def is_duration(name: str) -> bool:
+def is_wall(name: str) -> bool:
     """Whether a metric counts seconds of the clock: the last word of its name is time or timer.
 
     Words end at "_", "/" or a space: `step_time`, `valid/timer`; not `runtime`.
@@ -36,13 +39,12 @@ def is_duration(name: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def is_wall(name: str) -> bool:
-    """Whether a metric depends on the clock, by its name: a duration (also in `ms`), or a rate.
+def is_clocked(name: str) -> bool:
+    """Whether a metric is a time or, by its name, a rate: `it_per_s`, `tokens/sec`, `fps`, `step_ms`.
 
-    Rates are `it_per_s`, `samples/sec`, `tokens_per_second`, `throughput`, `fps`.  Such values are recorded,
-    and neither compared nor part of a state.
+    Steps that run again are not compared by it.  Unlike a time it is part of the state, as names may mislead.
     """
-    return is_duration(name) or re.search(_BY_CLOCK, name) is not None
+    return is_wall(name) or re.search(_RATES, name) is not None
 
 
 def _whole(value: int) -> float:

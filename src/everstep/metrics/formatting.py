@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from everstep.errors import ConfigError, nearest
-from everstep.metrics.collector import is_duration
+from everstep.metrics.collector import is_wall
 from everstep.metrics.statistics import Stats
 
 Parameter: TypeAlias = tuple[str, tuple[int, ...], bool]
@@ -41,21 +41,21 @@ class MetricFormatter:
         """Format a metric, as in "valid loss: 0.2 (±0.01) (*)"; times are humanized, rates the last."""
         if re.search(r"(^|[_/ .])(lr|learning_rate)$", name):
             return f"{name.replace('_', ' ')}: {stats.last:.3g}"
-        show = humanize_duration if is_duration(name) else "{:.6g}".format
+        show = humanize_duration if is_wall(name) else "{:.6g}".format
         spread = f" (±{show(stats.std)})" if stats.count > 1 else ""
         return f"{name.replace('_', ' ')}: {show(stats.mean)}{spread}{' (*)' if is_best else ''}"
 
     def sort(self, names: Iterable[str]) -> list[str]:
         """Sort "loss" before other losses ("valid_loss"), then other metrics; times are last."""
-        return sorted(names, key=lambda n: (is_duration(n), n != "loss", not n.endswith("loss"), n))
+        return sorted(names, key=lambda n: (is_wall(n), n != "loss", not n.endswith("loss"), n))
 
 
 class TimesFirst(MetricFormatter):
-    """Format of metrics with the times (`is_duration`) before the others, as in TFSnippet."""
+    """Format of metrics with the times (`is_wall`) before the others, as in TFSnippet."""
 
     def sort(self, names: Iterable[str]) -> list[str]:
         """Times first, then alphabetical."""
-        return sorted(names, key=lambda name: (not is_duration(name), name))
+        return sorted(names, key=lambda name: (not is_wall(name), name))
 
 
 def checked_formatter(formatter: Any) -> MetricFormatter | None:

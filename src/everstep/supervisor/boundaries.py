@@ -135,7 +135,7 @@ class Boundaries:
         """Whether a boundary is open; still true after an exception has left it."""
         self._may_abandon = False
         """Whether an interruption may end the evaluation that runs now."""
-        self._is_saved = False
+        self.is_saved = False
         """Whether the last state of this start is saved: one step more is for the resume to compare with."""
 
     def run(
@@ -212,10 +212,10 @@ class Boundaries:
         self._plan()
         engine.spent.end_boundary()
         if engine.decisions.interruption is not None and can_save:
-            self._is_saved = not at_epoch_end and self._may_repeat_a_step()
-            engine.announce_leaving(is_followed=self._is_saved)
-            engine.verifier.digests_update = self._is_saved
-            if not self._is_saved:
+            self.is_saved = not at_epoch_end and self._may_repeat_a_step()
+            engine.announce_leaving(is_followed=self.is_saved)
+            engine.verifier.digests_update = self.is_saved
+            if not self.is_saved:
                 engine.leave()
             engine.wakeups.wake()
         engine.watched.check_evaluated(engine.recording.last_values.keys())
@@ -232,11 +232,13 @@ class Boundaries:
             return False
         rate = engine.estimator.rate()
         # ranks have clocks of their own, and must decide alike
-        return engine.ranks.several or rate is None or rate * _LONG_STEP > 1
+        return bool(
+            engine.ranks.group.share(rate is None or rate * _LONG_STEP > 1, "the step after the save")
+        )
 
     def leave_saved(self) -> None:
         """Leave, if the last state of this start is saved; what its last step has found is recorded."""
-        if self._is_saved:
+        if self.is_saved:
             self._engine.collector.read()
             self._engine.leave()
 

@@ -420,7 +420,7 @@ class Engine:
         where = "nothing new to save" if checkpoint is None else f"saved {checkpoint.path}"
         facts = {"reason": interruption.reason, "step": self.progress.step, "status": interruption.code}
         self.journal.event("interrupted", facts, wall=True)
-        rest = "; one more step follows, which the resume repeats and compares" if is_followed else ""
+        rest = "; at most one more step follows, which the resume repeats and compares" if is_followed else ""
         self.voice.say(f"{interruption.reason}: {where}{rest}; start again to continue")
 
     def leave(self) -> None:

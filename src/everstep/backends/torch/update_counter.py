@@ -113,8 +113,6 @@ class TorchUpdateCounter:
         self._watches = {name: same.get(name) or _Watch(inner) for name, inner in innermost.items()}
         self.optimizers = len(self._watches)
         self._by_id = {id(watched.optimizer): watched for watched in self._watches.values()}
-        self._digested: list[Tensor] | None = None
-        """Parameters whose digest stands for an update; None before the first."""
         inner = (v for each in innermost.values() for v in vars(each).values() if isinstance(v, Optimizer))
         self._own_optimizers = [*innermost.values(), *inner]
         _known_optimizers.update(self._own_optimizers)
@@ -144,15 +142,13 @@ class TorchUpdateCounter:
             self._strangers[f"{kind} that steps {len(targets)} of the state's arrays ({some})"] = None
 
     def digest(self) -> int | None:
-        if self._digested is None:
-            stepped = [
-                [p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._watches.values()
-            ]
-            small = [[p for p in some if p.nbytes <= WHOLE] for some in stepped if some]
-            # a bias may not show what a weight does
-            self._digested = [pick(some, key=Tensor.numel) for some in small if some for pick in (min, max)]
-        digest, count = digest_small(self._digested, 0)
-        return digest if self._digested and count == len(self._digested) else None
+        # chosen anew each time, by what the step has: a program may freeze some, or change the groups
+        stepped = [[p for p in stepped_by(w.optimizer) if p.requires_grad] for w in self._watches.values()]
+        small = [[p for p in some if p.nbytes <= WHOLE] for some in stepped]
+        # a bias may not show what a weight does
+        digested = [pick(some, key=Tensor.numel) for some in small if some for pick in (min, max)]
+        digest, count = digest_small(digested, 0)
+        return digest if digested and count == len(digested) else None
 
     def left_out(self) -> bool:
         """Whether an update was left out because its gradients were not finite; waits for the device."""

@@ -14,6 +14,7 @@ from everstep.errors import (
     BadStepError,
     CheckpointError,
     DamagedCheckpointError,
+    DivergenceError,
     GuardStop,
     Interrupted,
     NoCheckpointError,
@@ -121,9 +122,11 @@ class Exit:
         if body_error is not None and self._fails_alone:
             engine.reporter.leaving.set()
             engine.reporter.report(body_error)  # first: the other ranks wait in their collectives
-        failures = _attempt(self._finish if error is None else self._abandon)
+        is_clean = error is None and not engine.boundaries.is_saved
+        failures = _attempt(self._finish if is_clean else self._abandon)
         # before the resources close: a decision to go back is written to the journal
         error = self._go_back([*([] if body_error is None else [body_error]), *failures], step) or body_error
+        error = self._after_save(error)
         cause = error or (failures[0] if failures else None)
         # each is tried whatever failed before; the ending comes first, because EXIT_LOOP shows it
         failures += _attempt(lambda: self._conclude(cause))
@@ -153,6 +156,16 @@ class Exit:
         if number is not None:
             raise exit_error(128 + number, f"{describe(number)} while the loop was ending")
         return ended
+
+    def _after_save(self, error: BaseException | None) -> BaseException | None:
+        """Return what ends the step after an interrupted start's save: what fails in it will do so again."""
+        interruption = self._engine.decisions.interruption
+        is_told = isinstance(error, DivergenceError | Interrupted) or not isinstance(error, Exception | None)
+        if interruption is None or not self._engine.boundaries.is_saved or is_told:
+            return error
+        if error is not None:
+            self._engine.voice.say(f"the step after the save failed ({type(error).__name__}: {error})")
+        return exit_error(interruption.code, interruption.reason)
 
     def _go_back(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
         """Decide to go back, or to try again, if the error that ended the loop allows it."""

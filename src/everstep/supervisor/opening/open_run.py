@@ -13,7 +13,7 @@ from everstep import unattended
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint, trial_write
 from everstep.contracts.group import Group
 from everstep.errors import RestoreError, RunDirError, UsageError
-from everstep.metrics.collector import is_wall
+from everstep.metrics.collector import is_clocked
 from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
     OTHER_CONFIGURATION,
@@ -322,7 +322,7 @@ class OpenRun:
             self.run_dir.path,
             self.segment,
             point.step,
-            is_wall,
+            is_clocked,
             self.voice.warn,
             rank=self.group.rank,
             reduced=self.group.size > 1,
@@ -541,8 +541,15 @@ class _Resume:
         return options
 
     def _changed_entries(self) -> list[ChangedSetting]:
-        """List entries that the program or the checkpoint has alone; none where one may be another's name."""
+        """List entries that the program or the checkpoint has alone; none where one may be another's name.
+
+        None, too, where a new one holds another, as a scheduler its optimizer: it has changed that already.
+        """
         saved, live = self.tree["user"], self.user.entries
+        old_ids = {id(each) for name, each in self.user.objects.items() if name in saved}
+        fresh = [each for name, each in self.user.objects.items() if name not in saved]
+        if any(id(part) in old_ids for each in fresh for part in getattr(each, "__dict__", {}).values()):
+            return []
         new = [
             ChangedSetting(f"state {n!r}", "nothing", "as the program made it")
             for n in live
