@@ -6,9 +6,11 @@ import itertools
 import json
 import random
 import shutil
+import signal
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import datasets
@@ -27,6 +29,7 @@ from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
 from everstep.metrics.collector import is_clocked, is_wall
 from everstep.record import WARNED, RunJournal, accept, data_digest, trail_path
+from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
 
@@ -221,6 +224,24 @@ def test_what_fails_in_the_step_after_the_save_leaves_as_interrupted(tmp_path: P
     except Interrupted as interrupted:
         error = interrupted
     assert error is not None and error.code == 3 and not sv.ending.finished
+
+
+def test_a_step_after_the_save_that_never_ends_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data comes from a process that the same Ctrl-C has ended, say."""
+    limit = SignalWatch.limit
+    monkeypatch.setattr(SignalWatch, "limit", lambda watch, seconds, act: limit(watch, 0.05, act))
+    before, (of_pytest, _) = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        tiny, waits = start(tmp_path), Event()
+        with pytest.raises(Interrupted, match="a break"):
+            tiny.train(inside=lambda loop, step: stop_at(4)(loop, step) or (step > 4 and waits.wait(120)))
+        assert tiny.loop.step in (4, 5) and Store(tmp_path).names()[-1].step == 4
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0 and signal.getsignal(signal.SIGALRM) == before
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, of_pytest)
+    assert ONE_STEP in start(tmp_path).train().lines or tiny.loop.step == 4
 
 
 def test_values_of_the_clock_are_no_divergence_by_their_names(tmp_path: Path) -> None:

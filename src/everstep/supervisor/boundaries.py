@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 _LONG_STEP = 10.0
-"""Seconds of a step above which none follows the last save of an interrupted start."""
+"""Seconds of a step above which none follows the last save of an interrupted start, or is left."""
 
 
 class Decisions:
@@ -218,6 +218,7 @@ class Boundaries:
             if not self.is_saved:
                 engine.leave()
             engine.wakeups.wake()
+            engine.signals.limit(_LONG_STEP, engine.leave)  # its data may have ended with the same signal
         engine.watched.check_evaluated(engine.recording.last_values.keys())
         self.inside = False
 

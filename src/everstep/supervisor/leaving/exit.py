@@ -106,6 +106,7 @@ class Exit:
     def leave(self, error: BaseException | None) -> bool:
         """Close everything, whatever fails; return True if `error` is the loop's end and not an error."""
         engine = self._engine
+        engine.signals.end_limit()  # first: nothing that closes may be left half-way
         stop = engine.progress.stop
         ended = isinstance(error, StopIteration) and stop is not None and stop.kind == "stream"
         if ended:

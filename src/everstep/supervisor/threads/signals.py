@@ -53,6 +53,8 @@ class SignalWatch:
         self.hopeless: str | None = None
         """Why no save can succeed any more, in words; None while one can."""
         self._wake, self._clock, self._received_at = wake, clock, 0.0
+        self._alarm: Any = None
+        """Handler of SIGALRM before `limit`; None while there is no limit."""
 
     def install(self) -> None:
         """Install the handlers; not outside the main thread, where Python allows none."""
@@ -74,6 +76,18 @@ class SignalWatch:
             for number, handler in _previous.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             _previous.clear()
+
+    def limit(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` in the main thread in some seconds; not where the program has a timer of its own."""
+        if self in _installed and not signal.getitimer(signal.ITIMER_REAL)[0]:
+            self._alarm = signal.signal(signal.SIGALRM, lambda number, frame: act())
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def end_limit(self) -> None:
+        if self._alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._alarm)
+            self._alarm = None
 
     def receive(self, number: int) -> None:
         self.received, self._received_at = number, self._clock()
