@@ -212,10 +212,11 @@ class Boundaries:
         self._plan()
         engine.spent.end_boundary()
         if engine.decisions.interruption is not None and can_save:
-            self.is_saved = not at_epoch_end and self._may_repeat_a_step()
-            engine.announce_leaving(is_followed=self.is_saved)
-            engine.verifier.digests_update = self.is_saved
-            if not self.is_saved:
+            is_followed = not at_epoch_end and self._may_repeat_a_step()
+            engine.announce_leaving(is_followed=is_followed)
+            # only now: the save may have been refused
+            self.is_saved = engine.verifier.digests_update = is_followed
+            if not is_followed:
                 engine.leave()
             engine.wakeups.wake()
             engine.signals.limit(_LONG_STEP, engine.leave)  # its data may have ended with the same signal
