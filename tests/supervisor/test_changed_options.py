@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import everstep
 from everstep.contracts.group import DataRanks
 from everstep.data import arrays
-from everstep.errors import ConfigError, DataError, RestoreError
+from everstep.errors import ChangedError, ConfigError, DataError, RestoreError
 from everstep.record import RunJournal
 from everstep.supervisor.opening.configuration import changes, differences, fingerprint
 from tiny_runs import Boom, Tiny, boom_at
