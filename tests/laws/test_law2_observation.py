@@ -23,15 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = ("--epochs", "3", "--batch", "32", "--accumulate", "2", "--data", "loader")
 NO_SAVES = {"services": lambda: [Checkpoints(Never())], "loop": {"default_services": False}}
 
-TRAINING = (
-    "leaf/user/",
-    "leaf/rng/",
-    "leaf/progress/",
-    "leaf/streams/",
-    "leaf/gradients",
-    "row/",
-    "checkpoint",
-)
+TRAINING = tuple(f"leaf/{part}" for part in ("user/", "rng/", "progress/", "streams/", "gradients"))
+TRAINING += ("row/", "checkpoint")
 """What observation must not change; the observers' own state is theirs."""
 
 
@@ -142,30 +135,24 @@ OBSERVED: dict[str, Callable[..., Program]] = {
 }
 
 
+def require_same_training(a: Path, b: Path) -> None:
+    """Equal leaves, and equal rows where both have them (the observers may add some)."""
+    found = [one for one in compare_runs(a, b) if one.path.startswith(TRAINING)]
+    assert [one for one in found if one.path.startswith("leaf/") or ABSENT not in one] == []
+
+
 @pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize("how", OBSERVED)
-def test_observed_runs_have_the_bits_of_the_unobserved(
-    unobserved: Path, data: tuple[str, ...], tmp_path: Path, how: str
-) -> None:
+def test_observed_runs_have_the_bits_of_the_unobserved(unobserved, data, tmp_path: Path, how: str) -> None:
     OBSERVED[how](arguments=(*SHORT, *data)).run(tmp_path / "run")
     require_same_training(unobserved, tmp_path / "run")
 
 
 @pytest.mark.campaign("long", gate=1)
-def test_evaluated_or_not(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
-    Program(arguments=(*SHORT, *data, "--evaluate", "none"), **NO_SAVES).run(tmp_path / "run")
-    require_same_training(unobserved, tmp_path / "run")
-
-
-@pytest.mark.campaign("long", gate=1)
-def test_a_bare_evaluation_is_no_observation(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
+def test_evaluated_or_not_but_not_bare(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
     """That the comparison can tell: drawing random numbers outside `evaluation()` changes the training."""
-    Program(arguments=(*SHORT, *data, "--evaluate", "bare"), **NO_SAVES).run(tmp_path / "run")
-    paths = [one.path for one in compare_runs(unobserved, tmp_path / "run")]
+    for how in ("none", "bare"):
+        Program(arguments=(*SHORT, *data, "--evaluate", how), **NO_SAVES).run(tmp_path / how)
+    require_same_training(unobserved, tmp_path / "none")
+    paths = [one.path for one in compare_runs(unobserved, tmp_path / "bare")]
     assert "leaf/user/model/0.weight" in paths
-
-
-def require_same_training(a: Path, b: Path) -> None:
-    """Equal leaves, and equal rows where both have them (the observers may add some)."""
-    found = [one for one in compare_runs(a, b) if one.path.startswith(TRAINING)]
-    assert [one for one in found if one.path.startswith("leaf/") or ABSENT not in one] == []
