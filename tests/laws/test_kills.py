@@ -18,24 +18,15 @@ import gate
 SMALL = {"victim": ("--epochs", "2", "--batch", "26", "--every", "2"), "victim_numpy": ("--steps", "15")}
 """Few steps, with several saves, best weights and retention."""
 
+FIRST = ("law.body:5", "journal.create:1", "law.evaluation:1", "loop.tail_end:1")
 KILLS = {
-    "loader, 2 workers": (
-        ("law.body:5", "journal.create:1", "law.evaluation:1", "loop.tail_end:1"),
-        ("checkpoint.rename:2", "checkpoint.rmtree:1"),
-    ),
-    "plain DataLoader": (
-        ("law.body:5", "journal.create:1", "law.evaluation:1", "loop.tail_end:1"),
-        ("journal.fsync:3", "checkpoint.rename:3"),
-    ),
-    "Supervisor, NumPy": (
-        ("law.body:5", "journal.create:1", "checkpoint.rename:2"),
-        ("checkpoint.rename:3", "checkpoint.rmtree:1", "loop.exit:1"),
-    ),
-    "Trainer, every service": (
-        ("law.body:5", "journal.create:1", "law.evaluation:2", "loop.tail_end:1"),
-        ("checkpoint.rename:2", "sink.rename:4", "loop.exit:1"),
-    ),
-}
+    "loader, 2 workers": (FIRST, ("checkpoint.rename:2", "checkpoint.rmtree:1")),
+    "plain DataLoader": (FIRST, ("journal.fsync:3", "checkpoint.rename:3")),
+    "Supervisor, NumPy": (("law.body:5", "journal.create:1", "checkpoint.rename:2"),
+                          ("checkpoint.rename:3", "checkpoint.rmtree:1", "loop.exit:1")),
+    "Trainer, every service": (("law.body:5", "journal.create:1", "law.evaluation:2", "loop.tail_end:1"),
+                               ("checkpoint.rename:2", "sink.rename:4", "loop.exit:1")),
+}  # fmt: skip
 """Runs of a program: where its starts are killed, one after another: in a body, at start-up (a segment is
 created), in an evaluation, in the tail, before the rename of a save, in retention, in a service's file, at
 shutdown.  Rename 1 of a first start is that of the checkpoint at step 0."""

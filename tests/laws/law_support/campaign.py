@@ -67,8 +67,7 @@ class Scenario:
 
 
 SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
+    scenario.name: scenario for scenario in (
         Scenario("arrays, early stop", ("--patience", "1", "--epochs", "8")),
         Scenario("loader", ("--data", "loader")),
         Scenario("loader, 2 workers", ("--data", "loader", "--workers", "2")),
@@ -78,19 +77,16 @@ SCENARIOS = {
         Scenario("plain DataLoader, own generator", ("--data", "plain", "--generator")),
         Scenario("data with its own state", ("--data", "own")),
         Scenario("StatefulDataLoader", ("--data", "stateful")),
-        Scenario(
-            "prefetch, bare evaluation", ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")
-        ),
+        Scenario("prefetch, bare evaluation",
+                 ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")),
         Scenario("Supervisor", ("--door", "supervisor", "--data", "loader", "--accumulate", "2")),
         Scenario("Supervisor, plain DataLoader", ("--door", "supervisor", "--data", "plain")),
         Scenario("Trainer, loader", ("--door", "trainer", "--data", "loader", "--patience", "2")),
-        Scenario(
-            "Trainer, every service",
-            ("--door", "trainer", "--data", "loader", "--patience", "9", "--bad", "7", "--everything"),
-        ),
+        Scenario("Trainer, every service",
+                 ("--door", "trainer", "--data", "loader", "--patience", "9", "--bad", "7", "--everything")),
         Scenario("Supervisor, NumPy", script="victim_numpy", cold=True),
     )
-}
+}  # fmt: skip
 
 
 class Kill(NamedTuple):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from everstep.checkpoint import CheckpointName, Store
-from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from law_support import diary
 from law_support.forkserver import ForkServer, Victim
@@ -47,17 +45,6 @@ class Program:
         """Start the script and let it end well."""
         status = self.run(*more, hazard=hazard)
         assert status == 0, f"status {status}\n{self.said()}"
-
-    def wait_for(self, victim: Victim, what: str | Callable[[], bool], step: int = 0) -> None:
-        """Wait until the running start has come to a phase (at `step` or later), or `what` is true."""
-
-        def reached() -> bool:
-            entries = diary.read(self._diaries[-1])
-            return any(entry.phase == what and entry.step >= step for entry in entries)
-
-        happened = reached if isinstance(what, str) else what
-        came = wait_until(lambda: happened() or victim.poll() is not None, 120)
-        assert came and victim.poll() is None, f"it did not come to {what}\n{self.said()}"
 
     def said(self) -> str:
         """All that its starts printed."""

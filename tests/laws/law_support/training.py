@@ -82,13 +82,8 @@ class Program:
                     raise CrashError
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        options = {
-            "max_epoch": args.epochs,
-            "seed": args.seed,
-            "services": self.services(),
-            **self.loop,
-            **limits,
-        }
+        options = {"max_epoch": args.epochs, "seed": args.seed, "services": self.services()}
+        options |= {**self.loop, **limits}
         with everstep.TrainLoop(run_dir, training.state(), **options) as loop:
             self.observe(loop)
             for epoch in loop.iter_epochs():
