@@ -115,9 +115,7 @@ CHANGES: dict[str, Callable[[dict[str, Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_one_bit_of_a_leaf_is_a_difference_and_the_clock_is_none(
-    run: Path, copied: Path, change: Any
-) -> None:
+def test_one_bit_of_a_leaf_is_a_difference_and_the_clock_is_none(run: Path, copied: Path, change) -> None:
     path = tampered(copied, change)
     assert [one.path for one in compare_runs(run, copied)] == [f"leaf/{path}"] * bool(path)
 

@@ -62,7 +62,7 @@ def test_refused_by_the_disk_at_every_point(points: Points, shard: int) -> None:
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
-    "operation", ["checkpoint.write", "checkpoint.open", "checkpoint.rename", "journal.write"]
+    "operation", [*(f"checkpoint.{of}" for of in ("write", "open", "rename")), "journal.write"]
 )
 def test_a_disk_that_is_full_for_a_while(server: ForkServer, tmp_path: Path, operation: str) -> None:
     points = Points(server, tmp_path, None)

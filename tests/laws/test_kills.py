@@ -6,7 +6,6 @@ In the gate at armed points, in the campaign at random wall times.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from law_support.campaign import SCENARIOS, Campaign
@@ -58,8 +57,8 @@ PARTS, CHAINS = 5, 2
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_in_each_phase_it_is_the_run_that_was_never_killed(
-    server: ForkServer, tmp_path: Path, name: str, part: int, tally: Any, record_property: Any
-) -> None:
+    server, tmp_path, name, part, tally, record_property
+):
     print(f"{name}: seed {gate.seed}")
     campaign = Campaign(server, SCENARIOS[name], tmp_path, gate.seed)
     campaign.prepare()

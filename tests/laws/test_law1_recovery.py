@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from law_support.forkserver import ForkServer
@@ -33,9 +32,7 @@ ACTIONS = ("kill", "SIGTERM", "ENOSPC")
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_struck_at_every_fifth_point_around_a_rollback(
-    server: ForkServer, tmp_path: Path, action: str, tally: Any
-) -> None:
+def test_struck_at_every_fifth_point_around_a_rollback(server, tmp_path: Path, action: str, tally) -> None:
     """In the campaign at each."""
     points = Points(server, tmp_path, None, *BAD)
     undone = RunJournal(points.undisturbed).rollbacks()

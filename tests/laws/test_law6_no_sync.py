@@ -163,7 +163,7 @@ def trained(run_dir: Path, far: FarBackend, every: int) -> list[tuple[Any, ...]]
         everstep.services.LogVariables(["far"], every=Every(steps=every)),
         everstep.services.NaNGuard(metrics=["far", "loss"]),
         everstep.services.Console(sink=lambda line: None),
-    ]
+    ]  # fmt: skip
     task = Reading(accumulate=3, clip=everstep.torch.Clip(global_norm=1.0), ema=0.9)
     task.far, far.now = far, 0
     options: Any = {"services": services, "seed": 3, "max_epoch": 2, "clock": ManualClock()}

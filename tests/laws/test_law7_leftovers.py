@@ -132,9 +132,7 @@ ENDS: dict[str, tuple[Disturb, type[BaseException] | None]] = {
 @pytest.mark.parametrize("door", [train_loop, supervise])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("disturb", "error"), ENDS.values(), ids=ENDS)
-def test_nothing_outlives_the_block(
-    tmp_path: Path, door: Any, workers: int, disturb: Disturb, error: Any
-) -> None:
+def test_nothing_outlives_the_block(tmp_path: Path, door: Any, workers: int, disturb: Disturb, error) -> None:
     with nothing_at_all_left(tmp_path, workers):
         with pytest.raises(error) if error else nullcontext():
             door(tmp_path, disturb, workers)

@@ -830,10 +830,8 @@ NAMED: tuple[Program, ...] = (
 CADENCES = (Every(steps=3), EACH, everstep.Never())
 ZEROED = ("before", "before every second", "after", "after two", "in part")
 IN_THE_TAIL = {
-    "": {"batch_size": 2},
-    ", one step": {"batch_size": 6},
-    ", a limit": {"batch_size": 1, "max_step": 4},
-}
+    "": {"batch_size": 2}, ", one step": {"batch_size": 6}, ", a limit": {"batch_size": 1, "max_step": 4},
+}  # fmt: skip
 
 ZOO: dict[str, Program] = {
     **{f"data: {name}": partial(data_with_generators, make=make) for name, make in DATA.items()},
@@ -1056,9 +1054,7 @@ class Caching(Dataset[Any]):
 
 @pytest.mark.parametrize("kind", ["names", "list", "counts", "times", "normalised"])
 @pytest.mark.parametrize("given", [DataLoader, everstep.data.loader])
-def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, given: Any
-) -> None:
+def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(tmp_path, capsys, kind, given) -> None:
     def program(run: Path, tick: Tick) -> None:
         data, total = given(Caching(kind), batch_size=4, shuffle=True), torch.zeros(1)
         with loop(run, state={"total": total}) as train:

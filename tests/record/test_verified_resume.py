@@ -226,9 +226,7 @@ def test_what_fails_in_the_step_after_the_save_leaves_as_interrupted(tmp_path: P
     assert error is not None and error.code == 3 and not sv.ending.finished
 
 
-def test_a_step_after_the_save_that_never_ends_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_after_the_save_that_never_ends_is_left(tmp_path: Path, monkeypatch) -> None:
     """Its data comes from a process that the same Ctrl-C has ended, say."""
     limit = SignalWatch.limit
     monkeypatch.setattr(SignalWatch, "limit", lambda watch, seconds, act: limit(watch, 0.05, act))
@@ -247,15 +245,8 @@ def test_a_step_after_the_save_that_never_ends_is_left(
 def test_values_of_the_clock_are_no_divergence_by_their_names(tmp_path: Path) -> None:
     names = ("step_ms", "elapsed", "it_per_s", "samples/sec", "tokens_per_second", "throughput", "eval/fps")
     others = (
-        "reward/min",
-        "loss/s",
-        "kl_per_s",
-        "mae_ms",
-        "rmse_m/s",
-        "beats_per_minute",
-        "steps",
-        "runtime",
-    )
+        "reward/min", "loss/s", "kl_per_s", "mae_ms", "rmse_m/s", "beats_per_minute", "steps", "runtime",
+    )  # fmt: skip
     ticks = itertools.count()
 
     def measured(tiny: Tiny) -> Tiny:
@@ -271,9 +262,7 @@ def test_values_of_the_clock_are_no_divergence_by_their_names(tmp_path: Path) ->
     assert not any(map(is_clocked, others)) and not any(map(is_wall, names))
 
 
-def test_no_step_follows_that_would_lose_something_or_keep_somebody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_follows_that_would_lose_something_or_keep_somebody_waiting(tmp_path, monkeypatch) -> None:
     def supervised(run_dir: Path, data: Any, passes: int | None, stop: int) -> int:
         sv = quiet(run_dir, {"w": np.zeros(1)}, seed=1)
         with suppress(Interrupted), sv:
@@ -471,13 +460,10 @@ LOADERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "data", "part"),
-    [
-        *((kind, Moments, r"batch\['id'\]") for kind in LOADERS),
-        *((kind, Counts, r"batch\[1\]\[1\]") for kind in LOADERS if "worker" not in kind),
-    ],
-)
+@pytest.mark.parametrize(("kind", "data", "part"), [
+    *((kind, Moments, r"batch\['id'\]") for kind in LOADERS),
+    *((kind, Counts, r"batch\[1\]\[1\]") for kind in LOADERS if "worker" not in kind),
+])  # fmt: skip
 def test_a_part_of_the_batch_that_always_differs_is_named(tmp_path, kind, data, part) -> None:
     saves = everstep.Checkpoints(everstep.Every(steps=2))
     with pytest.raises(Boom):

@@ -413,25 +413,22 @@ def test_a_difference_is_refused_shown_or_chosen(tmp_path: Path) -> None:
     assert not any("config." in line for line in train(tmp_path, now, 3).lines)
 
 
-@pytest.mark.parametrize(
-    ("stored", "given", "said"),
-    [
-        (None, ..., "t.x: stored null, given none"),
-        (1, 1.0, "t.x: stored 1, given 1.0"),
-        (0.0, -0.0, "t.x: stored 0.0, given -0.0"),
-        (True, 1, "t.x: stored true, given 1"),
-        ("1", 1, 't.x: stored "1", given 1'),
-        ("none", ..., 't.x: stored "none", given none'),
-        ([1, 2], {"0": 1, "1": 2}, 't.x: stored [1, 2], given {"0": 1, "1": 2}'),
-        ({"a.b": 1}, {"a": {"b": 1}}, 't.x."a.b": stored 1, given none; t.x.a.b: stored none, given 1'),
-        ([None], [None, None], "t.x.1: stored none, given null"),
-        ([], {}, "t.x: stored [], given {}"),
-        ([1, []], [1, None], "t.x.1: stored [], given null"),
-        (..., {"a": {"b": 1}, "c": []}, "t.x.a.b: stored none, given 1; t.x.c: stored none, given []"),
-        (1000.0, 1e3, ""),
-        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, ""),
-    ],
-)
+@pytest.mark.parametrize(("stored", "given", "said"), [
+    (None, ..., "t.x: stored null, given none"),
+    (1, 1.0, "t.x: stored 1, given 1.0"),
+    (0.0, -0.0, "t.x: stored 0.0, given -0.0"),
+    (True, 1, "t.x: stored true, given 1"),
+    ("1", 1, 't.x: stored "1", given 1'),
+    ("none", ..., 't.x: stored "none", given none'),
+    ([1, 2], {"0": 1, "1": 2}, 't.x: stored [1, 2], given {"0": 1, "1": 2}'),
+    ({"a.b": 1}, {"a": {"b": 1}}, 't.x."a.b": stored 1, given none; t.x.a.b: stored none, given 1'),
+    ([None], [None, None], "t.x.1: stored none, given null"),
+    ([], {}, "t.x: stored [], given {}"),
+    ([1, []], [1, None], "t.x.1: stored [], given null"),
+    (..., {"a": {"b": 1}, "c": []}, "t.x.a.b: stored none, given 1; t.x.c: stored none, given []"),
+    (1000.0, 1e3, ""),
+    ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, ""),
+])  # fmt: skip
 def test_what_a_program_can_tell_apart_is_different(stored: Any, given: Any, said: str) -> None:
     both = ({"t": {"x": value} if value is not ... else {}} for value in (stored, given))
     assert "; ".join(map(str, differences(*both))) == said

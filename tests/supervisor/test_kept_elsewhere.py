@@ -108,9 +108,7 @@ KEPT: dict[str, Callable[[Any, Calls], tuple[list[Service], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume(
-    kind, tmp_path: Path
-) -> None:
+def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume(kind, tmp_path) -> None:
     said = []
     for stop_at in (6, None):
         services, begin = KEPT[kind](settings := {"rate": 1.0}, Calls())
@@ -210,30 +208,19 @@ def test_an_object_in_a_task_that_its_tail_changes_is_named(tmp_path: Path) -> N
 
 
 IN_PLACE: dict[str, Callable[[], Any]] = {
-    "argparse": lambda: Namespace(n=1),
-    "namespace": lambda: SimpleNamespace(n=1),
-    "counter": lambda: Counter(a=1),
-    "defaultdict": lambda: defaultdict(int, a=1),
-    "bytearray": lambda: bytearray(b"\1"),
-    "array": lambda: array("d", [1.0]),
-}
+    "argparse": lambda: Namespace(n=1), "namespace": lambda: SimpleNamespace(n=1),
+    "counter": lambda: Counter(a=1), "defaultdict": lambda: defaultdict(int, a=1),
+    "bytearray": lambda: bytearray(b"\1"), "array": lambda: array("d", [1.0]),
+}  # fmt: skip
 OTHERS: dict[str, tuple[Any, Any]] = {
-    "complex": (1j, 2j),
-    "decimal": (Decimal("1.5"), Decimal("2.5")),
-    "fraction": (Fraction(1, 3), Fraction(1, 2)),
-    "tuple": ((1, 2), (1, 3)),
-    "class": (Every, Path),
-    "enum": (Moment.AFTER_STEP, Moment.AFTER_EPOCH),
-    "function": (math.ceil, math.floor),
-    "partial": (partial(max, 1), partial(min, 1)),
-    "method": ("".join, "".strip),
-    "range": (range(1), range(2)),
-    "slice": (slice(1), slice(2)),
-    "bytes": (b"1", b"2"),
-    "path": (Path("a"), Path("b")),
-    "objects": ([object()], [object(), object()]),
+    "complex": (1j, 2j), "decimal": (Decimal("1.5"), Decimal("2.5")),
+    "fraction": (Fraction(1, 3), Fraction(1, 2)), "tuple": ((1, 2), (1, 3)), "class": (Every, Path),
+    "enum": (Moment.AFTER_STEP, Moment.AFTER_EPOCH), "function": (math.ceil, math.floor),
+    "partial": (partial(max, 1), partial(min, 1)), "method": ("".join, "".strip),
+    "range": (range(1), range(2)), "slice": (slice(1), slice(2)), "bytes": (b"1", b"2"),
+    "path": (Path("a"), Path("b")), "objects": ([object()], [object(), object()]),
     "configuration": (type("Config", (dict,), {})(a=1), type("Config", (dict,), {})(a=2)),
-}
+}  # fmt: skip
 """Values that a loop may give a variable in place of one another."""
 
 

@@ -217,9 +217,7 @@ LOADS: dict[str, Callable[[Path, Any], object]] = {
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("order", ["model picky", "picky model", "told"])
-def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(
-    tmp_path: Path, order: str, load: Callable[[Path, Any], object]
-) -> None:
+def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(tmp_path: Path, order, load) -> None:
     """Its own code runs after all comparisons, and in the order of the list: it may look at the model."""
     made = {"model": torch.nn.Linear, "picky": lambda *_: Picky(), "told": lambda *_: Told()}
     other, state = ({name: made[name](2, 2) for name in order.split()} for _ in range(2))
@@ -254,9 +252,7 @@ def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) 
 
 
 @pytest.mark.parametrize("source", [*SOURCES[:2], lambda run: run / "best" / "valid.loss"])
-def test_a_warm_start_takes_the_weights_and_counts_from_zero(
-    tmp_path: Path, trained: Trained, source: Callable[[Path], Any]
-) -> None:
+def test_a_warm_start_takes_the_weights_and_counts_from_zero(tmp_path: Path, trained, source) -> None:
     """init_fn runs first, the warm start has the last word."""
     calls: list[str] = []
     net, start = Net(), source(trained[0])

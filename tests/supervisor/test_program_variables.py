@@ -361,9 +361,7 @@ def begin_process() -> None:
 
 
 @pytest.mark.parametrize(("stop_at", "steps", "was"), [(6, 6, 4.0), (-8, 8, 3.0)])
-def test_a_global_that_functions_change_is_named(
-    tmp_path: Path, stop_at: int, steps: int, was: float
-) -> None:
+def test_a_global_that_functions_change_is_named(tmp_path: Path, stop_at: int, steps: int, was) -> None:
     """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
     first, again = cut(lambda lines, at: (begin_process(), main(tmp_path, at, lines)), stop_at)
     hints = " ".join(hinted(first))
@@ -401,9 +399,7 @@ class StatefulLoader(CachedLoader):
 
 
 @pytest.mark.parametrize("kind", [CachedLoader, StatefulLoader])
-def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
-    tmp_path: Path, kind: type[CachedLoader]
-) -> None:
+def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(tmp_path: Path, kind) -> None:
     def train(_lines: list[str], stop_at: int | None, run: str = "run") -> float:
         total, loader = everstep.Slot(0.0), kind()
         with opened(tmp_path / run, {"total": total}, _lines) as loop:
@@ -658,26 +654,17 @@ def scaled(scaler: torch.amp.GradScaler) -> None:
 
 KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int], Any]]] = {
     "MeanMetric": (lambda model: MeanMetric(), lambda made, model, step: made.update(step)),
-    "MetricCollection": (
-        lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
-        lambda made, model, step: made.update(step),
-    ),
-    "AveragedModel": (
-        AveragedModel,
-        lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None,
-    ),
-    "GradScaler": (
-        lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
-        lambda made, model, step: scaled(made),
-    ),
-}
+    "MetricCollection": (lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
+                         lambda made, model, step: made.update(step)),
+    "AveragedModel": (AveragedModel,
+                      lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None),
+    "GradScaler": (lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
+                   lambda made, model, step: scaled(made)),
+}  # fmt: skip
 
 
 def warnings(
-    run_dir: Path,
-    state: dict[str, Any],
-    step_of: Callable[[int], Any],
-    tail: Callable[[Any], Any] = lambda loop: None,
+    run_dir: Path, state: dict[str, Any], step_of: Callable[[int], Any], tail: Any = id
 ) -> list[str]:
     """What a run says of modules outside its state; `step_of` is part of each step, `tail` of each tail."""
     model, data = state["model"], everstep.data.arrays(torch.ones(8, 2), batch_size=1)
@@ -780,18 +767,14 @@ class Broken(nn.Module):
         raise RuntimeError("of its own")
 
 
-def test_a_module_that_fails_when_looked_at_stops_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_fails_when_looked_at_stops_no_run(tmp_path: Path, capsys) -> None:
     broken = Broken()
     assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
     assert capsys.readouterr().out.count("were not checked (RuntimeError: of its own)") == 1
     assert isinstance(broken, nn.Module)
 
 
-def test_entries_that_come_to_share_an_array_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entries_that_come_to_share_an_array_are_named(tmp_path: Path, capsys) -> None:
     """An optimizer begun with another's state, weights kept as the best: a resume gives one array to each."""
 
     def train(max_step: int, copied: bool, run_dir: str) -> list[str]:
@@ -820,22 +803,17 @@ def test_entries_that_come_to_share_an_array_are_named(
     assert not train(6, False, "shared"), "restored, each has its own"
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "is_set_first"),
-    [
-        ("v", "v = s; print(v)", True),
-        ("v", "print([(v, [v for v in 'ab']) for k in 'a']); v = s", False),
-        ("v", "print((lambda k: v + sum(v for v in k))([s])); v = s", False),
-        ("v", "print([v for v in 'ab']); v = s", True),
-        ("o.n", "o.n = s; print(o.n)", True),
-        ("o.n", "print(o.mean); o.n = s", False),  # a property may read it
-        ("v", "if s > 1: continue\n        v = s", True),
-        ("v", "if s > 1: continue\n        v = s\n    print(v)", False),
-    ],
-)
-def test_a_round_sets_a_variable_before_it_reads_it(
-    tmp_path: Path, name: str, body: str, is_set_first: bool
-) -> None:
+@pytest.mark.parametrize(("name", "body", "is_set_first"), [
+    ("v", "v = s; print(v)", True),
+    ("v", "print([(v, [v for v in 'ab']) for k in 'a']); v = s", False),
+    ("v", "print((lambda k: v + sum(v for v in k))([s])); v = s", False),
+    ("v", "print([v for v in 'ab']); v = s", True),
+    ("o.n", "o.n = s; print(o.n)", True),
+    ("o.n", "print(o.mean); o.n = s", False),  # a property may read it
+    ("v", "if s > 1: continue\n        v = s", True),
+    ("v", "if s > 1: continue\n        v = s\n    print(v)", False),
+])  # fmt: skip
+def test_a_round_sets_a_variable_before_it_reads_it(tmp_path: Path, name: str, body, is_set_first) -> None:
     source = f"def main():\n    for s in range(4):\n        {body.replace('; ', chr(10) + ' ' * 8)}\n"
     (tmp_path / "script.py").write_text(source)
     assert _is_set_in(((str(tmp_path / "script.py"), 3),), name, True) == is_set_first

@@ -80,9 +80,7 @@ def through_json(encoded: Encoded) -> Encoded:
 
 @settings(deadline=None, max_examples=400 if gate.is_campaign else 40)
 @given(trees, paths)
-def test_the_own_part_has_the_paths_and_nothing_else_and_merges_to_the_same_tree(
-    tree: dict[str, Any], own: Any
-) -> None:
+def test_the_own_part_has_the_paths_and_nothing_else_and_merges_to_the_same_tree(tree, own) -> None:
     whole = encode(tree)
     parts = [*map(through_json, split(whole, own))]
     assert digest(merge(*parts)) == digest(whole)

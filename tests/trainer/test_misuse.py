@@ -77,16 +77,13 @@ PLACES = ("train_step", "train_loop_end", "eval_step", "eval_end")
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("low", r"metric 'x' is 'low', a str: collect one real number"),
-        (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
-        (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
-        (np.ones(3), r"metric 'x': .*shape \(3,\).*\.mean\(\)"),
-        (None, r"metric 'x' is None, a NoneType"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    ("low", r"metric 'x' is 'low', a str: collect one real number"),
+    (torch.ones(2), r"metric 'x': .*shape \(2,\).*\.mean\(\)"),
+    (torch.ones((), dtype=torch.complex64), r"metric 'x': .*take the real part if it is complex"),
+    (np.ones(3), r"metric 'x': .*shape \(3,\).*\.mean\(\)"),
+    (None, r"metric 'x' is None, a NoneType"),
+])  # fmt: skip
 def test_a_metric_that_is_not_a_number(tmp_path: Path, value: Any, message: str) -> None:
     for where in PLACES:
         task = but(TinyTask, **{where: lambda *_: {"x": value}})

@@ -17,12 +17,10 @@ from everstep.ui.server import application
 from waiting import PATIENCE
 
 SAFE = {
-    "content-security-policy": "default-src 'self'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'self'", "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY", "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
-}
+}  # fmt: skip
 
 
 def addresses() -> list[str]:

@@ -26,18 +26,8 @@ from law_support import diary
 from law_support.forkserver import ForkServer, Victim
 
 AIMS = (
-    "any",
-    "start-up",
-    "start-up",
-    "commit",
-    "any",
-    "start-up",
-    "any",
-    "commit",
-    "any",
-    "tail",
-    "shutdown",
-)
+    "any", "start-up", "start-up", "commit", "any", "start-up", "any", "commit", "any", "tail", "shutdown",
+)  # fmt: skip
 """What the kills of a chain are aimed at; "any" is one of its next lines in the diary."""
 STEP = 0.006
 """Seconds of a step, most of them slept; other short phases take about as long."""
