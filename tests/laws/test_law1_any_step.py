@@ -25,15 +25,11 @@ STEPS = EPOCHS * STEPS_PER_EPOCH  # where each epoch is one pass
 SHORT = ("--epochs", str(EPOCHS), "--batch", str(128 // STEPS_PER_EPOCH))
 
 DATA = {
-    "arrays": ("--data", "arrays"),
-    "prefetch": ("--data", "prefetch"),
-    "loader": ("--data", "loader"),
-    "loader, 2 workers": ("--data", "loader", "--workers", "2"),
-    "own, with state": ("--data", "own"),
-    "plain": ("--data", "plain"),
-    "plain, own generator": ("--data", "plain", "--generator"),
+    "arrays": ("--data", "arrays"), "prefetch": ("--data", "prefetch"), "loader": ("--data", "loader"),
+    "loader, 2 workers": ("--data", "loader", "--workers", "2"), "own, with state": ("--data", "own"),
+    "plain": ("--data", "plain"), "plain, own generator": ("--data", "plain", "--generator"),
     "plain, 2 workers": ("--data", "plain", "--workers", "2"),
-}
+}  # fmt: skip
 IN_PROCESS = [name for name in DATA if "workers" not in name]
 SERVICES = {
     "none": list,
@@ -123,14 +119,11 @@ def check(crashes: list[Crash], cadence: str, limit: int = 0, **chosen: Any) -> 
 
 
 choices = {
-    "shape": st.sampled_from(sorted(SHAPES)),
-    "accumulate": st.integers(1, 3),
-    "evaluate": st.sampled_from(["isolated", "bare", "none"]),
-    "services": st.sampled_from(sorted(SERVICES)),
-    "cadence": st.sampled_from(sorted(CADENCES)),
-    "crashes": crashes,
+    "shape": st.sampled_from(sorted(SHAPES)), "accumulate": st.integers(1, 3),
+    "evaluate": st.sampled_from(["isolated", "bare", "none"]), "services": st.sampled_from(sorted(SERVICES)),
+    "cadence": st.sampled_from(sorted(CADENCES)), "crashes": crashes,
     "limit": st.sampled_from([0, 0, 1, 5, 7, 8]),
-}
+}  # fmt: skip
 
 
 def case(*row: Any) -> Any:

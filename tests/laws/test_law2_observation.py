@@ -14,7 +14,7 @@ import torch
 from law_support.training import Program
 
 import everstep
-from everstep import At, Boundary, Checkpoints, Every, Never
+from everstep import At, Boundary, Checkpoints, Every, Never, services
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.services import Console, Moment
 
@@ -107,19 +107,14 @@ def quiet(name: str, every: everstep.schedule.Schedule) -> Console:
 
 
 def many_services() -> list[everstep.Service]:
+    often = Every(seconds=0.01)
     return [
-        quiet("fast", Every(steps=1)),
-        quiet("slow", Every(seconds=0.01)),
-        Sampler(Every(steps=2) | Every(epochs=1)),
-        everstep.Best("valid_loss"),
-        everstep.services.NaNGuard(),
-        everstep.EarlyStop("valid_loss", patience=99),
-        everstep.services.StopAfter(steps=10_000),
-        everstep.services.JSONLines(every=Every(steps=3)),
-        everstep.services.CSV(),
-        everstep.services.TensorBoard(every=Every(seconds=0.01)),
-        Checkpoints(Every(steps=5) | Every(seconds=0.01), keep_last=2, keep_every=Every(steps=4)),
-    ]
+        quiet("fast", Every(steps=1)), quiet("slow", often), Sampler(Every(steps=2) | Every(epochs=1)),
+        everstep.Best("valid_loss"), everstep.EarlyStop("valid_loss", patience=99),
+        services.NaNGuard(), services.StopAfter(steps=10_000),
+        services.JSONLines(every=Every(steps=3)), services.CSV(), services.TensorBoard(every=often),
+        Checkpoints(Every(steps=5) | often, keep_last=2, keep_every=Every(steps=4)),
+    ]  # fmt: skip
 
 
 OBSERVED: dict[str, Callable[..., Program]] = {

@@ -73,15 +73,11 @@ def far(monkeypatch: pytest.MonkeyPatch) -> FarBackend:
 
 
 def services(judged: Every | None = None) -> list[everstep.Service]:
-    return [
-        everstep.Checkpoints(Every(steps=100)),
-        everstep.Best("valid_loss", every=judged),
-        everstep.EarlyStop("valid_loss", patience=3, every=judged),
-        everstep.services.Console(sink=lambda line: None),
-        everstep.services.NaNGuard(),
-        everstep.services.StopAfter(seconds=1e6),
-        Throughput(every=Every(steps=100)),
-    ]
+    early = everstep.EarlyStop("valid_loss", patience=3, every=judged)
+    guards = [everstep.services.NaNGuard(), everstep.services.StopAfter(seconds=1e6)]
+    seen = [everstep.services.Console(sink=lambda line: None), Throughput(every=Every(steps=100))]
+    saves = everstep.Checkpoints(Every(steps=100))
+    return [saves, everstep.Best("valid_loss", every=judged), early, *guards, *seen]
 
 
 def test_train_loop(tmp_path: Path, far: FarBackend) -> None:

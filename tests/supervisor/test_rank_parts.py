@@ -112,14 +112,8 @@ def count(tree: Any) -> int:
 
 
 BRANCH = {
-    "pass": 0,
-    "last_end": None,
-    "generators": [],
-    "data": None,
-    "varies": False,
-    "opened": [],
-    "given": [],
-}
+    "pass": 0, "last_end": None, "generators": [], "data": None, "varies": False, "opened": [], "given": [],
+}  # fmt: skip
 
 
 def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tuple[Encoded, Encoded]:
@@ -547,12 +541,10 @@ def drawn_now() -> tuple[float, ...]:
 
 
 LAYOUTS = {
-    (0, 1, 2, 3): "",
-    (0, 0, 0, 0): "batches in 1 part",
-    (0, 0, 1, 1): "batches in 2 parts",
+    (0, 1, 2, 3): "", (0, 0, 0, 0): "batches in 1 part", (0, 0, 1, 1): "batches in 2 parts",
     (0, 1, 0, 1): "batches in 2 parts (ranks read the parts 0, 1, 0, 1)",
     (1, 0, 2, 3): "batches in 4 parts (ranks read the parts 1, 0, 2, 3)",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("of", LAYOUTS)
