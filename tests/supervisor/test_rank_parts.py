@@ -28,32 +28,10 @@ from everstep.contracts.group import DataRanks, Group
 from everstep.contracts.state import HostArray
 from everstep.data.adapt import as_stream
 from everstep.errors import ConfigError, DisagreementError, RestoreError
-from everstep.state import (
-    Encoded,
-    PerRank,
-    Slot,
-    capture,
-    decode,
-    digest,
-    encode,
-    isolated,
-    merge,
-    portable,
-    rekey,
-    restore,
-    seed_all,
-    split,
-)
+from everstep.state import Encoded, capture, decode, digest, encode, isolated, merge, portable, rekey, restore
 from everstep.supervisor.data_ranks import Part, begin_random, divide, read_data_ranks, sample_digests
 from everstep.supervisor.opening.configuration import fingerprint, layout
-from everstep.supervisor.saving.rank_parts import (
-    difference,
-    differing,
-    digests,
-    for_rank,
-    leaf_digests,
-    own_paths,
-)
+from everstep.supervisor.saving.rank_parts import difference, differing, digests, for_rank, leaf_digests
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.streams.all_streams import Streams
 from everstep.trainer.eval_loop import evaluating
@@ -82,7 +60,7 @@ def through_json(encoded: Encoded) -> Encoded:
 @given(trees, paths)
 def test_the_own_part_has_the_paths_and_nothing_else_and_merges_to_the_same_tree(tree, own) -> None:
     whole = encode(tree)
-    parts = [*map(through_json, split(whole, own))]
+    parts = [*map(through_json, everstep.state.split(whole, own))]
     assert digest(merge(*parts)) == digest(whole)
     assert not parts[0].arrays.keys() & parts[1].arrays.keys()
     common, part = map(decode, parts)  # each can be read by itself
@@ -129,8 +107,10 @@ def saved(rank: int, size: int, memory: bool = False, state: Any = None) -> tupl
             "rng": {f"rank{rank}": capture(), f"lines{rank}": {}},
             "wall": {"seconds": 1.0 + rank},
         }
-    own = own_paths(rank, [("user", "memory")] if memory else [], [("streams", "train", "position", "state")])
-    return split(encode(tree), own if size > 1 else [])
+    own = everstep.supervisor.saving.rank_parts.own_paths(
+        rank, [("user", "memory")] if memory else [], [("streams", "train", "position", "state")]
+    )
+    return everstep.state.split(encode(tree), own if size > 1 else [])
 
 
 def written(folder: Path, both: list[tuple[Encoded, Encoded]], meta: Any = None) -> Path:
@@ -172,7 +152,7 @@ def draws(tree: Any, rank: int) -> tuple[float, float]:
 
 def test_each_rank_gets_its_own_back_and_the_rest_from_the_writer(tmp_path: Path) -> None:
     path = written(tmp_path, [saved(rank, 4, memory=True, state=rank) for rank in range(4)])
-    trees = [decode(opened_by(path, rank, 4, PerRank([]))) for rank in range(4)]
+    trees = [decode(opened_by(path, rank, 4, everstep.PerRank([]))) for rank in range(4)]
     assert [tree["user"]["memory"] for tree in trees] == [[0], [1], [2], [3]]
     assert [tree["streams"]["train"]["position"]["state"] for tree in trees] == [0, 1, 2, 3]
     assert {tree["wall"]["seconds"] for tree in trees} == {1.0}
@@ -301,7 +281,7 @@ def taken(states: list[list[int]], rank: int, size: int) -> list[int]:
 
 @pytest.mark.parametrize(("before", "now"), [(4, 8), (4, 1), (1, 3), (3, 2)])
 def test_a_function_merges_an_entry_of_each_rank(tmp_path: Path, before: int, now: int) -> None:
-    memory, all_of_it = PerRank([], merge=taken), [[each] for each in range(before)]
+    memory, all_of_it = everstep.PerRank([], merge=taken), [[each] for each in range(before)]
     found = [opened(tmp_path, before, now, rank, memory, memory=True) for rank in range(now)]
     merged = [tree["user"]["memory"] for tree in found]
     assert merged == [taken(all_of_it, rank, now) for rank in range(now)]
@@ -318,7 +298,7 @@ def test_a_function_gets_the_value_of_a_slot_and_copies(tmp_path: Path) -> None:
 
     slots = [{"memory": {"value": np.array([10.0 * rank]), "replaced": False}} for rank in range(2)]
     path = written(tmp_path, [with_own(rank, user=slot) for rank, slot in enumerate(slots)])
-    memory = PerRank(Slot(np.zeros(1)), merge=emptied)
+    memory = everstep.PerRank(everstep.Slot(np.zeros(1)), merge=emptied)
     found = decode(opened_by(path, 0, 3, memory))["user"]["memory"]
     assert found["value"].tolist() == [10.0] and found["replaced"] is False
 
@@ -332,7 +312,7 @@ WRONG: dict[str, Any] = {
 
 
 def test_a_function_that_draws_random_numbers_draws_the_same_at_each_start(tmp_path: Path) -> None:
-    memory = PerRank([], merge=lambda states, rank, size: [random.random()])
+    memory = everstep.PerRank([], merge=lambda states, rank, size: [random.random()])
     drawn = [opened(tmp_path, 4, 2, rank, memory, memory=True)["user"]["memory"] for rank in (0, 1, 0)]
     assert drawn[0] == drawn[2] != drawn[1]
 
@@ -340,14 +320,15 @@ def test_a_function_that_draws_random_numbers_draws_the_same_at_each_start(tmp_p
 @pytest.mark.parametrize("said", WRONG)
 def test_a_function_that_fails_or_does_not_fit_is_refused(tmp_path: Path, said: str) -> None:
     with pytest.raises(RestoreError, match=r"of 4 ranks, and this start has 2 ranks.*'memory'") as caught:
-        opened(tmp_path, 4, 2, 1, PerRank([], merge=WRONG[said]), memory=True)
+        opened(tmp_path, 4, 2, 1, everstep.PerRank([], merge=WRONG[said]), memory=True)
     assert said in str(caught.value), caught.value
 
 
 WINDOW = {"torch": {"grad": {"model": {"w": np.ones(2)}}}}
 WITH = partial(saved, size=2, memory=True)
 REFUSED: dict[str, tuple[Any, Any, int, str]] = {
-    "no function": (WITH, PerRank([]), 3, "of 2 ranks.*cannot be divided.*merge=function.*start with 2"),
+    "no function": (WITH, everstep.PerRank([]), 3,
+                    "of 2 ranks.*cannot be divided.*merge=function.*start with 2"),
     "not declared": (WITH, [], 2, r"step-00000005: .*not declared so in state=: 'memory'.*PerRank"),
     "an open window": (lambda rank: with_own(rank, gradients=WINDOW), None, 1,
                        "window of accumulated gradients.*of 2 ranks; start with 2"),
@@ -375,7 +356,7 @@ def on(device: str, name: str = "w") -> Encoded:
 @pytest.mark.parametrize(("rank", "device"), [(0, "cuda:0"), (1, "cuda")])
 def test_each_rank_loads_what_is_in_common_onto_its_device(tmp_path: Path, rank: int, device: str) -> None:
     path = written(tmp_path, [(on("cuda:0", "w"), on(f"cuda:{each}", "memory")) for each in range(2)])
-    tree = opened_by(path, rank, 2, PerRank([]))
+    tree = opened_by(path, rank, 2, everstep.PerRank([]))
     assert tree.arrays["user/w"].extra == {"device": device, "parameter": True}
     assert tree.arrays["user/memory"].extra["device"] == f"cuda:{rank}"
 
@@ -421,7 +402,7 @@ def test_the_rest_of_a_streams_branch_is_equal_on_all_ranks(kind: str, batches: 
                 bound.end_pass()
             tree = {"streams": streams.tree(head_may_follow=True)[0]}
             streams.close()
-        common, own = split(encode(tree), streams.rank_paths())
+        common, own = everstep.state.split(encode(tree), streams.rank_paths())
         assert digest(merge(common, own)) == digest(encode(tree))
         commons.append(common)
         owns.append(digest(own))
@@ -436,7 +417,7 @@ def test_a_stream_that_is_not_bound_yet_is_a_ranks_own_as_a_whole() -> None:
     after = new_streams()
     after.load(tree, words, {}, "step-1")
     again = {"streams": after.tree(head_may_follow=True)[0]}
-    common, own = split(encode(again), after.rank_paths())
+    common, own = everstep.state.split(encode(again), after.rank_paths())
     assert decode(common) == {"streams": {}}
     assert digest(own) == digest(encode(again)) == digest(encode({"streams": tree}))
 
@@ -525,10 +506,10 @@ class Telling(Group):
 def test_each_part_begins_with_random_numbers_of_its_own(of: tuple[int, ...]) -> None:
     drawn: dict[int, set[tuple[float, ...]]] = {}
     with isolated():
-        seed_all(0)
+        everstep.state.seed_all(0)
         alone = drawn_now()
         for rank, part in enumerate(of):
-            seed_all(0)
+            everstep.state.seed_all(0)
             group = Telling(rank, len(of), None)
             group.data = DataRanks(of)
             begin_random(group, 7)

@@ -20,19 +20,10 @@ import pytest
 import torch
 
 import everstep
-from everstep import Every, Supervisor
+from everstep import Every, Supervisor, errors
 from everstep.data import arrays
 from everstep.data.cursor import CursorWrapper, StreamWrapper
-from everstep.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    NoCheckpointError,
-    RestoreError,
-    RunDirError,
-    StateError,
-    UsageError,
-)
+from everstep.errors import CheckpointError, ConfigError, DataError, NoCheckpointError, RestoreError
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import armed, nothing_left
 from tiny_runs import Boom, Tiny, boom_at, events, quiet, rows, supervised
@@ -239,7 +230,7 @@ def test_a_resume_that_the_data_refuses_moves_nothing(tmp_path: Path, which: str
 def test_a_start_over_that_is_refused_moves_nothing(tmp_path: Path) -> None:
     crashed(tmp_path)
     before = kept(tmp_path)
-    with pytest.raises(UsageError, match="not ready"):
+    with pytest.raises(errors.UsageError, match="not ready"):
         stepwise(tmp_path, resume=False, ready=lambda: "not ready").train()
     assert kept(tmp_path) == before
 
@@ -285,7 +276,10 @@ def test_without_room_for_two_saves_no_training_begins(tmp_path: Path, monkeypat
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     tiny = Tiny(tmp_path / "run", max_epoch=1, state={"w": np.zeros(100_000)})
-    with nothing_left(), pytest.raises(RunDirError, match=r"need [\d,]+ bytes, [\d,]+ are free.*free space"):
+    with (
+        nothing_left(),
+        pytest.raises(errors.RunDirError, match=r"need [\d,]+ bytes, [\d,]+ are free.*free space"),
+    ):
         tiny.train()
     assert tiny.seen == []
 
@@ -293,7 +287,7 @@ def test_without_room_for_two_saves_no_training_begins(tmp_path: Path, monkeypat
 def test_a_trial_save_that_fails_refuses_at_the_first_step(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path / "run", max_epoch=3)
     with nothing_left(), armed("ENOSPC:checkpoint.rename:1-1000"):
-        with pytest.raises((CheckpointError, RunDirError), match=r"free space|space left"):
+        with pytest.raises((CheckpointError, errors.RunDirError), match=r"free space|space left"):
             tiny.train()
     assert len(tiny.seen) <= 1
     assert Tiny(tmp_path / "run", max_epoch=3).train().loop.ending.finished
@@ -333,7 +327,7 @@ def test_something_unsaveable_that_appears_later_is_an_error_and_loses_nothing(t
         if step == 6:
             notes["b"] = object()
 
-    with nothing_left(), pytest.raises(StateError, match=r"notes.*b"):
+    with nothing_left(), pytest.raises(errors.StateError, match=r"notes.*b"):
         Tiny(tmp_path / "run", max_epoch=2, state={"notes": notes}).train(inside=inside)
     notes = {"a": 0}
     tiny = Tiny(tmp_path / "run", max_epoch=2, state={"notes": notes}).train()
@@ -395,12 +389,12 @@ def test_a_step_after_the_stop_is_refused(tmp_path: Path) -> None:
             for _ in range(10):
                 sv.advance()
 
-    with pytest.raises(UsageError, match=r"max_step 3 is reached.*while not sv.should_stop\(\)"):
+    with pytest.raises(errors.UsageError, match=r"max_step 3 is reached.*while not sv.should_stop\(\)"):
         never_asks()
     assert sv.ending.step == 3
     with quiet(tmp_path / "run", max_step=3) as again:
         assert again.should_stop()
-        with pytest.raises(UsageError, match="max_step 3 is reached"):
+        with pytest.raises(errors.UsageError, match="max_step 3 is reached"):
             again.advance()
 
 
@@ -499,7 +493,7 @@ def test_a_stream_that_the_program_forgot_on_resume(tmp_path: Path) -> None:
     Walk(tmp_path / "run", max_step=3).run()
     with quiet(tmp_path / "run", max_step=5, seed=3, state={"w": np.zeros(3), "momentum": np.zeros(3)}) as sv:
         sv.stream(everstep.data.arrays(np.arange(10), batch_size=2, shuffle=True), "training")
-        with pytest.raises(UsageError, match=r"stream 'train'.*did you mean 'training'"):
+        with pytest.raises(errors.UsageError, match=r"stream 'train'.*did you mean 'training'"):
             sv.should_stop()
 
 
