@@ -29,6 +29,7 @@ from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, DivergenceError, Interrupted
 from everstep.metrics.collector import is_clocked, is_wall
 from everstep.record import WARNED, RunJournal, accept, data_digest, trail_path
+from everstep.services import Retry
 from everstep.supervisor.threads.signals import SignalWatch
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, boom_at, events, quiet
@@ -53,7 +54,7 @@ def crashed(run_dir: Path, at: int = 8, **arguments: Any) -> None:
 
 def halted(tiny: Tiny, strike: Any = 4) -> Tiny:
     """A start that is stopped cleanly in this step, or by a function that is called in each."""
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match="a break"):
         tiny.train(inside=stop_at(strike) if isinstance(strike, int) else strike)
     return tiny
 
@@ -209,10 +210,10 @@ def test_an_update_of_parameters_that_are_frozen_in_turn_is_no_divergence(tmp_pa
 
 
 def test_what_fails_in_the_step_after_the_save_leaves_as_interrupted(tmp_path: Path) -> None:
-    tiny = halted(
-        start(tmp_path / "fails"), lambda loop, step: stop_at(4)(loop, step) or boom_at(5)(loop, step)
-    )
+    tiny = start(tmp_path / "fails", services=[Retry([Boom], times=3, backoff=0)])
+    halted(tiny, lambda loop, step: stop_at(4)(loop, step) or boom_at(5)(loop, step))
     assert "the step after the save failed (Boom: at 5)" in tiny.lines
+    assert events(tmp_path / "fails", "decision") == []  # no try, which would have waited
     sv = quiet(tmp_path / "leaves", seed=1)
 
     def leaves() -> None:
