@@ -110,21 +110,22 @@ def test_a_newer_layout_is_refused_naming_both_versions(tmp_path, monkeypatch):
 OPEN = "import sys; from everstep.record import RunDir; print(RunDir.open(sys.argv[1], seed=5).id)"
 
 
-def opened(path, hazard=None):
+def python(code, run_dir, hazard=None, start=warm.run, **options):
+    """A process that runs this code with the path of a run; what it prints is kept."""
     environment = os.environ | ({"EVERSTEP_HAZARD": hazard} if hazard else {})
-    command = [sys.executable, "-c", OPEN, str(path)]
-    return warm.run(command, env=environment, capture_output=True, text=True, check=False)
+    options = {"stdout": subprocess.PIPE, "text": True, "env": environment, **options}
+    return start([sys.executable, "-c", code, str(run_dir)], **options)
 
 
 def test_a_kill_at_every_operation_leaves_a_directory_that_opens(tmp_path):
     trace = tmp_path / "trace"
-    opened(tmp_path / "whole", f"trace:{trace}")
+    python(OPEN, tmp_path / "whole", f"trace:{trace}")
     points = trace.read_text().split()
     assert len(points) == 9
     for number, point in enumerate(points):
         path = tmp_path / str(number)
         nth = points[: number + 1].count(point)
-        assert opened(path, f"kill:{point}:{nth}").returncode == -9
+        assert python(OPEN, path, f"kill:{point}:{nth}").returncode == -9
         run = RunDir.open(path, seed=5)
         assert (run.seed, RunDir.open(path).facts) == (5, run.facts)
 
@@ -135,7 +136,7 @@ def test_of_two_that_make_the_same_run_at_once_the_first_counts(tmp_path):
 
     def other(name):
         if name == "run.json.rename" and not seen:
-            seen.append(opened(tmp_path).stdout.strip())
+            seen.append(python(OPEN, tmp_path).stdout.strip())
 
     hazard._action = other
     run = RunDir.open(tmp_path, seed=6)
@@ -178,8 +179,7 @@ lock.release()
 
 @pytest.fixture
 def holder(tmp_path):
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with python(HOLD, tmp_path, start=warm.Popen, stdin=subprocess.PIPE) as process:
         assert process.stdout.readline() == "None\n"
         yield process
         process.kill()
@@ -187,8 +187,7 @@ def holder(tmp_path):
 
 def refused(run_dir):
     """What another process is told when it tries; "" if it gets the lock."""
-    command = [sys.executable, "-c", TRY, str(run_dir)]
-    return warm.run(command, capture_output=True, text=True, check=False).stderr
+    return python(TRY, run_dir, stderr=subprocess.PIPE).stderr
 
 
 def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder, monkeypatch):
@@ -269,8 +268,7 @@ def test_a_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path):
     """The worker outlives its killed parent, and its inherited file is open."""
     worker = "if os.fork() == 0:\n    os.write(1, b'here\\n')\n    os._exit(len(os.read(0, 1)))"
     program = HOLD.replace("sys.stdin", f"import os\n{worker}\nsys.stdin")
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with python(program, tmp_path, start=warm.Popen, stdin=subprocess.PIPE) as parent:
         assert [parent.stdout.readline() for _ in range(2)] == ["None\n", "here\n"]
         assert refused(tmp_path)
         parent.kill()
@@ -288,10 +286,8 @@ def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, an
     """Else two processes train one directory: the second one locks the file of the new one."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    environment = os.environ | {"EVERSTEP_HAZARD": "SIGSTOP:lock.lock:1"}
-    command = [sys.executable, "-c", TRY, str(run_dir)]
-    lock = RunLock(run_dir)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    lock, stopped = RunLock(run_dir), {"start": subprocess.Popen, "stderr": subprocess.PIPE}
+    with python(TRY, run_dir, "SIGSTOP:lock.lock:1", **stopped) as process:
         os.waitpid(process.pid, os.WUNTRACED)
         run_dir.rename(tmp_path / "removed")
         if anew:
@@ -310,11 +306,9 @@ def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, an
 
 def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
     trace = tmp_path / "trace"
-    command = [sys.executable, "-c", TRY, str(tmp_path)]
-    warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"trace:{trace}"}, check=True)
+    assert python(TRY, tmp_path, f"trace:{trace}").returncode == 0
     for point in set(trace.read_text().split()):
-        killed = warm.run(command, env=os.environ | {"EVERSTEP_HAZARD": f"kill:{point}:1"})
-        assert killed.returncode == -9
+        assert python(TRY, tmp_path, f"kill:{point}:1").returncode == -9
         with RunLock(tmp_path).held():
             assert (tmp_path / "lock.json").exists()
 
