@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Page as View
-
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-Opened = Callable[..., "View"]
+Opened = Callable[..., Any]
 
 
 def path_of_chromium() -> str:

@@ -7,19 +7,15 @@ that run in the same process would find it running.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from chromium import Opened, path_of_chromium
 from page_server import Page
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-    from playwright.sync_api import Page as View
-
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -29,13 +25,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Opened]:
+def opened(browser: Any) -> Iterator[Opened]:
     """Open a page: `opened(page, "#/runs", width=1000)`; none of its scripts may fail or be refused."""
     faults: list[str] = []
     pages = []
     failed: list[Any] = []
 
-    def open_it(page: Page, address: str = "", width: int = 1400, height: int = 900, **options: Any) -> View:
+    def open_it(page: Page, address: str = "", width: int = 1400, height: int = 900, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         pages.append(page)
         page.visitors.append(context.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,6 @@ from everstep.ui import STATIC
 from everstep.ui.report import bundle
 
 pytestmark = pytest.mark.campaign("machine")
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-    from playwright.sync_api import Page as View
 
 DRAWN = """async ([values, options]) => {
     const box = document.body.appendChild(document.createElement("div"));
@@ -26,7 +22,7 @@ DRAWN = """async ([values, options]) => {
 }"""
 
 
-def with_charts(browser: Browser) -> View:
+def with_charts(browser: Any) -> Any:
     names = ("words", "dom", "looks", "axes", "drawing", "chart_frame", "charts")
     charts = f"{bundle(names)}\nconst {{ lineChart }} = modules.charts;"
     view = browser.new_page(viewport={"width": 500, "height": 400})
@@ -47,7 +43,7 @@ def with_charts(browser: Browser) -> View:
     ([1, 2], {"from": 1e18, "to": 1e18 + 256}),
     ([1, 2], {"from": 1e300, "to": 1e308}),
 ])  # fmt: skip
-def test_every_range_is_drawn(values: list[float], options: dict[str, object], browser: Browser) -> None:
+def test_every_range_is_drawn(values: list[float], options: dict[str, object], browser: Any) -> None:
     view = with_charts(browser)
     # Unlike `evaluate`, it ends where the page does not answer.
     view.wait_for_function(f"() => ({DRAWN})({json.dumps([values, options])})", timeout=5_000)
@@ -70,7 +66,7 @@ PRESSED = """async (options) => {
 }"""
 
 
-def test_keys_move_a_log_axis_by_equal_ratios(browser: Browser) -> None:
+def test_keys_move_a_log_axis_by_equal_ratios(browser: Any) -> None:
     view = with_charts(browser)
     ratios = view.evaluate(PRESSED, {"logX": True, "from": 1, "to": 1000})
     assert ratios == pytest.approx([1000**1.6] * 3)
@@ -89,7 +85,7 @@ TIMELINE = """([starts, rollbacks]) => {
     ({"from_step": "1", "again": "e400"}, {"step": 3, "to": None}),
     ({"from_step": 5, "again": [1e308]}, {"step": 1e300, "to": -1e300}),
 ])  # fmt: skip
-def test_a_timeline_of_any_values_is_drawn(start: Any, rollback: Any, browser: Browser) -> None:
+def test_a_timeline_of_any_values_is_drawn(start: Any, rollback: Any, browser: Any) -> None:
     names = ("words", "dom", "looks", "icons", "timeline")
     view = browser.new_page()
     view.set_content("<!doctype html><body></body>")
@@ -100,7 +96,7 @@ def test_a_timeline_of_any_values_is_drawn(start: Any, rollback: Any, browser: B
     view.close()
 
 
-def test_a_name_is_no_formula_and_turns_no_text(browser: Browser) -> None:
+def test_a_name_is_no_formula_and_turns_no_text(browser: Any) -> None:
     names = ("words", "dom", "looks", "icons", "drawing", "chart_frame")
     view = browser.new_page()
     view.set_content("<!doctype html><body></body>")

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from chromium import Opened, expect
@@ -18,9 +18,6 @@ from test_verified_resume import crashed, differing
 from test_verified_resume import start as twelve_steps
 
 pytestmark = pytest.mark.campaign("machine")
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page as View
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -48,7 +45,7 @@ def at(page: Page, name: str, query: str = "") -> str:
 SIGNS = ["superseded by a later start", "resumed (a dot in charts)", "killed", "finished"]
 
 
-def painted(view: View) -> int:
+def painted(view: Any) -> int:
     """How many pixels of the first chart are not its background."""
     return int(
         view.locator(".card canvas:not(.chart-over)").first.evaluate(
