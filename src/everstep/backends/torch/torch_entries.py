@@ -46,8 +46,8 @@ def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
     entry = next((make(value) for kind, make in _ENTRIES.items() if isinstance(value, kind)), None)
     if entry is None and _wraps_scheduler(value):
-        return SchedulerEntry(value)
-    return ScheduleEntry(value) if entry is None and _is_schedule(value) else entry
+        return given_values.SchedulerEntry(value)
+    return given_values.ScheduleEntry(value) if entry is None and _is_schedule(value) else entry
 
 
 def _wraps_scheduler(value: Any) -> bool:
@@ -105,8 +105,7 @@ class ModuleEntry(Entry):
         policy = precision(self.module) if self._sharded else ""
         return {"mp_policy": policy} if policy else {}
 
-    def _refresh_names(self) -> BareNames:
-        """Look at the names as they are now: training may add parts."""
+    def _refresh_names(self) -> BareNames:  # training may add parts
         self._names = BareNames(self._given_module)
         return self._names
 
@@ -146,13 +145,14 @@ class ModuleEntry(Entry):
 
     def _made(self) -> dict[str, Any]:
         """Return the flags with which the program made the module, and its empty buffers."""
-        flags = given_values.given_flags(self.module) or self._first_flags
+        flags = given_values.FLAGS.copies(self.module) or self._first_flags
         return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
-        parts = ((f"{path}." if path else "", part._buffers) for path, part in self.module.named_modules())
-        return {path + key: None for path, own in parts for key, buffer in own.items() if buffer is None}
+        parts = self.module.named_modules()
+        own = ((f"{path}.{key}".lstrip("."), b) for path, part in parts for key, b in part._buffers.items())
+        return {name: None for name, buffer in own if buffer is None}
 
     def _flags(self) -> dict[tuple[str, str], bool]:
         """Return (kind, name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
@@ -189,14 +189,10 @@ class ModuleEntry(Entry):
                 for name, buffer in tree.get(_BUFFERS, {}).items()
                 if buffer is None and name not in changed
             }
+            fit = {*live, *(name for name in empty if names.bare(name) not in changed)}
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved and name not in emptied],
-                [
-                    name
-                    for name in saved
-                    if name not in live and (name not in empty or names.bare(name) in changed)
-                ]
-                + [m for m in owners if m not in modules],
+                [name for name in saved if name not in fit] + [m for m in owners if m not in modules],
                 [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
             )
 
@@ -259,7 +255,7 @@ class ModuleEntry(Entry):
 
     def leave(self) -> None:
         given_values.leave_attributes(self.module)
-        given_values.leave_flags(self.module, self._flags())
+        given_values.FLAGS.leave(self.module, self._flags())
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         owner, _, name = self._names.live(str(path[0])).rpartition(".")
@@ -274,42 +270,7 @@ def _listed(flags: Mapping[tuple[str, str], bool], *kinds: str) -> dict[str, lis
     return {kind: [name for (each, name), on in flags.items() if on and each == kind] for kind in kinds}
 
 
-class _OptionsEntry(StateDictEntry):
-    """Entry of an object whose options a program gives and training changes."""
-
-    def enter(self, run: str | None = None) -> None:
-        given_values.enter_options(self.obj)
-
-    def leave(self) -> None:
-        given_values.leave_options(self.obj)
-
-    def options(self) -> dict[str, str]:
-        return given_values.options_of(self.obj)
-
-
-class SchedulerEntry(_OptionsEntry):
-    def in_schedule(self, option: str) -> bool:
-        return not option.endswith("base_lrs")
-
-    def use_options(self, names: Collection[str]) -> None:
-        if names:
-            given_values.replay_schedule(self.obj)
-
-
-class ScheduleEntry(_OptionsEntry):
-    """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
-
-    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        yield from _tensors(self.save(), ())
-
-    def in_schedule(self, option: str) -> bool:
-        return True
-
-    def use_options(self, names: Collection[str]) -> None:
-        given_values.use_settings(self.obj, names)
-
-
-class OptimizerEntry(_OptionsEntry):
+class OptimizerEntry(given_values.OptionsEntry):
     """Entry of an optimizer: class, options of groups, state of each parameter, attributes of its own class.
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
@@ -583,7 +544,7 @@ class AttributesEntry(Entry):
 _ENTRIES: dict[type, Callable[[Any], Entry]] = {
     torch.nn.Module: ModuleEntry,
     torch.optim.Optimizer: OptimizerEntry,
-    LRScheduler: SchedulerEntry,
+    LRScheduler: given_values.SchedulerEntry,
     torch.amp.GradScaler: ScalerEntry,
     Tensor: TensorEntry,
     torch.Generator: TorchGeneratorEntry,
@@ -606,14 +567,6 @@ def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}
-
-
-def _tensors(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(tree, Tensor):
-        yield path, tree
-    elif isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _tensors(value, (*path, key))
 
 
 def _shape(value: Any) -> str:
