@@ -459,17 +459,17 @@ def _copy_of(value: Any) -> Any:
 
 
 FLAGS = _GivenValues()
-"""Flags of modules."""
+"""By kind the names of what has this flag in a module."""
 _flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
 """Run that was last entered with a module."""
 
 
-def enter_flags(module: Module, flags: Mapping[Any, bool], run: str) -> None:
+def enter_flags(module: Module, flags: Mapping[str, list[str]], run: str) -> None:
     """Note the given flags; what another run's training has left is given to this one."""
     if _flag_runs.get(module) != run:
         FLAGS.forget(module)
     _flag_runs[module] = run
-    FLAGS.enter(module, flags, bool)
+    FLAGS.enter(module, flags, list)
 
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}

@@ -141,12 +141,13 @@ class ModuleEntry(Entry):
             tree[_BUFFERS] = buffers
         if changed := given_values.save_attributes(self.module, self._places):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
-        return {**tree, _FLAGS: {**self._made(), "now": _listed(self._flags(), "evaluating", "frozen")}}
+        now, made = self._flags(), self._made()
+        del now["empty"]
+        return {**tree, _FLAGS: {"empty": made.pop("empty"), "made": made, "now": now}}
 
-    def _made(self) -> dict[str, Any]:
-        """Return the flags with which the program made the module, and its empty buffers."""
-        flags = given_values.FLAGS.copies(self.module) or self._first_flags
-        return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
+    def _made(self) -> dict[str, list[str]]:
+        """Return the flags with which the program made the module."""
+        return given_values.FLAGS.copies(self.module) or dict(self._first_flags)
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
@@ -154,17 +155,13 @@ class ModuleEntry(Entry):
         own = ((f"{path}.{key}".lstrip("."), b) for path, part in parts for key, b in part._buffers.items())
         return {name: None for name, buffer in own if buffer is None}
 
-    def _flags(self) -> dict[tuple[str, str], bool]:
-        """Return (kind, name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
-        bare_name, parameters = self._names.bare, self.module.named_parameters()
-        modules = [(n, each) for n, each in self.module.named_modules() if bare(each) is each]
-        empty = self._empty_buffers()
-        buffers = [*empty, *(name for name, _ in self.module.named_buffers())]
-        return {
-            **{("evaluating", bare_name(name)): not inner.training for name, inner in modules},
-            **{("frozen", bare_name(name)): not each.requires_grad for name, each in parameters},
-            **{("empty", bare_name(name)): name in empty for name in buffers},
-        }
+    def _flags(self) -> dict[str, list[str]]:
+        """Return the names of modules that evaluate, of frozen parameters, and of buffers that are None."""
+        modules, parameters = self.module.named_modules(), self.module.named_parameters()
+        evaluating = (n for n, each in modules if bare(each) is each and not each.training)
+        frozen = (name for name, each in parameters if not each.requires_grad)
+        flags = {"evaluating": evaluating, "frozen": frozen, "empty": self._empty_buffers()}
+        return {kind: [*map(self._names.bare, names)] for kind, names in flags.items()}
 
     def check(self, tree: Any) -> Mismatch:
         return self.expects()(tree)
@@ -226,7 +223,8 @@ class ModuleEntry(Entry):
             raise
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
         given_values.load_attributes(self.module, attributes, self._places)
-        if (flags := tree.get(_FLAGS)) and flags["made"] == self._made()["made"]:
+        made = self._made()
+        if (flags := tree.get(_FLAGS)) and flags["made"] == {kind: made[kind] for kind in flags["made"]}:
             for name, module in self.module.named_modules():
                 module.training = names.bare(name) not in flags["now"]["evaluating"]
             for name, parameter in self.module.named_parameters():
@@ -263,11 +261,6 @@ class ModuleEntry(Entry):
             return name in self.module.get_submodule(owner)._parameters
         except AttributeError:
             return False
-
-
-def _listed(flags: Mapping[tuple[str, str], bool], *kinds: str) -> dict[str, list[str]]:
-    """Return the names of each kind whose flag is set."""
-    return {kind: [name for (each, name), on in flags.items() if on and each == kind] for kind in kinds}
 
 
 class OptimizerEntry(given_values.OptionsEntry):
@@ -315,10 +308,8 @@ class OptimizerEntry(given_values.OptionsEntry):
         tree = {**self.obj.state_dict(), _CLASS: self._class}
         if names := self._names():
             tree[_NAMES] = names
-        saved = {
-            number: given_values.save_attributes(layer, self._places) for number, layer in self._layers()
-        }
-        if own := {number: attributes[""] for number, attributes in saved.items() if attributes}:
+        saved = [(n, given_values.save_attributes(layer, self._places)) for n, layer in self._layers()]
+        if own := {number: attributes[""] for number, attributes in saved if attributes}:
             tree[_ATTRIBUTES] = own
         if inner := {name: each.state_dict() for name, each in self._inner()}:
             tree[_INNER] = inner
