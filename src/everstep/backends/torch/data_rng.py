@@ -39,22 +39,17 @@ def seed_all(key: int) -> None:
 
 def keyed_state(key: int) -> dict[str, Any]:
     """Return the three global states that `seed_all` makes of a 64-bit key; nothing is changed here."""
-    before = get_state()
-    seed_all(key)
-    try:
-        return get_state()
-    finally:
-        set_state(before)
+    return {name: keyed_state_of(generator, key) for name, generator in _GLOBAL.items()}
 
 
-def keyed_state_of(generator: Generator, key: int) -> Any:
+def keyed_state_of(generator: Any, key: int) -> Any:
     """Return the state, as `state_of` does, of a generator of this kind that a 64-bit key seeds."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device).manual_seed(key).get_state()
     if isinstance(generator, np.random.Generator):
         return type(generator.bit_generator)(key).state
-    if isinstance(generator, np.random.RandomState):
-        return np.random.RandomState(key >> 32).get_state(legacy=False)
+    if generator is np.random or isinstance(generator, np.random.RandomState):
+        return state_of(np.random.RandomState(key >> 32))
     return state_of(random.Random(key))
 
 

@@ -39,6 +39,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from everstep.backends.describe_values import described
 from everstep.backends.numpy import set_state_of, state_of
+from everstep.backends.torch.model_wrappers import address
 from everstep.backends.torch.optimizers import innermost
 from everstep.contracts.state import StateDictEntry
 from everstep.contracts.tasks import Task
@@ -156,8 +157,7 @@ class _GivenValue:
     is_small: bool = False
 
     @classmethod
-    def of(cls, value: Any, mark: Any, make_copy: Callable[[Any], Any]) -> _GivenValue:
-        copy = make_copy(value)
+    def of(cls, value: Any, mark: Any, copy: Any) -> _GivenValue:
         if copy is _NOT_SAVED:
             return cls(mark, copy)
         is_held = copy is not _NOT_COPIED and type(value) in (np.ndarray, *_LISTS, *_DICTS)
@@ -179,16 +179,16 @@ _NONE_GIVEN = _GivenValue(None, None)
 
 
 class _GivenValues:
-    """By owner and name: the given values, marked by `mark`."""
+    """By owner and name: the given values, copied by `make_copy` and marked by `mark`."""
 
-    def __init__(self, mark: Callable[[Any], Any] = mark_of) -> None:
-        self._mark = mark
+    def __init__(self, make_copy: Callable[[Any], Any], mark: Callable[[Any], Any] = mark_of) -> None:
+        self._copy, self._mark = make_copy, mark
         # by identity: the hash of a metric of torchmetrics follows from what it has collected
         self._values: MutableMapping[Any, dict[str, _GivenValue]] = WeakIdKeyDictionary()
         self._left_marks: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
-    def enter(self, owner: Any, live: Mapping[Any, Any], make_copy: Callable[[Any], Any]) -> None:
+    def enter(self, owner: Any, live: Mapping[str, Any]) -> None:
         """Note the given values; called when a loop is entered."""
         before, left_marks = self._values.get(owner, {}), self._left_marks.get(owner, {})
         # what training has deleted was given, too
@@ -197,12 +197,12 @@ class _GivenValues:
         for name, value in live.items():
             mark = self._mark(value)
             if not (name in left_marks and is_same_mark(left_marks[name], mark)):
-                values[name] = _GivenValue.of(value, mark, make_copy)
+                values[name] = _GivenValue.of(value, mark, self._copy(value))
             elif name in before:  # or training made what has this name
                 values[name] = before[name]
         self._values[owner] = values
 
-    def leave(self, owner: Any, live: Mapping[Any, Any]) -> None:
+    def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
         self._left_marks[owner] = {name: self._mark(value) for name, value in live.items()}
 
@@ -238,8 +238,17 @@ _DELETED = "everstep: deleted"
 """First item of the pair that is saved for an attribute that training has deleted."""
 _NOT_SAVED, _NOT_COPIED = object(), object()
 """In place of the copy of a value that is no state, or too large."""
-_attributes = _GivenValues()
 
+
+def _copy_of(value: Any) -> Any:
+    if not is_saveable(value):
+        return _NOT_SAVED
+    if type(value) in GENERATORS:
+        return _GENERATOR, state_of(value)
+    return _NOT_COPIED if any(each.nbytes > _LARGE for each in arrays(value)) else copy.deepcopy(value)
+
+
+_attributes = _GivenValues(_copy_of)
 Places = Callable[[], Collection[int]]
 """Returns the addresses of the memory of all parameters and buffers of the state."""
 Skip = Callable[[Any], bool]
@@ -271,7 +280,7 @@ def attributes(owner: Any, skip: Skip = _skip_nothing) -> dict[str, Any]:
 
 def enter_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
     for _, owner in owners(root):
-        _attributes.enter(owner, attributes(owner, skip), _copy_of)
+        _attributes.enter(owner, attributes(owner, skip))
 
 
 def leave_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
@@ -355,7 +364,7 @@ def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
         return _GENERATOR, state_of(value)
     if type(value) is Tensor:
         is_given = _tensor_of(mark) is value
-        return (_SHARED if _place(value) in places() else _IN_PLACE, value) if is_given else value
+        return (_SHARED if address(value) in places() else _IN_PLACE, value) if is_given else value
     inner = _marks_inside(mark)
     saved = value
     if inner and type(value) in (list, tuple):
@@ -364,7 +373,7 @@ def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
         saved = type(value)((k, _tagged(v, inner.get(k), places)) for k, v in value.items())
     if source is not value or type(value) in SCALARS:
         return saved
-    is_shared = type(value) is np.ndarray and _place(value) in places()
+    is_shared = type(value) is np.ndarray and address(value) in places()
     return _SHARED if is_shared else _IN_PLACE, saved
 
 
@@ -388,7 +397,7 @@ def _restored(saved: Any, mark: Any, places: Places, source: Any = None, *, in_p
     target = (_tensor_of(mark) if isinstance(value, Tensor) else source) if has_tag or in_place else None
     if target is None or type(target) is not type(value):
         return value
-    if isinstance(target, Tensor | np.ndarray) and not is_shared and _place(target) in places():
+    if isinstance(target, Tensor | np.ndarray) and not is_shared and address(target) in places():
         return value
     return target if _write(target, value) else value
 
@@ -418,16 +427,6 @@ def _write(target: Any, value: Any) -> bool:
     return True
 
 
-def _place(array: Tensor | np.ndarray) -> int:
-    """Return the address of an array's memory; -1 without one."""
-    if isinstance(array, np.ndarray):
-        base = array
-        while isinstance(base.base, np.ndarray):
-            base = base.base
-        return base.ctypes.data
-    return array.untyped_storage().data_ptr() or -1
-
-
 def _has_tag(saved: Any, tag: str) -> bool:
     return type(saved) is tuple and len(saved) == 2 and type(saved[0]) is str and saved[0] == tag
 
@@ -450,15 +449,7 @@ def _marks_inside(mark: Any) -> dict[Any, Any]:
     return dict(enumerate(marks))
 
 
-def _copy_of(value: Any) -> Any:
-    if not is_saveable(value):
-        return _NOT_SAVED
-    if type(value) in GENERATORS:
-        return _GENERATOR, state_of(value)
-    return _NOT_COPIED if any(each.nbytes > _LARGE for each in arrays(value)) else copy.deepcopy(value)
-
-
-FLAGS = _GivenValues()
+FLAGS = _GivenValues(list)
 """By kind the names of what has this flag in a module."""
 _flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
 """Run that was last entered with a module."""
@@ -469,16 +460,14 @@ def enter_flags(module: Module, flags: Mapping[str, list[str]], run: str) -> Non
     if _flag_runs.get(module) != run:
         FLAGS.forget(module)
     _flag_runs[module] = run
-    FLAGS.enter(module, flags, list)
+    FLAGS.enter(module, flags)
 
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
-_options = _GivenValues(partial(mark_of, read=True, same=False))
+_options = _GivenValues(copy.deepcopy, partial(mark_of, read=True, same=False))
 """An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew; of a
 schedule that is not torch's its settings."""
-_texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
-"""Given options by object as strings, made once, because each save asks for them."""
 
 
 class OptionsEntry(StateDictEntry):
@@ -487,16 +476,22 @@ class OptionsEntry(StateDictEntry):
     In an optimizer with several groups they are named "1.lr".
     """
 
+    _texts: dict[str, str] | None = None
+
     def enter(self, run: str | None = None) -> None:
-        _enter_options(_unwrapped(self.obj))
+        owner, self._texts = _unwrapped(self.obj), None
+        _options.enter(owner, _live_options(owner))
 
     def leave(self) -> None:
         owner = _unwrapped(self.obj)
         _options.leave(owner, _live_options(owner))
 
     def options(self) -> dict[str, str]:
-        _given_options(self.obj)
-        return _texts[_unwrapped(self.obj)]
+        if self._texts is None:  # made once: each save asks
+            owner, values = _unwrapped(self.obj), given_options(self.obj)
+            is_optimizer = isinstance(owner, Optimizer)
+            self._texts = _optimizer_texts(values) if is_optimizer else _scheduler_texts(owner, values)
+        return self._texts
 
 
 class SchedulerEntry(OptionsEntry):
@@ -513,11 +508,11 @@ class SchedulerEntry(OptionsEntry):
         scheduler = _unwrapped(self.obj)
         # Counted first: loading the given state sets the counter back.
         count, groups = _steps(scheduler), scheduler.optimizer.param_groups
-        for name, value in _given_options(scheduler.optimizer).items():
+        for name, value in given_options(scheduler.optimizer).items():
             index, _, key = name.partition(".")
             if int(index) < len(groups):
-                _set_option(groups[int(index)], key, value)
-        scheduler.load_state_dict(copy.deepcopy(_given_options(scheduler)))
+                set_option(groups[int(index)], key, value)
+        scheduler.load_state_dict(copy.deepcopy(given_options(scheduler)))
         if not isinstance(scheduler, ReduceLROnPlateau):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
@@ -538,32 +533,15 @@ class ScheduleEntry(OptionsEntry):
         return True
 
     def use_options(self, names: Collection[str]) -> None:
-        settings = _given_options(self.obj)
+        settings = given_options(self.obj)
         for name in {name.partition(".")[0] for name in names} & settings.keys():
             vars(self.obj)[name] = copy.deepcopy(settings[name])
 
 
-def use_option(optimizer: Optimizer, name: str) -> None:
-    """Use an option of an optimizer as the program gave it."""
-    index, _, key = name.rpartition(".")
-    group = optimizer.param_groups[int(index or 0)]
-    if key == "lr" and "initial_lr" in group:
-        key = "initial_lr"
-    options = _given_options(optimizer)
-    if (name := f"{int(index or 0)}.{key}") in options:
-        _set_option(group, key, options[name])
-
-
-def _enter_options(owner: Any) -> None:
-    _options.enter(owner, _live_options(owner), copy.deepcopy)
-    values, is_optimizer = _options.copies(owner), isinstance(owner, Optimizer)
-    _texts[owner] = _optimizer_texts(values) if is_optimizer else _scheduler_texts(owner, values)
-
-
-def _given_options(obj: Any) -> dict[str, Any]:
+def given_options(obj: Any) -> dict[str, Any]:
     owner = _unwrapped(obj)
     if not _options.of(owner):
-        _enter_options(owner)
+        _options.enter(owner, _live_options(owner))
     return _options.copies(owner)
 
 
@@ -623,7 +601,7 @@ def _steps(scheduler: Any) -> int:
     return int(epoch) if epoch is not None else _steps(inner[0]) if inner else 0
 
 
-def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
+def set_option(group: dict[str, Any], key: str, value: Any) -> None:
     """Set an option; a tensor stays the same object, because a compiled step reads it."""
     live = group.get(key)
     if isinstance(live, Tensor):

@@ -171,10 +171,6 @@ class Ranks:
         self._group, self._device, self._models = group, device, models
         self.size = dist.get_world_size(self._group)
 
-    @classmethod
-    def of(cls, ddp: DistributedDataParallel) -> Ranks:
-        return cls(ddp.device, ddp.process_group)
-
     def means(self, values: Sequence[float | Tensor]) -> list[float] | list[Tensor]:
         """Return the mean over ranks of each number, in float64: equal bits on all ranks.
 

@@ -79,17 +79,12 @@ def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str
         yield dict(batch), 1.0
         return
     count = len(next(iter(batch.values())))
-    cut = {name for name, value in batch.items() if _rows(value) == count}
+    columns = {name: v for name, v in batch.items() if isinstance(v, Tensor | np.ndarray | list | tuple)}
+    cut = {name for name, v in columns.items() if getattr(v, "ndim", 1) and len(v) == count}
     for begin in range(0, count, size):
         end = min(begin + size, count)
         part = {name: value[begin:end] if name in cut else value for name, value in batch.items()}
         yield part, (end - begin) / count
-
-
-def _rows(value: Any) -> int | None:
-    if isinstance(value, Tensor | np.ndarray):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list | tuple) else None
 
 
 def train(

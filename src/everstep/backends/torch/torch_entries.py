@@ -19,12 +19,12 @@ from everstep.backends.torch.model_wrappers import (
     address,
     bare,
     contents,
-    named_parameters,
+    model_parameters,
     stepped_by,
     tensors_of,
 )
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
-from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
+from everstep.backends.torch.sharded import is_sharded, laid_like, layout, precision, reshard
 from everstep.backends.torch.tensor_memory import PLAIN, raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
@@ -280,24 +280,20 @@ class OptimizerEntry(given_values.OptionsEntry):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
-        self._models: dict[str, ModuleEntry] = {}
+        self._models: dict[str, torch.nn.Module] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
         self._places = places_of(entries)
-        self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
+        self._models = {name: each.module for name, each in entries.items() if isinstance(each, ModuleEntry)}
 
     def _names(self) -> list[str]:
         """Return the names of the parameters in the state's models; [] unless each has one of its own.
 
         They are looked up at each call: training may give a parameter another place in its model.
         """
-        names = dict[int, str]()
-        for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
-            if self._sharded:
-                reshard(each.module)
-            for name, parameter in named_parameters(each.module):
-                names[id(parameter)] = f"{entry}/{name}"
+        in_models = reversed([*model_parameters(self._models)])  # of two models that share it, the first one
+        names = {id(parameter): f"{entry}/{name}" for entry, name, parameter in in_models}
         stepped = list(map(id, stepped_by(self.obj)))
         found = [names[number] for number in stepped if number in names]
         return found if len(found) == len(stepped) else []
@@ -335,7 +331,7 @@ class OptimizerEntry(given_values.OptionsEntry):
         """Refuse state of a sharded parameter that is held otherwise than the parameter."""
         for index, parameter in enumerate(stepped_by(self.obj)):
             for name, value in self.obj.state.get(parameter, {}).items():
-                if is_sharded(value) and not held_alike(value, parameter):
+                if is_sharded(value) and not (is_sharded(parameter) and layout(value) == layout(parameter)):
                     raise StateError(
                         f"{self._class} keeps {name!r} of parameter {index} as {tuple(value.shape)} with "
                         f"placements {value.placements}, which is not the layout of its parameter; use an "
@@ -427,8 +423,13 @@ class OptimizerEntry(given_values.OptionsEntry):
         return {name: text for own in (super().options(), *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
+        options = given_values.given_options(self.obj)
         for name in names:
-            given_values.use_option(self.obj, name)
+            index, _, key = name.rpartition(".")
+            group = self.obj.param_groups[int(index or 0)]
+            key = "initial_lr" if key == "lr" and "initial_lr" in group else key
+            if (name := f"{int(index or 0)}.{key}") in options:
+                given_values.set_option(group, key, options[name])
 
 
 def _order(names: list[str], tree: Any) -> list[int] | None:
@@ -507,12 +508,8 @@ class AttributesEntry(Entry):
 
     def skips(self, value: Any) -> bool:
         """Whether the state saves the value of an attribute."""
-        if any(value is each for each in self._shared):
-            return True
-        return any(
-            isinstance(each, Tensor) and each.layout is torch.strided and address(each) in self._places
-            for each in given_values.arrays(value)
-        )
+        is_shared = any(value is each for each in self._shared)
+        return is_shared or not self._places.isdisjoint(addresses(given_values.arrays(value)))
 
     def save(self) -> Any:
         return given_values.save_attributes(self._owner, lambda: self._places, self.skips).get("", {})
