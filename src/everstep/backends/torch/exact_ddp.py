@@ -227,11 +227,7 @@ def _fix_buckets(ddp: Any) -> None:
 
 
 def _take_settings(ddp: Any, hook: str) -> None:
-    """Give a new reducer what the program has set on the old one.
-
-    Args:
-        hook: name of the communication hook, by which alone torch knows those that are built in.
-    """
+    """Give a new reducer what the program has set; torch knows a `hook` of its own by the name alone."""
     c10d: Any = dist
     if ddp.static_graph:
         ddp._static_graph_delay_allreduce_enqueued = False

@@ -21,7 +21,7 @@ import random
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -78,16 +78,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def arrays(tree: Any) -> list[Any]:
-    """List the tensors and NumPy arrays in nested lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor | np.ndarray)]
+    """List the tensors and NumPy arrays in nested lists, sets and dicts."""
+    leaves = (each for leaf in tree_leaves(tree) for each in (leaf if isinstance(leaf, Set) else [leaf]))
+    return [each for each in leaves if isinstance(each, Tensor | np.ndarray)]
 
 
 def mark_of(value: Any, read: bool = False, same: bool = True) -> Any:
     """Mark a value, to tell later by `is_same_mark` whether it has changed.
 
-    Args:
-        read: whether tensors are known by their elements, too, and not by torch's count of changes.
-        same: whether another tensor with the same elements counts as a change.
+    Tensors are known by torch's count of their changes, or with `read` by their elements.  Unless it must be
+    the `same`, another tensor with equal elements counts as no change.
     """
     kind = type(value)
     if read and kind is Tensor and _is_plain(value):
@@ -188,7 +188,7 @@ class _GivenValues:
         self._left_marks: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
-    def enter(self, owner: Any, live: Mapping[str, Any]) -> None:
+    def enter(self, owner: Any, live: Mapping[Any, Any]) -> None:
         """Note the given values; called when a loop is entered."""
         before, left_marks = self._values.get(owner, {}), self._left_marks.get(owner, {})
         # what training has deleted was given, too
@@ -202,7 +202,7 @@ class _GivenValues:
                 values[name] = before[name]
         self._values[owner] = values
 
-    def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
+    def leave(self, owner: Any, live: Mapping[Any, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
         self._left_marks[owner] = {name: self._mark(value) for name, value in live.items()}
 
@@ -354,12 +354,7 @@ def _changed(owner: Any, places: Places, skip: Skip) -> dict[str, Any]:
 
 
 def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
-    """Return what is saved of an attribute; what is still the given object, written to, has a tag.
-
-    Args:
-        mark: mark of the given value.
-        source: the given value, if it is a container or a NumPy array.
-    """
+    """Return what is saved of an attribute; what is still the given object, written to, has a tag."""
     if type(value) in GENERATORS:
         return _GENERATOR, state_of(value)
     if type(value) is Tensor:
@@ -449,13 +444,13 @@ def _marks_inside(mark: Any) -> dict[Any, Any]:
     return dict(enumerate(marks))
 
 
-FLAGS = _GivenValues(list)
-"""By kind the names of what has this flag in a module."""
+FLAGS = _GivenValues(bool)
+"""Flags of modules."""
 _flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
 """Run that was last entered with a module."""
 
 
-def enter_flags(module: Module, flags: Mapping[str, list[str]], run: str) -> None:
+def enter_flags(module: Module, flags: Mapping[Any, bool], run: str) -> None:
     """Note the given flags; what another run's training has left is given to this one."""
     if _flag_runs.get(module) != run:
         FLAGS.forget(module)
@@ -470,28 +465,26 @@ _options = _GivenValues(copy.deepcopy, partial(mark_of, read=True, same=False))
 schedule that is not torch's its settings."""
 
 
+_texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
+"""Given options by object as strings, made once: each save asks, and a container makes entries anew."""
+
+
 class OptionsEntry(StateDictEntry):
     """Entry of an object whose options a program gives and training changes.
 
     In an optimizer with several groups they are named "1.lr".
     """
 
-    _texts: dict[str, str] | None = None
-
     def enter(self, run: str | None = None) -> None:
-        owner, self._texts = _unwrapped(self.obj), None
-        _options.enter(owner, _live_options(owner))
+        _enter_options(_unwrapped(self.obj))
 
     def leave(self) -> None:
         owner = _unwrapped(self.obj)
         _options.leave(owner, _live_options(owner))
 
     def options(self) -> dict[str, str]:
-        if self._texts is None:  # made once: each save asks
-            owner, values = _unwrapped(self.obj), given_options(self.obj)
-            is_optimizer = isinstance(owner, Optimizer)
-            self._texts = _optimizer_texts(values) if is_optimizer else _scheduler_texts(owner, values)
-        return self._texts
+        given_options(self.obj)
+        return _texts[_unwrapped(self.obj)]
 
 
 class SchedulerEntry(OptionsEntry):
@@ -538,10 +531,16 @@ class ScheduleEntry(OptionsEntry):
             vars(self.obj)[name] = copy.deepcopy(settings[name])
 
 
+def _enter_options(owner: Any) -> None:
+    _options.enter(owner, _live_options(owner))
+    values, is_optimizer = _options.copies(owner), isinstance(owner, Optimizer)
+    _texts[owner] = _optimizer_texts(values) if is_optimizer else _scheduler_texts(owner, values)
+
+
 def given_options(obj: Any) -> dict[str, Any]:
     owner = _unwrapped(obj)
     if not _options.of(owner):
-        _options.enter(owner, _live_options(owner))
+        _enter_options(owner)
     return _options.copies(owner)
 
 

@@ -38,11 +38,8 @@ def optimizer(
 ) -> Optimizer:
     """Make the optimizer that `optimizer_params` describe.
 
-    Args:
-        arguments: further arguments, such as the learning rate.
-        inner: makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.
-        clip: False to use `inner` without the wrapper; or the arguments of `Clip`.
-        names: as for `_trained`.
+    `inner` makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.  `clip` has the arguments of
+    `Clip`; False leaves the wrapper out.
     """
     parameters = _trained(model, names)
     if inner is None:

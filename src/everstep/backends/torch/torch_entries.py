@@ -75,7 +75,6 @@ class ModuleEntry(Entry):
     copies = True
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._given_module = module
         self.module = bare(module)
         reshard(self.module)
         self._sharded = self._sharded_names()
@@ -106,7 +105,7 @@ class ModuleEntry(Entry):
         return {"mp_policy": policy} if policy else {}
 
     def _refresh_names(self) -> BareNames:  # training may add parts
-        self._names = BareNames(self._given_module)
+        self._names = BareNames(self.module)
         return self._names
 
     def _sharded_names(self) -> set[str]:
@@ -141,13 +140,12 @@ class ModuleEntry(Entry):
             tree[_BUFFERS] = buffers
         if changed := given_values.save_attributes(self.module, self._places):
             tree[_ATTRIBUTES] = {names.bare(path): own for path, own in changed.items()}
-        now, made = self._flags(), self._made()
-        del now["empty"]
-        return {**tree, _FLAGS: {"empty": made.pop("empty"), "made": made, "now": now}}
+        return {**tree, _FLAGS: {**self._made(), "now": _listed(self._flags(), "evaluating", "frozen")}}
 
-    def _made(self) -> dict[str, list[str]]:
-        """Return the flags with which the program made the module."""
-        return given_values.FLAGS.copies(self.module) or dict(self._first_flags)
+    def _made(self) -> dict[str, Any]:
+        """Return the flags with which the program made the module, and its empty buffers."""
+        flags = given_values.FLAGS.copies(self.module) or self._first_flags
+        return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
@@ -155,13 +153,15 @@ class ModuleEntry(Entry):
         own = ((f"{path}.{key}".lstrip("."), b) for path, part in parts for key, b in part._buffers.items())
         return {name: None for name, buffer in own if buffer is None}
 
-    def _flags(self) -> dict[str, list[str]]:
-        """Return the names of modules that evaluate, of frozen parameters, and of buffers that are None."""
-        modules, parameters = self.module.named_modules(), self.module.named_parameters()
-        evaluating = (n for n, each in modules if bare(each) is each and not each.training)
-        frozen = (name for name, each in parameters if not each.requires_grad)
-        flags = {"evaluating": evaluating, "frozen": frozen, "empty": self._empty_buffers()}
-        return {kind: [*map(self._names.bare, names)] for kind, names in flags.items()}
+    def _flags(self) -> dict[tuple[str, str], bool]:
+        """Return (kind, bare name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
+        module, empty = self.module, self._empty_buffers()
+        flags = [
+            ("evaluating", n, not each.training) for n, each in module.named_modules() if bare(each) is each
+        ]
+        flags += [("frozen", name, not each.requires_grad) for name, each in module.named_parameters()]
+        flags += [("empty", n, n in empty) for n in (*empty, *(n for n, _ in module.named_buffers()))]
+        return {(kind, self._names.bare(name)): is_set for kind, name, is_set in flags}
 
     def check(self, tree: Any) -> Mismatch:
         return self.expects()(tree)
@@ -223,8 +223,7 @@ class ModuleEntry(Entry):
             raise
         attributes = {names.live(path): own for path, own in tree.get(_ATTRIBUTES, {}).items()}
         given_values.load_attributes(self.module, attributes, self._places)
-        made = self._made()
-        if (flags := tree.get(_FLAGS)) and flags["made"] == {kind: made[kind] for kind in flags["made"]}:
+        if (flags := tree.get(_FLAGS)) and flags["made"] == self._made()["made"]:
             for name, module in self.module.named_modules():
                 module.training = names.bare(name) not in flags["now"]["evaluating"]
             for name, parameter in self.module.named_parameters():
@@ -261,6 +260,11 @@ class ModuleEntry(Entry):
             return name in self.module.get_submodule(owner)._parameters
         except AttributeError:
             return False
+
+
+def _listed(flags: Mapping[tuple[str, str], bool], *kinds: str) -> dict[str, list[str]]:
+    """Return the names of each kind whose flag is set."""
+    return {kind: [name for (each, name), on in flags.items() if on and each == kind] for kind in kinds}
 
 
 class OptimizerEntry(given_values.OptionsEntry):
