@@ -25,8 +25,7 @@ from everstep.redaction import HIDDEN, redacted
 EVENTS = {"failed": "has failed", "diverged": "has diverged", "stuck": "is stuck", "finished": "is finished"}
 _AGAIN = ("diverged", "finished")
 """Events that a resume meets again: the same step is compared again, a finished run is opened again."""
-_NOTE = "notified"
-"""Kind of the journal's event that a message was sent."""
+_NOTE = "notified"  # kind of the event that a message was sent
 _LAST_WORDS, _LONGEST = 3.0, 2000
 """Seconds that a process which ends itself waits for a message, and most characters of a reason."""
 
@@ -147,9 +146,7 @@ class Notify(BuiltIn):
         if bool(command) == (url is not None):
             raise ConfigError('Notify: give one of command=["PROGRAM", "ARGUMENT"] and url="https://..."')
         if isinstance(command, str) or not all(isinstance(part, str) and part for part in command):
-            raise ConfigError(
-                f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
-            )
+            raise ConfigError(f'command={command!r}: give a list of strings, as ["mail", "me@example.org"]')
         address = "" if url is None else _address(url)
         self.target = Target(tuple(command), address, number("timeout", timeout, of="seconds"))
         self._is_open = False
@@ -206,12 +203,10 @@ class Notify(BuiltIn):
             # first: a process that is killed here tells nothing, rather than the same thing twice
             self._run.note(_NOTE, message, wall=True)
             self._run.flush()
-            problem = self.target.send(facts)
-        if problem is not None and not self._warned:
+            fault = self.target.send(facts)
+        if fault is not None and not self._warned:
             self._warned = True
-            self._run.println(
-                f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
-            )
+            self._run.println(f"warning: {self.target} was not told that {facts['text']}: {redacted(fault)}")
 
 
 def _address(url: str) -> str:
