@@ -23,10 +23,10 @@ import everstep
 from everstep.cli.runs import sql_command
 from everstep.display.html import Chart, Line, draw_svg
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.columns import RunColumns
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
 from everstep.index.query import COLLECTIONS, Documents
+from everstep.index.run_queries import RunColumns
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import VERSION
 from everstep.record import Block, Journal, RunDir

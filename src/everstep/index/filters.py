@@ -19,12 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from everstep.errors import ConfigError, nearest
 from everstep.index import STATUSES
 
-_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
+_ORDERS = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
 _TAKES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("$eq", "$ne"), (object, "")),
     **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
@@ -46,11 +41,6 @@ class Leaf(NamedTuple):
     path: str
     operator: str
     value: Any
-
-    @property
-    def about_missing(self) -> bool:
-        """Whether it may hold of a document without a value."""
-        return self.operator == "$exists" or (self.operator == "$in" and None in self.value)
 
 
 class Not(NamedTuple):
@@ -140,9 +130,7 @@ def _condition(path: str, sign: str, value: Any) -> Node:
     try:
         value = json.loads(json.dumps(value))
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{path}: {value!r} is not a JSON value; give numbers, strings, lists ..."
-        ) from None
+        raise ConfigError(f"{path}: {value!r} is not a JSON value; give numbers, strings, lists") from None
     leaf = Leaf(path, "$in", [value]) if sign in ("$eq", "$ne") else Leaf(path, sign, value)
     return Not(leaf) if sign == "$ne" else leaf
 
