@@ -49,9 +49,7 @@ class Compared(NamedTuple):
 
     def differing(self) -> SideBySide:
         """Return the facts that differ."""
-        return {
-            name: values for name, values in self.facts.items() if len(set(map(str, values.values()))) > 1
-        }
+        return {name: each for name, each in self.facts.items() if len(set(map(str, each.values()))) > 1}
 
     def folded(self) -> SideBySide:
         """Return the facts that differ, many packages in one line: those first that decide about numbers."""
@@ -104,11 +102,11 @@ def _charts(runs: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
     """Draw what runs measured outside steps, or, without that, in steps: a line for each run."""
 
     def rows(collection: str) -> list[dict[str, Any]]:
-        filters = [parse({"run": run.facts["name"], "wall": False}) for run in runs]
         points: list[dict[str, Any]] = []
-        for run, title, condition in zip(runs, titles, filters, strict=True):
-            rest = _MOST_DRAWN - len(points)
-            points += [{**row, "run": title} for row in ask(run.database, collection, condition, limit=rest)]
+        for run, title in zip(runs, titles, strict=True):
+            where = parse({"run": run.facts["name"], "wall": False})
+            found = ask(run.database, collection, where, limit=_MOST_DRAWN - len(points))
+            points += [{**row, "run": title} for row in found]
             if len(points) == _MOST_DRAWN:
                 break
         return points
@@ -312,9 +310,8 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    entries = find_all(
-        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
-    )
+    place = None if index is None else os.fspath(index)
+    entries = find_all([os.fspath(run) for run in runs], place, problems.extend)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return entries
