@@ -26,7 +26,7 @@ def search(
     from everstep.index.query import open_index
     from everstep.index.run_queries import RunColumns
 
-    condition = Group(True, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
+    condition = Group(all, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
     names = [leaf.path for leaf in leaves(condition) if leaf.operator != CONTAINS]
     database, problems = open_index(index)
     cli.note(problems)

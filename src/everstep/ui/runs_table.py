@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, flat, json_safe
-from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
+from everstep.index.filters import leaves, ordered, parse_json, parse_words
 from everstep.index.run_queries import BEST, RunColumns, metric_names, newest_facts
 from everstep.record.trust import MARK
 
@@ -49,7 +49,7 @@ class RunsTable(RunColumns):
     def listed(self, options: ListOptions) -> dict[str, Any]:
         """Return the runs that somebody asks for."""
         is_json = options.filter.lstrip().startswith("{")
-        condition = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
+        condition = (parse_json if is_json else parse_words)(options.filter)
         names = [*([] if is_json else (leaf.path for leaf in leaves(condition))), options.sort]
         rows = self.find(condition, [options.sort, *options.columns])
         headers = list(dict.fromkeys(options.columns or [*self._defaults(rows), *names]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from everstep.errors import ConfigError
 from everstep.index import GONE, query
@@ -13,9 +13,6 @@ from everstep.index.database import Database
 from everstep.index.location import id_at, is_run
 from everstep.index.run_queries import find_run
 from everstep.index.shipping import ship
-
-Note: TypeAlias = Callable[[list[str]], object]
-"""Takes descriptions of faults in journals and index."""
 
 
 class Found(NamedTuple):
@@ -45,8 +42,10 @@ class Found(NamedTuple):
         return bool(self.facts["status"] == GONE)
 
 
-def find_all(texts: Sequence[str], index: str | None, note: Note, *, exactly: bool = False) -> list[Found]:
-    """Find runs by directory (read from the journal alone) or by name in the index."""
+def find_all(
+    texts: Sequence[str], index: str | None, note: Callable[[list[str]], object], *, exactly: bool = False
+) -> list[Found]:
+    """Find runs by directory (read from the journal alone) or by name in the index; `note` takes faults."""
     names = [text for text in texts if not _is_run_dir(text)]
     database, problems = query.open_index(index) if names else (None, [])
     note(problems)
