@@ -26,16 +26,7 @@ from everstep.errors import ConfigError
 from everstep.formats.histories import WANDB_BEGINNING, WANDB_BLOCK, WANDB_HEAD, wandb_records
 from everstep.record import Item, RunJournal
 from everstep.schedule import Schedule
-from everstep.services.sink import (
-    Line,
-    Parts,
-    RemoteSink,
-    Sink,
-    describe_root,
-    last_status,
-    lines,
-    require_package,
-)
+from everstep.services.sink import Line, Parts, RemoteSink, Sink, describe_root, last_status, require_package
 
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
@@ -177,7 +168,7 @@ class WandB(Sink):
         )
 
     def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
-        for line in lines(items):
+        for line in self.lines(items):
             if line["step"] != self._step:
                 self._put_row(file)
                 self._step = line["step"]
