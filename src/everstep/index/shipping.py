@@ -173,8 +173,8 @@ def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]], pause: Cal
     if row["status"] == "running" and not _is_held(run_dir):
         return False
     with contextlib.suppress(RunDirError):  # shipping reports the fault
-        same = bool(row["sizes"] == journal_sizes(run_dir))
-        return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).as_json())
+        labelled = labels(run_dir).as_json() if has_labels(run_dir) else {}
+        return bool(row["sizes"] == journal_sizes(run_dir) and row["labels"] == labelled)
     return False
 
 
@@ -332,8 +332,7 @@ def _read_on(
 
 
 _NEW: dict[str, Any] = {
-    **dict.fromkeys(("parent", "parent_offset", "started", "last", "said", "status", "reason", "torn")),
-    **dict.fromkeys(("badge", "how", "diverged_at", "again")),
+    **dict.fromkeys(segments.c.keys()),
     **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch"), 0),
     "facts": "{}",
     "problems": "[]",
