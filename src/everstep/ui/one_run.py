@@ -23,8 +23,7 @@ from everstep.record.journal_format import step_of
 from everstep.ui.curves import zeros_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
-from everstep.views.describe_run import describe
-from everstep.views.find_run import Found
+from everstep.views.describe_run import Found, describe
 
 LOG_BYTES, LARGEST_IMAGE, LONGEST_TEXT = 1 << 18, 32 << 20, 1 << 18
 """Most bytes of a log in one answer and of a picture, and characters of a text: a browser lays all out."""

@@ -18,8 +18,7 @@ from everstep.ui import STATIC
 from everstep.ui.curves import CurveOptions, curves
 from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import differing, plain, streams_of
-from everstep.views.describe_run import titles_of
-from everstep.views.find_run import Found
+from everstep.views.describe_run import Found, titles_of
 
 BEGIN = b"<!doctype html>\n<!-- everstep report -->\n"
 """First bytes of each report."""
