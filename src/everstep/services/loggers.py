@@ -91,6 +91,8 @@ class WandB(Sink):
         if self._mode not in ("online", "offline", "disabled"):
             origin = "mode" if mode else "WANDB_MODE"
             raise ConfigError(f'WandB({origin}={self._mode!r}): give "online", "offline" or "disabled"')
+        if self._mode == "disabled":
+            self.moments = frozenset()
         require_package("WandB", "wandb")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait until the upload ends")
         self._names = {"project": project, "entity": entity or "", "run_group": group or ""}
@@ -184,10 +186,6 @@ class WandB(Sink):
         self._warn_of_changes()
         code = int(last_status(self._run.run_dir) != "finished")
         self._put(file, exit={"exit_code": code, "runtime": int(self._now - self._began)})
-
-    def catch_up(self) -> None:
-        if self._mode != "disabled":
-            super().catch_up()
 
     def close(self) -> None:
         if self._mode == "disabled":

@@ -109,13 +109,6 @@ class Notify(BuiltIn):
     A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chats
     show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
-    | event | when |
-    |---|---|
-    | failed | an error or a guard ends a start; `everstep run` tells it of a process that was killed, too |
-    | diverged | a step that is executed again has other results than the first time |
-    | stuck | the run's `HangWatch` finds that nothing moves for long |
-    | finished | the run came to its end |
-
     A message is sent by a thread; the end of a start waits for it, `timeout` seconds at most.  A message that
     cannot be sent is a warning, once.  A resume does not send it again; a process that is killed just before
     sends nothing.
@@ -123,7 +116,9 @@ class Notify(BuiltIn):
     Args:
         command: a command and its arguments.
         url: an address with http or https.  The record and the warnings name its host only.
-        on: the events to tell.
+        on: the events to tell: "failed" (an error or a guard ends a start; `everstep run` tells it of a
+            process that was killed, too), "diverged" (a step that is executed again has other results than
+            the first time), "stuck" (the run's `HangWatch` finds that nothing moves), "finished".
         timeout: seconds that one message may take.
     """
 
