@@ -39,21 +39,9 @@ from everstep.record import Row, RunJournal
 from everstep.schedule import Every, Instant
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.sink import RemoteSink
-from everstep.state import (
-    Encoded,
-    PerRank,
-    array_name,
-    capture,
-    decode,
-    digest,
-    encode,
-    isolated,
-    leaves,
-    make_entry,
-    restore,
-)
+from everstep.state import Encoded, PerRank, array_name, decode, digest, encode, leaves, make_entry
 from everstep.state.entries import StatefulEntry
-from everstep.state.random_state import seed_all
+from everstep.state.random_state import capture, isolated, restore, seed_all
 from everstep.supervisor import Ending
 from everstep.supervisor.board import require_service
 from everstep.testing.tools import ManualClock, nothing_left
@@ -74,6 +62,9 @@ class Verdict(NamedTuple):
 
     kept: bool | None
     why: str
+
+    def __str__(self) -> str:
+        return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[self.kept] }: {self.why}"
 
 
 def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> None:
@@ -108,9 +99,7 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
             # a resume at the end of a pass opens only the next one
             restore(at.random_state)
             following, _ = _read(make_stream(), most, begin=at.pass_index + 1)
-            law = (
-                "opened by a new process (a stream that goes on from pass to pass has carries_over = True): "
-            )
+            law = "opened by a new process (one that goes on from pass to pass has carries_over = True): "
             _require_equal(passes[at.pass_index + 1 :], following, law, at.pass_index + 1)
     for size in (2, 3) if shares else ():
         _check_shares(make_stream, size)
@@ -354,12 +343,7 @@ class Checked:
     run: Verdict
 
     def __str__(self) -> str:
-        word = "none" if self.word is None else _format_verdict(self.word)
-        return f"its own state_dict: {word}\nin a run of everstep: {_format_verdict(self.run)}"
-
-
-def _format_verdict(verdict: Verdict) -> str:
-    return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[verdict.kept] }: {verdict.why}"
+        return f"its own state_dict: {self.word or 'none'}\nin a run of everstep: {self.run}"
 
 
 def check(obj: Any, change: Change | None = None) -> Checked:
@@ -519,7 +503,9 @@ def check_service(
         make_state: makes more entries of the state, for a service that looks at them, such as "model"; called
             for each start.
     """
-    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None, make_state)
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program = _Program(make_service, metrics, values, Path(folder), make_state)
+        _check_in_runs(program, lambda run_dir, label: None)
 
 
 def check_sink(
@@ -547,14 +533,14 @@ def check_sink(
             f"{[*(actual - expected)][:5]} (step, name, value); write each valid row once"
         )
 
-    if isinstance(make_sink(), RemoteSink):
-        with isolated(), tempfile.TemporaryDirectory() as folder:
-            program, lines = _Program(make_sink, (), {}, Path(folder)), 0
-            while not program.lines_to_kill:  # the run before was killed
-                lines += 1
-                program.lines_to_kill = lines
-                inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
-    _check_in_runs(make_sink, (), {}, inspect)
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program, lines = _Program(make_sink, (), {}, Path(folder, "killed")), 0
+        is_remote = isinstance(make_sink(), RemoteSink)
+        while is_remote and not program.lines_to_kill:  # the run before was killed
+            lines += 1
+            program.lines_to_kill = lines
+            inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
+        _check_in_runs(_Program(make_sink, (), {}, Path(folder)), inspect)
 
 
 def _count_rows(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
@@ -562,57 +548,48 @@ def _count_rows(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
         return Counter((int(step), name, repr(np.float32(value))) for step, name, value in rows)
 
 
-def _check_in_runs(
-    make_service: Callable[[], Service],
-    metrics: Sequence[str],
-    values: Mapping[str, Sequence[float]],
-    inspect: Callable[[Path, str], None],
-    make_state: Callable[[], Mapping[str, Any]] = dict,
-) -> None:
+def _check_in_runs(program: _Program, inspect: Callable[[Path, str], None]) -> None:
     """Check a service; `inspect` is called with the directory of each run and how it was disturbed."""
-    _check_attributes(make_service)
-    for name, series in values.items():
+    _check_attributes(program.make)
+    for name, series in program.values.items():
         count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
-        assert len(series) == count, (
-            f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        message = f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        assert len(series) == count, message
+    service = program.make()
+    undisturbed = program.run()
+    assert program.calls["run"] or program.calls["finish"], (
+        f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
+    )
+    known = sorted({row.name for row in RunJournal(undisturbed.run_dir).rows()})
+    for metric in service.watches:
+        assert metric in known, (
+            f"the service watches {metric!r}, which has no values in this check "
+            f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
         )
-    service = make_service()
-    with isolated(), tempfile.TemporaryDirectory() as folder:
-        program = _Program(make_service, metrics, values, Path(folder), make_state)
-        undisturbed = program.run()
-        assert program.calls["run"] or program.calls["finish"], (
-            f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
-        )
-        known = sorted({row.name for row in RunJournal(undisturbed.run_dir).rows()})
-        for metric in service.watches:
-            assert metric in known, (
-                f"the service watches {metric!r}, which has no values in this check "
-                f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
-            )
-        inspect(undisturbed.run_dir, "undisturbed")
-        alone = None if service.controller else program.run(without=True)
+    inspect(undisturbed.run_dir, "undisturbed")
+    alone = None if service.controller else program.run(without=True)
+    if alone is not None:
+        broken = "an observer must change nothing, but with this service these differ"
+        _require_same(undisturbed.content, alone.content, broken, _is_of(service))
+    # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
+    for place, strike in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
+        label = f"{strike} in {place} and started again"
+        resumed = program.run(strike, place)
+        broken = f"its state_dict must hold all that run() remembers, but {label} these differ"
+        _require_same(resumed.content, undisturbed.content, broken)
+        inspect(resumed.run_dir, label)
+    program.require_tried(program.make())
+    failing_run = None
+    with suppress(_PlantedError):
+        failing_run = program.run(failing=True)
+    assert (failing_run is not None) == (service.stage is Stage.REPORT), (
+        "a failure in REPORT, and in no other stage, lets the training continue"
+    )
+    if failing_run is not None:
+        assert any("planted" in text for text in failing_run.warnings), "a failure must be warned about"
         if alone is not None:
-            broken = "an observer must change nothing, but with this service these differ"
-            _require_same(undisturbed.content, alone.content, broken, _is_of(service))
-        # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
-        for place, strike in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
-            label = f"{strike} in {place} and started again"
-            resumed = program.run(strike, place)
-            broken = f"its state_dict must hold all that run() remembers, but {label} these differ"
-            _require_same(resumed.content, undisturbed.content, broken)
-            inspect(resumed.run_dir, label)
-        program.require_tried(make_service())
-        failing_run = None
-        with suppress(_PlantedError):
-            failing_run = program.run(failing=True)
-        assert (failing_run is not None) == (service.stage is Stage.REPORT), (
-            "a failure in REPORT, and in no other stage, lets the training continue"
-        )
-        if failing_run is not None:
-            assert any("planted" in text for text in failing_run.warnings), "a failure must be warned about"
-            if alone is not None:
-                broken = "a failing REPORT service must change nothing, but these differ"
-                _require_same(failing_run.content, alone.content, broken, _is_of(service))
+            broken = "a failing REPORT service must change nothing, but these differ"
+            _require_same(failing_run.content, alone.content, broken, _is_of(service))
 
 
 def _check_attributes(make_service: Callable[[], Service]) -> None:
@@ -668,7 +645,7 @@ class _Program:
         folder: Path,
         make_state: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._make, self._values, self._folder, self._make_state = make_service, values, folder, make_state
+        self.make, self.values, self._folder, self._make_state = make_service, values, folder, make_state
         collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
         self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
@@ -687,7 +664,7 @@ class _Program:
         run_dir = self._folder / str(self._runs)
         for _ in range(_STARTS):
             with nothing_left():
-                service = None if without else self._make()
+                service = None if without else self.make()
                 if service is not None:
                     self._count(service, failing)
                 if isinstance(service, RemoteSink) and self.lines_to_kill:
@@ -800,7 +777,7 @@ class _Program:
         return loop.ending
 
     def _value(self, metric: str, index: int, usual: float) -> float:
-        return self._values[metric][index] if metric in self._values else usual
+        return self.values[metric][index] if metric in self.values else usual
 
 
 def _final(run_dir: Path, ending: Ending) -> _Final:
