@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -15,16 +16,7 @@ from typing import Any
 from everstep.arguments import integer, number
 from everstep.drill.processes import last_lines, owned_folder
 from everstep.drill.program import Program, Strike, command, first_divergence
-from everstep.drill.report import (
-    CHANCE,
-    DrillReport,
-    KillResult,
-    StartSummary,
-    Verdict,
-    bars,
-    deadline_after,
-    struck_at,
-)
+from everstep.drill.report import CHANCE, DrillReport, KillResult, StartSummary, bars, struck_at
 from everstep.drill.strike_plans import aim, choose_hazards
 from everstep.errors import ConfigError, DrillError, EverstepError
 from everstep.record import Difference, RunDir
@@ -85,10 +77,9 @@ class Campaign(ABC):
         repeats = times - Counter([*times])
         self.report.steps_again |= set(repeats)
         status = starts[-1].status
-        verdict: Verdict = "exact" if any(hits) else "not hit"
         return KillResult(
             name,
-            "failed" if status else "differs" if divergence else verdict,
+            "failed" if status else "differs" if divergence else "exact" if any(hits) else "not hit",
             strikes=sum(hits),
             struck=struck,
             again=repeats.total(),
@@ -97,6 +88,12 @@ class Campaign(ABC):
             divergence=None if status else divergence,
             message=f"status {status}\n{last_lines(log)}" if status else "",
         )
+
+
+def deadline_after(budget: float | None) -> float:
+    """Return the time, of `time.monotonic`, after which a drill of `budget` minutes strikes no more."""
+    minutes = number("budget", budget, of="minutes", none="for no limit")
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
 
 
 def drill(
@@ -141,9 +138,7 @@ def drill(
     if not path.is_file():
         raise ConfigError(f"{path} is not a file; give the path of a Python script")
     if path.suffix == ".ipynb":
-        raise ConfigError(
-            f"{path} is a notebook: give the script that `jupyter nbconvert --to script {path}` makes"
-        )
+        raise ConfigError(f"{path} is a notebook: make a script of it: jupyter nbconvert --to script {path}")
     kills, ranks = integer("kills", kills, 0), integer("ranks", ranks, 1)
     max_steps = integer("max_steps", max_steps, none="for no limit")
     timeout, deadline = number("timeout", timeout, of="seconds"), deadline_after(budget)
@@ -203,9 +198,7 @@ class _ScriptCampaign(Campaign):
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         count = len({record.rank for record in start.witnessed})
         if count < ranks:
-            raise DrillError(
-                f"{script} trains on {count} of {ranks} ranks; open the run on each, not `if rank == 0`"
-            )
+            raise DrillError(f"{script} trains on {count} of {ranks} ranks; open the run on each of them")
         return program
 
     def _difference(self, program: Program) -> Difference | None:

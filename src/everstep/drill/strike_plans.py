@@ -124,10 +124,9 @@ RANK_HAZARDS: dict[str, Plan | None] = {
 
 
 def aim(hazard: str, ranks: Sequence[Points], seconds: float, draw: Random) -> list[Strike]:
-    """Plan the strikes of a hazard; none if the program has no such place (a Supervisor has no tail).
+    """Plan the strikes of a hazard, by what each rank of an undisturbed start passed in a number of seconds.
 
-    Args:
-        ranks: what each rank of an undisturbed start passed, in a number of seconds.
+    None if the program has no such place (a Supervisor has no tail).
     """
     rank, target = 0, ""
     if hazard in (ALL_RANKS, TORCHRUN):
