@@ -18,16 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from everstep.arguments import checked_keywords, plain
 from everstep.checkpoint import CheckpointName, Store, find_checkpoint
@@ -38,11 +30,10 @@ from everstep.data import arrays, as_stream
 from everstep.data.adapt import SequenceStream
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, HiLossError, LossBoundError, MetricError, NoCheckpointError, nearest
-from everstep.experiment.calls import argument_faults
+from everstep.experiment.calls import ConfigMistakes, Mistake, argument_faults, mistakes_of
 from everstep.experiment.experiment import note_uncommitted
 from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.predictions import as_array, npz
-from everstep.experiment.validation import ConfigMistakes, Mistake, mistakes_of
 from everstep.record import Evaluation, RunDir, RunJournal, located, record_evaluation, to_read
 from everstep.record.trust import distrust
 from everstep.redaction import without_credentials
@@ -259,12 +250,8 @@ def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 _FREE = (
-    "save_params",
-    "load_params",
-    "validation_params",
-    "train_params.num_steps",
-    "train_params.validate_first",
-    "train_params.thres_loss",
+    *("save_params", "load_params", "validation_params"),
+    *("train_params.num_steps", "train_params.validate_first", "train_params.thres_loss"),
 )
 """Parameters that may change between two starts: they touch no step; a resume compares services by itself."""
 _ORIGIN = ("source", "version")
@@ -318,9 +305,7 @@ def restore_tree(tree: Any, place: str = "") -> Any:
     if not (CALL in tree and tree.keys() <= {CALL, *_ORIGIN}):
         return {k: restore_tree(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
-        raise ConfigError(
-            f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
-        )
+        raise ConfigError(f"{place} was {tree[CALL]} in a function; define it at the top level of its module")
     return imported(str(tree[CALL]))
 
 
@@ -402,9 +387,7 @@ class Example(UserDict[str, Any]):
 def by_name(batch: Any) -> dict[str, Any]:
     """Copy a batch, which has its parts by name."""
     if not isinstance(batch, Mapping):
-        raise ConfigError(
-            f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
-        )
+        raise ConfigError(f"a batch is a {type(batch).__name__}; let data_params.func return dictionaries")
     return dict(batch)
 
 
@@ -514,9 +497,8 @@ class ParamsTask(Task):
 
     def eval_step(self, batch: ValidationBatch) -> Mapping[str, Any]:
         inputs = self._inputs(*batch)
-        metrics: Mapping[str, Any] = self._tree.validation_params[batch.name].targets(
-            inputs, self.model(inputs)
-        )
+        targets = self._tree.validation_params[batch.name].targets
+        metrics: Mapping[str, Any] = targets(inputs, self.model(inputs))
         return metrics
 
     def batch_size(self, batch: Any) -> float:
@@ -841,9 +823,8 @@ def index_of(place: Place, section: str) -> str | None:
     if host is None and port is None:
         return None
     if host is None or port == 27017 or ("://" in host and port is not None):
-        raise ConfigError(
-            f"{section}: port={port} with host={host!r}; give a PostgreSQL's host and port, or a URL as host"
-        )
+        remedy = "give a PostgreSQL's host and port, or a URL as host"
+        raise ConfigError(f"{section}: port={port} with host={host!r}; {remedy}")
     return host if "://" in host else f"postgresql://{host}:{port or 5432}/everstep"
 
 
