@@ -64,10 +64,8 @@ def show_command(
         raise ConfigError(f"the run has no metric {metric!r}; {hint}")
     series = [{"phase": pair[0], "name": pair[1]} for pair in pairs]
     rows = ask(entry.database, "metrics", parse({"run": entry.facts["name"], "$or": series}))
-    if as_json:
-        cli.print_json(rows)
-    else:
-        cli.print_table(rows, ("epoch", "step", "phase", "name", "value"))
+    columns = ("epoch", "step", "phase", "name", "value")
+    cli.print_json(rows) if as_json else cli.print_table(rows, columns)
 
 
 def _print_run(run: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ from everstep.state import isolated, seed_all
 from everstep.supervisor import InitFrom, Loaded, load
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import names_in
+from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
@@ -569,21 +570,12 @@ def train_from_params(
         for tree, run_dir, record in zip(trees, run_dirs, records, strict=True):
             begin, step = _beginning(tree, run_dir)
             data, streams = _validations(tree)
-            trainers.append(
-                Trainer(
-                    ParamsTask(tree, {"train": train, **data}, step),
-                    {"train": train.data, **streams},
-                    run_dir,
-                    services=_services(tree),
-                    seed=tree.model_params.seed,
-                    max_step=tree.train_params.num_steps,
-                    config=record,
-                    on_change=on_change,
-                    on_divergence=on_divergence,
-                    init_from=begin,
-                    resume=tree.load_params is None or tree.load_params.do_restore,
-                )
-            )
+            options: LoopOptions = {"config": record, "on_change": on_change, "on_divergence": on_divergence}
+            options["seed"], options["max_step"] = tree.model_params.seed, tree.train_params.num_steps
+            options["resume"] = tree.load_params is None or tree.load_params.do_restore
+            options["init_from"] = begin
+            task, named = ParamsTask(tree, {"train": train, **data}, step), {"train": train.data, **streams}
+            trainers.append(Trainer(task, named, run_dir, services=_services(tree), **options))
         training: Any = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
         if dont_run:
             return training
@@ -642,14 +634,9 @@ def _services(tree: TrainingTree) -> list[Service]:
 def _evaluation(
     name: str, params: Validation, every: Every | None = None, validate_first: bool = False
 ) -> Evaluate:
-    return Evaluate(
-        name,
-        every,
-        num_steps=params.num_steps or -1,
-        validate_first=validate_first,
-        agg_func=params.agg_func,
-        online_agg_func=params.online_agg_func,
-    )
+    functions: Any = {"agg_func": params.agg_func, "online_agg_func": params.online_agg_func}
+    steps = params.num_steps or -1
+    return Evaluate(name, every, num_steps=steps, validate_first=validate_first, **functions)
 
 
 class _PinInitial(BuiltIn):
@@ -746,13 +733,9 @@ def _home(loaded: Loaded, save: SaveOfTest | None, seed: int) -> tuple[Path, Cal
         raise ConfigError(f"{loaded.path} is in no run directory; give a checkpoint inside one")
     if save is None or not save.do_save:
         return tested, lambda step: None
-    validates = {
-        "run": RunDir.open(tested, create=False).id,
-        "checkpoint": loaded.name,
-        "digest": loaded.digest,
-        "step": loaded.step,
-        "path": str(Path(loaded.path).absolute()),
-    }
+    at = {"checkpoint": loaded.name, "digest": loaded.digest, "step": loaded.step}
+    path = str(Path(loaded.path).absolute())
+    validates = {"run": RunDir.open(tested, create=False).id, **at, "path": path}
     home = RunDir.open(run_dir_of(save), seed=seed, about={"kind": "test", "validates": validates})
     if home.facts.get("kind") != "test":
         raise ConfigError(f"{home.path} is the run {home.id}, which is not a test; give another exp_id")
