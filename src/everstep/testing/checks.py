@@ -48,7 +48,7 @@ from everstep.testing.tools import ManualClock, nothing_left
 
 _PASSES = 3
 _BEFORE, _AFTER = 128, 2
-"""Most batches that `try_stream` draws before a position, and the number that it compares after it."""
+"""Most batches that `_try_stream` draws before a position, and the number that it compares after it."""
 _END = object()
 
 
@@ -108,39 +108,30 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
             print("the cursor has no remaining(): a run killed in an epoch's tail may resume without a step")
 
 
-def try_stream(stream: Stream) -> Verdict:
-    """Try a stream on copies: opened at a position, it must give the batches that came after it.
+def _try_stream(first: Stream, second: Stream, third: Stream, fourth: Stream) -> Verdict:
+    """Try copies of a stream: opened at a position, it must give the batches that came after it.
 
     The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
     The pass is left there, and the next one must begin with the same batches, too.
     """
-    try:
-        first, second, third, fourth = (copy.deepcopy(stream) for _ in range(4))
-    except Exception as error:
-        return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
-    try:
-        (batches,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
-        if len(batches) < 2:
-            return Verdict(None, "it gave one batch only" if batches else "it gave no batch")
-        if all(batch is None for batch, _ in batches):
-            return Verdict(None, "its batches hold nothing that can be compared")
-        last = max(1, len(batches) - _AFTER)
-        most = [last + _AFTER, _AFTER]
-        passes, places = _read(second, most, counts=range(last, last + _AFTER + 1), strict=False)
-        in_first = [place for place in places if place.pass_index == 0]
-        at, end = in_first[0], in_first[-1]
-        resumed, _ = _read(third, most, at, strict=False)
-        _require_equal([passes[0][last:], passes[1]], resumed, f"opened at {at}: ")
-        # a resume at the end of a pass opens the next one in a new process
-        if fourth.carries_over:
-            fourth.open("train", 0, end.position, seed=0).close()
-        restore(end.random_state)
-        fresh, _ = _read(fourth, most, begin=1, strict=False)
-        _require_equal([passes[1]], fresh, "the pass after a resume: ", 1)
-    except (AssertionError, NotResumableError) as error:
-        return Verdict(False, str(error))
-    except Exception as error:
-        return Verdict(False, f"{type(error).__name__}: {error}")
+    (batches,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
+    if len(batches) < 2:
+        return Verdict(None, "it gave one batch only" if batches else "it gave no batch")
+    if all(batch is None for batch, _ in batches):
+        return Verdict(None, "its batches hold nothing that can be compared")
+    last = max(1, len(batches) - _AFTER)
+    most = [last + _AFTER, _AFTER]
+    passes, places = _read(second, most, counts=range(last, last + _AFTER + 1), strict=False)
+    in_first = [place for place in places if place.pass_index == 0]
+    at, end = in_first[0], in_first[-1]
+    resumed, _ = _read(third, most, at, strict=False)
+    _require_equal([passes[0][last:], passes[1]], resumed, f"opened at {at}: ")
+    # a resume at the end of a pass opens the next one in a new process
+    if fourth.carries_over:
+        fourth.open("train", 0, end.position, seed=0).close()
+    restore(end.random_state)
+    fresh, _ = _read(fourth, most, begin=1, strict=False)
+    _require_equal([passes[1]], fresh, "the pass after a resume: ", 1)
     return Verdict(True, f"{_AFTER} batches drawn again were the same")
 
 
@@ -363,8 +354,8 @@ def check(obj: Any, change: Change | None = None) -> Checked:
     no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
     if change is None and not no_batches and (hasattr(obj, "__iter__") or hasattr(obj, "open")):
         return _check_data(obj)
-    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
-    return Checked("state", word, _try_state(obj, change, partial(make_entry, "state")))
+    word = _tried(obj, 2, partial(_try_state, StatefulEntry, change)) if isinstance(obj, Stateful) else None
+    return Checked("state", word, _tried(obj, 2, partial(_try_state, partial(make_entry, "state"), change)))
 
 
 def _check_data(data: Any) -> Checked:
@@ -385,8 +376,24 @@ def _try_unspent(stream: Stream) -> Verdict:
     if stream.spent or isinstance(stream.keeps_place, Iterator):
         exact = "a resume is exact until it draws at random again, as a DataLoader does at a second pass"
         return Verdict(None, f"it is an iterator, which can be read once only; {exact}")
+    return _tried(stream, 4, _try_stream)
+
+
+def _tried(obj: Any, count: int, trial: Callable[..., Verdict]) -> Verdict:
+    """Give copies of an object to a trial; what the trial raises is a verdict, too."""
     with isolated(), _quiet():
-        return try_stream(stream)
+        try:
+            copies = [copy.deepcopy(obj) for _ in range(count)]
+        except Exception as error:
+            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+        try:
+            return trial(*copies)
+        except (AssertionError, NotResumableError) as broken:
+            return Verdict(False, str(broken))
+        except StateError as error:
+            return Verdict(False, f"refused: {error}")
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -402,28 +409,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _try_state(obj: Any, change: Change | None, entry_of: Callable[[Any], Entry]) -> Verdict:
-    with isolated(), _quiet():
-        try:
-            one, other = copy.deepcopy(obj), copy.deepcopy(obj)
-        except Exception as error:
-            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
-        try:
-            shows = _require_comes_back(one, other, change or (lambda each: None), entry_of)
-        except AssertionError as broken:
-            return Verdict(False, str(broken))
-        except StateError as error:
-            return Verdict(False, f"refused: {error}")
-        except Exception as error:
-            return Verdict(False, f"{type(error).__name__}: {error}")
-        if change is not None and not shows:
-            return Verdict(None, "the change shows neither in the state nor in what it returns")
-        return Verdict(True, "a copy that was given its state does the same")
-
-
-def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable[[Any], Entry]) -> bool:
-    """Require that an object that is given another's state does the same; return whether the changes show."""
-    first, second = entry_of(one), entry_of(other)
+def _try_state(entry_of: Callable[[Any], Entry], given: Change | None, one: Any, other: Any) -> Verdict:
+    """Try two copies of an object: the one that is given the other's state must do the same."""
+    first, second, change = entry_of(one), entry_of(other), given or (lambda each: None)
     for entry in (first, second):  # each notes what it was given before the first change, as in a loop
         entry.enter()
     first_content = _content(encode(first.save()))
@@ -443,7 +431,9 @@ def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable
         message = f"after {count} more changes the restored object differs"
         assert comparable(change(other)) == expected, f"{message} in what the change returns"
         _require_same(_content(encode(second.save())), _content(encode(first.save())), message)
-    return state != first_content or any(result is not None for result in results)
+    if given is not None and state == first_content and all(result is None for result in results):
+        return Verdict(None, "the change shows neither in the state nor in what it returns")
+    return Verdict(True, "a copy that was given its state does the same")
 
 
 def _content(encoded: Encoded) -> dict[Any, Any]:
