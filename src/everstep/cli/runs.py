@@ -156,7 +156,4 @@ def sql_command(
         {name: f"{len(value)} bytes" if isinstance(value, bytes) else value for name, value in row.items()}
         for row in rows
     ]
-    if as_json:
-        cli.print_json(cells)
-    else:
-        cli.print_table(cells, list(result.keys()))
+    cli.print_json(cells) if as_json else cli.print_table(cells, list(result.keys()))

@@ -57,16 +57,8 @@ def sweep_command(
     ship_to(index)
     from everstep.experiment.sweep import trials
 
-    varied = trials(
-        files,
-        overrides,
-        grid=grid,
-        draws=draws,
-        count=count,
-        seed=seed,
-        run_dir=run_dir,
-        profile=options["profile"],
-    )
+    place = {"run_dir": run_dir, "profile": options["profile"]}
+    varied = trials(files, overrides, grid=grid, draws=draws, count=count, seed=seed, **place)
     distinct = list({trial.run_dir: trial for trial in varied}.values())
     if len(distinct) < len(varied):
         cli.note([f"{len(varied)} draws gave {len(distinct)} different settings; each is trained once"])

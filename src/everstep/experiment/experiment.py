@@ -21,19 +21,15 @@ from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending
 from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import Trainer
-from everstep.trainer.checkpoint_follower import Which
+from everstep.trainer.evaluations import Which
 from everstep.unattended import seed_or_drilled
 
 Maker = Callable[[], Any] | str
 """A function without arguments, or its import path `module:name`."""
 
 SCHEDULES = (
-    "train",
-    "evaluate",
-    "train_and_evaluate",
-    "continuous_eval",
-    "continuous_train_and_eval",
-    "test",
+    *("train", "evaluate", "train_and_evaluate"),
+    *("continuous_eval", "continuous_train_and_eval", "test"),
 )
 """The schedules: methods of `Experiment`, which `run` and `everstep train --schedule` take by name."""
 
@@ -163,9 +159,8 @@ class Experiment:
             min_eval_frequency: steps from one evaluation to the next; None: as the `Evaluate` services
                 are scheduled; 0: only at the end.
         """
-        frequency = integer(
-            "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
-        )
+        name, none = "min_eval_frequency", "for the services' own schedules"
+        frequency = integer(name, min_eval_frequency, 0, none=none)
         when = frequency is None or (Every(steps=frequency) if frequency else Never())
         trainer = self._to_train()
         return RunResult(trainer.run_training(evaluate=when, evaluate_end=True), trainer.evaluate_all())

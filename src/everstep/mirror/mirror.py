@@ -144,12 +144,9 @@ Parts: TypeAlias = tuple[Part, ...]
 
 
 class Source(NamedTuple):
-    """File of the run directory that belongs to what is committed.
+    """File of the run directory: how many bytes of it are committed, and their xxh3_128.
 
-    Attributes:
-        path: the local file.
-        bytes: how many bytes of it belong to what is committed.
-        digest: their xxh3_128; None for a journal, which grows and is cut into parts.
+    A journal, which grows and is cut into parts, has no digest.
     """
 
     path: Path
@@ -166,17 +163,14 @@ class Committed(NamedTuple):
 
 
 class Mirror:
-    """Lists and files at a place.  One thread at a time calls it.
-
-    Attributes:
-        contents: the newest whole list, as last read or written; None in an empty mirror.
-        is_over: set by any thread: an upload that runs is given up before its next file.
-    """
+    """Lists and files at a place.  One thread at a time calls it."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.contents: Contents | None = None
+        """The newest whole list, as last read or written; None in an empty mirror."""
         self.is_over = False
+        """Set by any thread: an upload that runs is given up before its next file."""
         self._last = 0
         """Number of the newest list that was ever seen, whole or not."""
         self._token = secrets.token_hex(8)
@@ -275,7 +269,15 @@ class Mirror:
                     raise
                 gaps.add(folder)  # retention has deleted it
         # no checkpoint is listed that lacks a file
-        self._list(contents, committed, {p: f for p, f in files.items() if p.rpartition("/")[0] not in gaps})
+        files = {path: parts for path, parts in files.items() if path.rpartition("/")[0] not in gaps}
+        holder = replace(contents.holder, ended=committed.ended)
+        new = replace(contents, files=files, notes=dict(committed.notes), holder=holder)
+        if new != contents:
+            self._append(replace(new, number=self._last + 1))
+            self._garbage |= (contents.keys() | set(self._unlisted)) - new.keys()
+            self._garbage.add(replace(contents, number=contents.number - 1).key)
+            self._unlisted.clear()
+            self._delete()
         return problems
 
     def _present_parts(self, contents: Contents) -> tuple[dict[str, Parts], list[str]]:
@@ -293,18 +295,6 @@ class Mirror:
         count = sum(present[path] != parts for path, parts in contents.files.items())
         sentence = f"the mirror {self.place.name} has lost {count} of its files, which are uploaded again"
         return present, [sentence] if count else []
-
-    def _list(self, contents: Contents, committed: Committed, files: dict[str, Parts]) -> None:
-        """Write the list that has these files, then delete what it does not refer to."""
-        holder = replace(contents.holder, ended=committed.ended)
-        new = replace(contents, files=files, notes=dict(committed.notes), holder=holder)
-        if new == contents:
-            return
-        self._append(replace(new, number=self._last + 1))
-        self._garbage |= (contents.keys() | set(self._unlisted)) - new.keys()
-        self._garbage.add(replace(contents, number=contents.number - 1).key)
-        self._unlisted.clear()
-        self._delete()
 
     def _upload_source(self, key: str, source: Source, parts: Parts) -> Parts:
         if source.digest is None:
