@@ -125,11 +125,11 @@ def test_a_flag_that_training_set_is_found_where_the_program_sets_another_one(tm
 
     def again(objects: tuple[Net, torch.optim.Optimizer], fails_at: int) -> None:
         objects[0].last.requires_grad_(False)
-        with pytest.raises(Fails):
+        with pytest.raises(Boom):
             train(tmp_path, objects, "frozen", fails_at)
 
     objects, later = made(), made()
-    with pytest.raises(Fails):
+    with pytest.raises(Boom):
         train(tmp_path, objects, "frozen", 15)
     again(objects, 19)
     again(later, 20)
