@@ -50,6 +50,8 @@ _PASSES = 3
 _BEFORE, _AFTER = 128, 2
 """Most batches that `_try_stream` draws before a position, and the number that it compares after it."""
 _END = object()
+_GRACE = 1.0
+"""Seconds in which a stream's thread may end after `close()`."""
 
 
 class Verdict(NamedTuple):
@@ -228,7 +230,11 @@ def _read(
         passes.append(batches)
         for _ in range(2):
             cursor.close()
-        threads = [each.name for each in set(threading.enumerate()) - before if "everstep" in each.name]
+        # foreign data may have threads of its library, which end with the process
+        own = [each for each in set(threading.enumerate()) - before if strict or "everstep" in each.name]
+        for thread in own:
+            thread.join(_GRACE)
+        threads = [each.name for each in own if each.is_alive()]
         assert not threads, f"{prefix}threads {threads} are alive after close()"
         children = multiprocessing.active_children() if strict else ()
         assert not children, f"{prefix}processes {children} are alive after close()"
@@ -705,8 +711,8 @@ class _Program:
                 state = fingerprint(service.state_dict())
                 if state not in self.states:
                     self.states.append(state)
-                if method in ("run", "finish") and outcome:
-                    self.calls["action"] += len(outcome.actions)
+                if method in ("run", "finish"):  # what is no Outcome is an error of the run
+                    self.calls["action"] += len(getattr(outcome, "actions", ()))
                 return outcome
 
             return call
