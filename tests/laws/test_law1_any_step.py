@@ -25,15 +25,11 @@ STEPS = EPOCHS * STEPS_PER_EPOCH  # where each epoch is one pass
 SHORT = ("--epochs", str(EPOCHS), "--batch", str(128 // STEPS_PER_EPOCH))
 
 DATA = {
-    "arrays": ("--data", "arrays"),
-    "prefetch": ("--data", "prefetch"),
-    "loader": ("--data", "loader"),
-    "loader, 2 workers": ("--data", "loader", "--workers", "2"),
-    "own, with state": ("--data", "own"),
-    "plain": ("--data", "plain"),
-    "plain, own generator": ("--data", "plain", "--generator"),
+    "arrays": ("--data", "arrays"), "prefetch": ("--data", "prefetch"), "loader": ("--data", "loader"),
+    "loader, 2 workers": ("--data", "loader", "--workers", "2"), "own, with state": ("--data", "own"),
+    "plain": ("--data", "plain"), "plain, own generator": ("--data", "plain", "--generator"),
     "plain, 2 workers": ("--data", "plain", "--workers", "2"),
-}
+}  # fmt: skip
 IN_PROCESS = [name for name in DATA if "workers" not in name]
 SERVICES = {
     "none": list,
@@ -64,39 +60,28 @@ SHAPES = {
 }
 """How epochs, passes and step loops lie to each other, and what the body of a step does besides."""
 
-crashes = st.lists(
-    st.one_of(
-        st.builds(Crash, st.sampled_from(["start", "end"]), st.integers(1, STEPS), st.booleans()),
-        st.builds(
-            Crash,
-            st.sampled_from(["head", "tail"]),
-            st.sampled_from([3, 4, 6, 7, 8, 9, 10, 12]),
-            st.booleans(),
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
+EPOCH_ENDS = st.sampled_from([3, 4, 6, 7, 8, 9, 10, 12])
+in_a_step = st.builds(Crash, st.sampled_from(["start", "end"]), st.integers(1, STEPS), st.booleans())
+around_steps = st.builds(Crash, st.sampled_from(["head", "tail"]), EPOCH_ENDS, st.booleans())
+crashes = st.lists(in_a_step | around_steps, min_size=1, max_size=4)
 
 
 def program(shape: str, data: str, accumulate: int, evaluate: str, services: str, cadence: str) -> Program:
+    def made() -> list[everstep.Service]:
+        saves = everstep.Checkpoints(CADENCES[cadence](), copy="live" not in cadence)
+        return [*SERVICES[services](), saves]
+
     given = SHAPES[shape]
-    return Program(
-        arguments=(*SHORT, *DATA[data], "--accumulate", str(accumulate), "--evaluate", evaluate),
-        services=lambda: [
-            *SERVICES[services](),
-            everstep.Checkpoints(CADENCES[cadence](), copy="live" not in cadence),
-        ],
-        **{**given, "loop": {"default_services": False, **given.get("loop", {})}},
-    )
+    given = {**given, "loop": {"default_services": False, **given.get("loop", {})}}
+    arguments = (*SHORT, *DATA[data], "--accumulate", str(accumulate), "--evaluate", evaluate)
+    return Program(arguments=arguments, services=made, **given)
 
 
-_runs = TemporaryDirectory(prefix="everstep-law1-")
-_numbers = itertools.count()
+RUNS, NUMBERS = TemporaryDirectory(prefix="everstep-law1-"), itertools.count()
 
 
 def _new_run() -> Path:
-    return Path(_runs.name) / str(next(_numbers))
+    return Path(RUNS.name) / str(next(NUMBERS))
 
 
 @cache
@@ -134,14 +119,11 @@ def check(crashes: list[Crash], cadence: str, limit: int = 0, **chosen: Any) -> 
 
 
 choices = {
-    "shape": st.sampled_from(sorted(SHAPES)),
-    "accumulate": st.integers(1, 3),
-    "evaluate": st.sampled_from(["isolated", "bare", "none"]),
-    "services": st.sampled_from(sorted(SERVICES)),
-    "cadence": st.sampled_from(sorted(CADENCES)),
-    "crashes": crashes,
+    "shape": st.sampled_from(sorted(SHAPES)), "accumulate": st.integers(1, 3),
+    "evaluate": st.sampled_from(["isolated", "bare", "none"]), "services": st.sampled_from(sorted(SERVICES)),
+    "cadence": st.sampled_from(sorted(CADENCES)), "crashes": crashes,
     "limit": st.sampled_from([0, 0, 1, 5, 7, 8]),
-}
+}  # fmt: skip
 
 
 def case(*row: Any) -> Any:

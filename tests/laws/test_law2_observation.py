@@ -14,7 +14,7 @@ import torch
 from law_support.training import Program
 
 import everstep
-from everstep import At, Boundary, Checkpoints, Every, Never
+from everstep import At, Boundary, Checkpoints, Every, Never, services
 from everstep.proof.compare import ABSENT, compare_runs
 from everstep.services import Console, Moment
 
@@ -23,15 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = ("--epochs", "3", "--batch", "32", "--accumulate", "2", "--data", "loader")
 NO_SAVES = {"services": lambda: [Checkpoints(Never())], "loop": {"default_services": False}}
 
-TRAINING = (
-    "leaf/user/",
-    "leaf/rng/",
-    "leaf/progress/",
-    "leaf/streams/",
-    "leaf/gradients",
-    "row/",
-    "checkpoint",
-)
+TRAINING = tuple(f"leaf/{part}" for part in ("user/", "rng/", "progress/", "streams/", "gradients"))
+TRAINING += ("row/", "checkpoint")
 """What observation must not change; the observers' own state is theirs."""
 
 
@@ -114,19 +107,14 @@ def quiet(name: str, every: everstep.schedule.Schedule) -> Console:
 
 
 def many_services() -> list[everstep.Service]:
+    often = Every(seconds=0.01)
     return [
-        quiet("fast", Every(steps=1)),
-        quiet("slow", Every(seconds=0.01)),
-        Sampler(Every(steps=2) | Every(epochs=1)),
-        everstep.Best("valid_loss"),
-        everstep.services.NaNGuard(),
-        everstep.EarlyStop("valid_loss", patience=99),
-        everstep.services.StopAfter(steps=10_000),
-        everstep.services.JSONLines(every=Every(steps=3)),
-        everstep.services.CSV(),
-        everstep.services.TensorBoard(every=Every(seconds=0.01)),
-        Checkpoints(Every(steps=5) | Every(seconds=0.01), keep_last=2, keep_every=Every(steps=4)),
-    ]
+        quiet("fast", Every(steps=1)), quiet("slow", often), Sampler(Every(steps=2) | Every(epochs=1)),
+        everstep.Best("valid_loss"), everstep.EarlyStop("valid_loss", patience=99),
+        services.NaNGuard(), services.StopAfter(steps=10_000),
+        services.JSONLines(every=Every(steps=3)), services.CSV(), services.TensorBoard(every=often),
+        Checkpoints(Every(steps=5) | often, keep_last=2, keep_every=Every(steps=4)),
+    ]  # fmt: skip
 
 
 OBSERVED: dict[str, Callable[..., Program]] = {
@@ -142,30 +130,24 @@ OBSERVED: dict[str, Callable[..., Program]] = {
 }
 
 
+def require_same_training(a: Path, b: Path) -> None:
+    """Equal leaves, and equal rows where both have them (the observers may add some)."""
+    found = [one for one in compare_runs(a, b) if one.path.startswith(TRAINING)]
+    assert [one for one in found if one.path.startswith("leaf/") or ABSENT not in one] == []
+
+
 @pytest.mark.campaign("long", gate=5)
 @pytest.mark.parametrize("how", OBSERVED)
-def test_observed_runs_have_the_bits_of_the_unobserved(
-    unobserved: Path, data: tuple[str, ...], tmp_path: Path, how: str
-) -> None:
+def test_observed_runs_have_the_bits_of_the_unobserved(unobserved, data, tmp_path: Path, how: str) -> None:
     OBSERVED[how](arguments=(*SHORT, *data)).run(tmp_path / "run")
     require_same_training(unobserved, tmp_path / "run")
 
 
 @pytest.mark.campaign("long", gate=1)
-def test_evaluated_or_not(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
-    Program(arguments=(*SHORT, *data, "--evaluate", "none"), **NO_SAVES).run(tmp_path / "run")
-    require_same_training(unobserved, tmp_path / "run")
-
-
-@pytest.mark.campaign("long", gate=1)
-def test_a_bare_evaluation_is_no_observation(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
+def test_evaluated_or_not_but_not_bare(unobserved: Path, data: tuple[str, ...], tmp_path: Path) -> None:
     """That the comparison can tell: drawing random numbers outside `evaluation()` changes the training."""
-    Program(arguments=(*SHORT, *data, "--evaluate", "bare"), **NO_SAVES).run(tmp_path / "run")
-    paths = [one.path for one in compare_runs(unobserved, tmp_path / "run")]
+    for how in ("none", "bare"):
+        Program(arguments=(*SHORT, *data, "--evaluate", how), **NO_SAVES).run(tmp_path / how)
+    require_same_training(unobserved, tmp_path / "none")
+    paths = [one.path for one in compare_runs(unobserved, tmp_path / "bare")]
     assert "leaf/user/model/0.weight" in paths
-
-
-def require_same_training(a: Path, b: Path) -> None:
-    """Equal leaves, and equal rows where both have them (the observers may add some)."""
-    found = [one for one in compare_runs(a, b) if one.path.startswith(TRAINING)]
-    assert [one for one in found if one.path.startswith("leaf/") or ABSENT not in one] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,29 +19,27 @@ pytestmark = [
 SHORT = ("--epochs", "2", "--batch", "32")
 
 
+def run(run_dir: Path, data: str, workers: int = 0, crash: Crash | None = None) -> Path:
+    saves = everstep.Checkpoints(everstep.Every(steps=2))
+    program = Program((*SHORT, "--data", data, "--workers", str(workers)), services=lambda: [saves])
+    with suppress(CrashError):
+        program.run(run_dir, crash)
+    return run_dir
+
+
 @pytest.mark.campaign("long")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_any_number_of_workers_is_the_same_run(tmp_path: Path, workers: int) -> None:
-    Program((*SHORT, "--data", "loader")).run(tmp_path / "none")
-    Program((*SHORT, "--data", "loader", "--workers", str(workers))).run(tmp_path / "workers")
-    assert compare_runs(tmp_path / "none", tmp_path / "workers") == []
+    one, other = run(tmp_path / "none", "loader"), run(tmp_path / "workers", "loader", workers)
+    assert compare_runs(one, other) == []
 
 
 def test_prefetching_is_the_same_run(tmp_path: Path) -> None:
-    Program((*SHORT, "--data", "arrays")).run(tmp_path / "arrays")
-    Program((*SHORT, "--data", "prefetch")).run(tmp_path / "prefetched")
-    assert compare_runs(tmp_path / "arrays", tmp_path / "prefetched") == []
+    one, other = run(tmp_path / "arrays", "arrays"), run(tmp_path / "prefetched", "prefetch")
+    assert compare_runs(one, other) == []
 
 
 def test_the_number_of_workers_may_change_at_a_resume(tmp_path: Path) -> None:
-    Program((*SHORT, "--data", "loader")).run(tmp_path / "none")
     for workers, crash in ((2, Crash("start", 3)), (0, Crash("end", 6)), (1, None)):
-        program = Program(
-            (*SHORT, "--data", "loader", "--workers", str(workers)),
-            services=lambda: [everstep.Checkpoints(everstep.Every(steps=2))],
-        )
-        try:
-            program.run(tmp_path / "changing", crash)
-        except CrashError:
-            continue
-    assert compare_runs(tmp_path / "none", tmp_path / "changing") == []
+        run(tmp_path / "changing", "loader", workers, crash)
+    assert compare_runs(run(tmp_path / "none", "loader"), tmp_path / "changing") == []

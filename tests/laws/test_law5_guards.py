@@ -16,28 +16,29 @@ import everstep
 from everstep import Every
 from everstep.checkpoint import CheckpointName, WriterThread, read_checkpoint
 from everstep.errors import GuardStop, Interrupted, NonFiniteError
+from everstep.services import NaNGuard
 
 EPOCHS, STEPS = 3, 4
 CADENCES = {
-    "every step": Every(steps=1),
-    "every 3 steps": Every(steps=3),
-    "every epoch": Every(epochs=1),
+    "every step": Every(steps=1), "every 3 steps": Every(steps=3), "every epoch": Every(epochs=1),
     "at the end": everstep.Never(),
-}
+}  # fmt: skip
 Kind = Literal["loss", "parameter", "moment"]
+NO_SAVES = everstep.Checkpoints(everstep.Never())
 
 
 class Program:
     """Trains a small model; at step `bad` something becomes NaN or infinite."""
 
-    def __init__(self, run_dir: Path, bad: int, kind: Kind, value: float, **arguments: Any) -> None:
+    def __init__(
+        self, run_dir: Path, bad: int, kind: Kind, value: float, *services: everstep.Service
+    ) -> None:
         torch.manual_seed(0)
-        self.run_dir, self.bad, self.kind, self.value = run_dir, bad, kind, value
+        self.run_dir, self.bad, self.kind, self.value, self.services = run_dir, bad, kind, value, services
         self.model = torch.nn.Linear(3, 1)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.services = arguments.pop("services")
-        self.arguments = arguments
         self.state = {"model": self.model, "optimizer": self.optimizer}
+        self.data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
 
     def step(self, step: int) -> float:
         loss = self.model(torch.rand(2, 3)).square().mean()
@@ -50,23 +51,28 @@ class Program:
             self.optimizer.state[self.model.weight]["exp_avg_sq"][0, 0] = self.value
         return self.value if step == self.bad and self.kind == "loss" else 0.5
 
-    def train_loop(self) -> everstep.supervisor.Ending:
-        data = everstep.data.arrays(np.arange(STEPS), batch_size=1)
-        arguments = {"max_epoch": EPOCHS, "services": self.services, **self.arguments}
-        with everstep.TrainLoop(self.run_dir, self.state, **arguments) as loop:
+    def train_loop(
+        self, inside: Any = id, tail: Any = id, max_epoch: int = EPOCHS
+    ) -> everstep.supervisor.Ending:
+        options: Any = {"max_epoch": max_epoch, "services": self.services}
+        with everstep.TrainLoop(self.run_dir, self.state, **options) as loop:
             for epoch in loop.iter_epochs():
-                for step, _ in loop.iter_steps(data):
+                for step, _ in loop.iter_steps(self.data):
                     loop.collect_metrics(loss=self.step(step))
+                    inside(step)
+                tail(epoch)
                 loop.collect_metrics(valid_loss=1 / epoch)
         return loop.ending
 
-    def supervise(self) -> everstep.supervisor.Ending:
-        arguments = {"max_step": EPOCHS * STEPS, "services": self.services, **self.arguments}
-        with everstep.Supervisor(self.run_dir, self.state, **arguments) as sv:
-            batches = sv.stream(everstep.data.arrays(np.arange(STEPS), batch_size=1))
+    def supervise(self, leave: int = 0, max_step: int | None = EPOCHS * STEPS) -> everstep.supervisor.Ending:
+        options: Any = {"max_step": max_step, "services": self.services}
+        with everstep.Supervisor(self.run_dir, self.state, **options) as sv:
+            batches = sv.stream(self.data)
             while not sv.should_stop():
                 next(batches)
                 sv.advance(loss=self.step(sv.step + 1))
+                if sv.step == leave:
+                    break
         return sv.ending
 
 
@@ -83,35 +89,23 @@ def committed(run_dir: Path) -> list[CheckpointName]:
 
 
 @pytest.mark.campaign("long", gate=5)
-@pytest.mark.parametrize(
-    ("door", "cadence"),
-    [
-        *((Program.train_loop, cadence) for cadence in CADENCES),
-        *((Program.supervise, cadence) for cadence in CADENCES if cadence != "every epoch"),  # it has none
-    ],
-)
+@pytest.mark.parametrize(("door", "cadence"), [
+    *((Program.train_loop, cadence) for cadence in CADENCES),
+    *((Program.supervise, cadence) for cadence in CADENCES if cadence != "every epoch"),  # it has none
+])  # fmt: skip
 @pytest.mark.parametrize("kind", ["loss", "parameter", "moment"])
 @pytest.mark.parametrize(("policy", "error"), [("raise", NonFiniteError), ("stop", GuardStop)])
-def test_nothing_non_finite_is_committed(
-    tmp_path: Path, door: Any, kind: Kind, cadence: str, policy: Any, error: type[BaseException]
-) -> None:
+def test_nothing_non_finite_is_committed(tmp_path: Path, door: Any, kind, cadence, policy, error) -> None:
     bad, value = 6, math.nan if policy == "raise" else math.inf
-
-    def start() -> None:
-        services = [
-            everstep.Checkpoints(CADENCES[cadence], keep_last=None),
-            everstep.services.NaNGuard(policy),
-        ]
-        door(Program(tmp_path, bad, kind, value, services=services))
-
     for _ in range(2):  # started again, it comes to the same step and stops there again
+        saves = everstep.Checkpoints(CADENCES[cadence], keep_last=None)
         with pytest.raises(error, match=r"step 6|after step"):
-            start()
+            door(Program(tmp_path, bad, kind, value, saves, NaNGuard(policy)))
         assert max(committed(tmp_path)).step < bad
 
 
 def test_a_writer_that_is_faster_than_the_boundary_leaves_the_decision_to_the_guard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     submit = WriterThread.submit
 
@@ -120,61 +114,35 @@ def test_a_writer_that_is_faster_than_the_boundary_leaves_the_decision_to_the_gu
         self.wait_idle()
 
     monkeypatch.setattr(WriterThread, "submit", done_at_once)
-    services = [everstep.Checkpoints(everstep.Every(steps=1)), everstep.services.NaNGuard("stop")]
+    saves = everstep.Checkpoints(Every(steps=1))
     with pytest.raises(GuardStop, match="after step 1"):
-        Program.supervise(Program(tmp_path, 1, "parameter", math.inf, services=services))
+        Program(tmp_path, 1, "parameter", math.inf, saves, NaNGuard("stop")).supervise()
 
 
 def test_the_step_is_named_however_late_it_is_noticed(tmp_path: Path) -> None:
-    services = [everstep.Checkpoints(everstep.Never())]
     with pytest.raises(NonFiniteError, match="'loss' is nan at step 6;"):
-        Program(tmp_path, 6, "loss", math.nan, services=services).train_loop()
+        Program(tmp_path, 6, "loss", math.nan, NO_SAVES).train_loop()
 
 
-@pytest.mark.parametrize(
-    ("kind", "bad", "where", "error", "saved"),
-    [
-        # nothing was due since the NaN of the last step: the state of one step before it is committed
-        ("loss", STEPS, "tail", Interrupted, STEPS - 1),
-        ("loss", 3, "body", NonFiniteError, 0),
-        ("parameter", 3, "body", NonFiniteError, 0),
-    ],
-)
-def test_an_interruption_commits_no_unguarded_state(
-    tmp_path: Path, kind: Kind, bad: int, where: str, error: type[BaseException], saved: int
-) -> None:
-    program = Program(tmp_path, bad, kind, math.nan, services=[everstep.Checkpoints(everstep.Never())])
-
-    def train() -> None:
-        with everstep.TrainLoop(tmp_path, program.state, max_epoch=1, services=program.services) as loop:
-            for _epoch in loop.iter_epochs():
-                for step, _ in loop.iter_steps(everstep.data.arrays(np.arange(STEPS), batch_size=1)):
-                    loop.collect_metrics(loss=program.step(step))
-                    if (where, step) == ("body", bad):
-                        os.kill(os.getpid(), signal.SIGTERM)
-                if where == "tail":
-                    os.kill(os.getpid(), signal.SIGTERM)
-                loop.collect_metrics(valid_loss=1.0)
+@pytest.mark.parametrize(("kind", "bad", "where", "error", "saved"), [
+    # nothing was due since the NaN of the last step: the state of one step before it is committed
+    ("loss", STEPS, "tail", Interrupted, STEPS - 1),
+    ("loss", 3, "inside", NonFiniteError, 0),
+    ("parameter", 3, "inside", NonFiniteError, 0),
+])  # fmt: skip
+def test_an_interruption_commits_no_unguarded_state(tmp_path: Path, kind, bad, where, error, saved) -> None:
+    def terminate(count: int) -> None:
+        if where == "tail" or count == bad:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(error):
-        train()
+        Program(tmp_path, bad, kind, math.nan, NO_SAVES).train_loop(max_epoch=1, **{where: terminate})
     assert max(committed(tmp_path)).step == saved
 
 
 def test_leaving_a_supervisor_loop_early_saves_no_unguarded_state(tmp_path: Path) -> None:
-    program = Program(tmp_path, 2, "loss", math.nan, services=[])
-
-    def train() -> None:
-        with everstep.Supervisor(tmp_path, program.state) as sv:
-            batches = sv.stream(everstep.data.arrays(np.arange(STEPS), batch_size=1))
-            while not sv.should_stop():
-                next(batches)
-                sv.advance(loss=program.step(sv.step + 1))
-                if sv.step == 2:
-                    break
-
     with pytest.raises(NonFiniteError, match="at step 2"):
-        train()
+        Program(tmp_path, 2, "loss", math.nan).supervise(leave=2, max_step=None)
     assert max(committed(tmp_path)).step == 0
 
 
@@ -191,19 +159,19 @@ class EvaluatesToNaN(everstep.Service):
 def test_what_a_service_measures_is_guarded_before_that_boundary_is_saved(tmp_path: Path) -> None:
     services = [EvaluatesToNaN(), everstep.Checkpoints(Every(steps=1))]
     with pytest.raises(NonFiniteError, match="'valid_loss' is nan at step 4"):
-        Program(tmp_path, 99, "loss", math.nan, services=services).train_loop()
+        Program(tmp_path, 99, "loss", math.nan, *services).train_loop()
     assert max(committed(tmp_path)).step == 3
 
 
 def test_best_weights_are_guarded_too(tmp_path: Path) -> None:
-    services = [everstep.Best("loss", every=Every(steps=1)), everstep.Checkpoints(everstep.Never())]
+    best = everstep.Best("loss", every=Every(steps=1))
     with pytest.raises(NonFiniteError, match="user/model/weight"):
-        Program(tmp_path, 1, "parameter", math.inf, services=services).train_loop()
+        Program(tmp_path, 1, "parameter", math.inf, best, NO_SAVES).train_loop()
     assert max(committed(tmp_path)).step == 0
 
 
 def test_the_initial_state_is_guarded(tmp_path: Path) -> None:
-    program = Program(tmp_path, 99, "loss", 0.0, services=[])
+    program = Program(tmp_path, 99, "loss", 0.0)
     program.model.bias.data[0] = math.nan
     with pytest.raises(NonFiniteError, match=r"after step 0, .*user/model/bias"):
         program.train_loop()
@@ -211,6 +179,6 @@ def test_the_initial_state_is_guarded(tmp_path: Path) -> None:
 
 
 def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
-    program = Program(tmp_path, 99, "loss", 0.0, services=[everstep.Checkpoints(Every(steps=1))])
+    program = Program(tmp_path, 99, "loss", 0.0, everstep.Checkpoints(Every(steps=1)))
     program.model.register_buffer("mask", torch.full((2,), -math.inf, dtype=torch.float64))
     assert program.train_loop().finished

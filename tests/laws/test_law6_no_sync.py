@@ -23,7 +23,7 @@ from everstep.backends.numpy import NumpyBackend
 from everstep.record import RunJournal
 from everstep.services import Throughput
 from everstep.testing import ManualClock
-from tiny_runs import rows
+from tiny_runs import rows, supervised
 
 
 class Far:
@@ -73,22 +73,16 @@ def far(monkeypatch: pytest.MonkeyPatch) -> FarBackend:
 
 
 def services(judged: Every | None = None) -> list[everstep.Service]:
-    return [
-        everstep.Checkpoints(Every(steps=100)),
-        everstep.Best("valid_loss", every=judged),
-        everstep.EarlyStop("valid_loss", patience=3, every=judged),
-        everstep.services.Console(sink=lambda line: None),
-        everstep.services.NaNGuard(),
-        everstep.services.StopAfter(seconds=1e6),
-        Throughput(every=Every(steps=100)),
-    ]
+    early = everstep.EarlyStop("valid_loss", patience=3, every=judged)
+    guards = [everstep.services.NaNGuard(), everstep.services.StopAfter(seconds=1e6)]
+    seen = [everstep.services.Console(sink=lambda line: None), Throughput(every=Every(steps=100))]
+    saves = everstep.Checkpoints(Every(steps=100))
+    return [saves, everstep.Best("valid_loss", every=judged), early, *guards, *seen]
 
 
 def test_train_loop(tmp_path: Path, far: FarBackend) -> None:
-    loop = everstep.TrainLoop(
-        tmp_path, {"w": np.zeros(2)}, max_epoch=2, services=services(), clock=ManualClock()
-    )
-    with loop:
+    state, options = {"w": np.zeros(2)}, {"services": services(), "clock": ManualClock()}
+    with everstep.TrainLoop(tmp_path, state, max_epoch=2, **options) as loop:
         for epoch in loop.iter_epochs():
             for step, _ in loop.iter_steps(range(150)):
                 far.now = step
@@ -108,32 +102,25 @@ def require_few(far: FarBackend, due: set[int]) -> None:
 
 
 def test_supervisor(tmp_path: Path, far: FarBackend) -> None:
-    sv = everstep.Supervisor(
-        tmp_path, {"w": np.zeros(2)}, max_step=300, services=services(Every(steps=100)), clock=ManualClock()
-    )
-    with sv:
-        sv.stream(None)
-        while not sv.should_stop():
-            far.now = sv.step + 1
-            sv.advance(loss=Far(2.0))
+    def step(sv: everstep.Supervisor) -> dict[str, Far]:
+        far.now = sv.step + 1
+        return {"loss": Far(2.0)}
+
+    options = {"max_step": 300, "services": services(Every(steps=100)), "clock": ManualClock()}
+    supervised(everstep.Supervisor(tmp_path, {"w": np.zeros(2)}, **options), step)
     require_few(far, due={1, 100, 200, 299, 300})
 
 
 def test_a_speed_is_that_of_what_the_device_has_done(tmp_path: Path, far: FarBackend) -> None:
     services = [Throughput(3, every=Every(steps=4)), everstep.services.Console(sink=lambda line: None)]
-    loop = everstep.TrainLoop(tmp_path / "run", services=services, max_epoch=1, clock=far.clock)
-    with loop:
+    with everstep.TrainLoop(tmp_path / "run", services=services, max_epoch=1, clock=far.clock) as loop:
         for _ in loop.iter_epochs():
             for _step, _ in loop.iter_steps(range(8)):
                 far.queued += 2.0
     found = RunJournal(tmp_path / "run").rows()
-    speeds = [(row.name, row.step, row.value) for row in found if "per_second" in row.name]
-    assert sorted(speeds) == [
-        ("samples_per_second", 4, 1.5),
-        ("samples_per_second", 8, 1.5),
-        ("steps_per_second", 4, 0.5),
-        ("steps_per_second", 8, 0.5),
-    ]
+    speeds = {(row.name, row.step): row.value for row in found if "per_second" in row.name}
+    assert speeds == {(f"{what}_per_second", step): value
+                      for what, value in (("samples", 1.5), ("steps", 0.5)) for step in (4, 8)}  # fmt: skip
 
 
 def test_trainer(tmp_path: Path, far: FarBackend) -> None:
@@ -145,35 +132,36 @@ def test_trainer(tmp_path: Path, far: FarBackend) -> None:
     assert {*range(1, 201)} <= {*far.waits}
 
 
+class Reading(everstep.torch.Task):
+    """With a number of the device."""
+
+    scheduler_interval = "update"
+    far: FarBackend
+
+    def build_model(self) -> Any:
+        return torch.nn.Linear(3, 1)
+
+    def build_optimizer(self, model: Any) -> Any:
+        return torch.optim.AdamW(model.parameters())
+
+    def build_scheduler(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    def forward(self, batch: Any) -> Mapping[str, Any]:
+        self.far.now += 1
+        loss = self.model(batch).square().mean()
+        return {"loss": loss, "far": Far(loss.item())}
+
+
 def trained(run_dir: Path, far: FarBackend, every: int) -> list[tuple[Any, ...]]:
     """200 steps, looked at every so many; returns the rows."""
-
-    class Task(everstep.torch.Task):
-        def build_model(self) -> Any:
-            return torch.nn.Linear(3, 1)
-
-        def build_optimizer(self, model: Any) -> Any:
-            return torch.optim.AdamW(model.parameters())
-
-        scheduler_interval = "update"
-
-        def build_scheduler(self, optimizer: Any) -> Any:
-            return torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-        def forward(self, batch: Any) -> Mapping[str, Any]:
-            far.now += 1
-            loss = self.model(batch).square().mean()
-            return {"loss": loss, "far": Far(loss.item())}
-
-    far.now = 0
     services = [
         everstep.services.LogVariables(["far"], every=Every(steps=every)),
         everstep.services.NaNGuard(metrics=["far", "loss"]),
         everstep.services.Console(sink=lambda line: None),
-    ]
-    task = Task(accumulate=3, clip=everstep.torch.Clip(global_norm=1.0), ema=0.9)
-    streams = {"train": torch.ones(100, 2, 3).unbind()}
-    everstep.Trainer(
-        task, streams, run_dir, services=services, seed=3, max_epoch=2, clock=ManualClock()
-    ).run_training()
+    ]  # fmt: skip
+    task = Reading(accumulate=3, clip=everstep.torch.Clip(global_norm=1.0), ema=0.9)
+    task.far, far.now = far, 0
+    options: Any = {"services": services, "seed": 3, "max_epoch": 2, "clock": ManualClock()}
+    everstep.Trainer(task, {"train": torch.ones(100, 2, 3).unbind()}, run_dir, **options).run_training()
     return rows(run_dir)

@@ -22,6 +22,7 @@ from everstep.contracts.services import Interrupt
 from everstep.errors import EverstepError, Interrupted
 from everstep.record import RunLock
 from everstep.testing import armed, nothing_left
+from tiny_runs import Boom
 from waiting import PATIENCE
 
 Disturb = Callable[[Any, int], object]
@@ -50,25 +51,19 @@ def make_state() -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
 
 
-class Samples(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
+class Samples(list[Any]):
+    def __getitem__(self, index: Any) -> Any:
         return torch.full((3,), float(index))
 
 
 def make_data(workers: int) -> Any:
-    return everstep.data.loader(Samples(), 4, num_workers=workers)
+    return everstep.data.loader(Samples(range(12)), 4, num_workers=workers)
 
 
 def services(metric: str, every: everstep.Schedule) -> list[everstep.Service]:
-    return [
-        everstep.Checkpoints(Every(steps=2) | Every(seconds=600)),
-        everstep.Best(metric, every=every),
-        everstep.EarlyStop(metric, patience=9, every=every),
-        everstep.services.StopAfter(seconds=900),
-    ]
+    saves = everstep.Checkpoints(Every(steps=2) | Every(seconds=600))
+    judges = [everstep.Best(metric, every=every), everstep.EarlyStop(metric, patience=9, every=every)]
+    return [saves, *judges, everstep.services.StopAfter(seconds=900)]
 
 
 def update(state: dict[str, Any], batch: Any) -> Any:
@@ -80,10 +75,9 @@ def update(state: dict[str, Any], batch: Any) -> Any:
 
 
 def train_loop(run_dir: Path, disturb: Disturb, workers: int) -> None:
-    state, data = make_state(), make_data(workers)
-    with everstep.TrainLoop(
-        run_dir, state, max_epoch=2, services=services("valid_loss", Every(epochs=1))
-    ) as loop:
+    state, options = make_state(), {"services": services("valid_loss", Every(epochs=1)), "max_epoch": 2}
+    data = make_data(workers)
+    with everstep.TrainLoop(run_dir, state, **options) as loop:
         loop.loop(60, lambda: None)
         loop.on("AFTER_STEP", lambda boundary: None)
         for epoch in loop.iter_epochs():
@@ -104,10 +98,6 @@ def supervise(run_dir: Path, disturb: Disturb, workers: int) -> None:
             loss = update(state, next(batches))
             disturb(sv, sv.step + 1)
             sv.advance(loss=loss)
-
-
-class Boom(Exception):
-    pass
 
 
 def leave_by(make: Callable[[], BaseException]) -> Disturb:
@@ -142,9 +132,7 @@ ENDS: dict[str, tuple[Disturb, type[BaseException] | None]] = {
 @pytest.mark.parametrize("door", [train_loop, supervise])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("disturb", "error"), ENDS.values(), ids=ENDS)
-def test_nothing_outlives_the_block(
-    tmp_path: Path, door: Any, workers: int, disturb: Disturb, error: type[BaseException] | None
-) -> None:
+def test_nothing_outlives_the_block(tmp_path: Path, door: Any, workers: int, disturb: Disturb, error) -> None:
     with nothing_at_all_left(tmp_path, workers):
         with pytest.raises(error) if error else nullcontext():
             door(tmp_path, disturb, workers)
@@ -174,7 +162,7 @@ class Fails(everstep.Service):
 
 
 @pytest.mark.parametrize("kind", [everstep.TrainLoop, everstep.Supervisor])
-def test_nothing_outlives_an_entry_that_fails(tmp_path: Path, kind: Any) -> None:
+def test_nothing_outlives_an_entry_that_fails_nor_a_second_holder(tmp_path: Path, kind: Any) -> None:
     def not_ready() -> str:
         return "the queue is not there"
 
@@ -182,10 +170,6 @@ def test_nothing_outlives_an_entry_that_fails(tmp_path: Path, kind: Any) -> None
         with nothing_at_all_left(tmp_path), pytest.raises((Boom, EverstepError)):
             with kind(tmp_path, make_state(), **arguments):
                 raise AssertionError("it was entered")
-
-
-@pytest.mark.parametrize("kind", [everstep.TrainLoop, everstep.Supervisor])
-def test_nothing_outlives_a_second_holder(tmp_path: Path, kind: Any) -> None:
     with nothing_at_all_left(tmp_path), kind(tmp_path, make_state()):
         with nothing_left(), pytest.raises(everstep.errors.RunLockedError):
             kind(tmp_path, make_state()).__enter__()

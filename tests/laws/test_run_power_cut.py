@@ -123,9 +123,7 @@ def test_each_call_is_announced(server: ForkServer, tmp_path: Path, kind: str) -
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_power_cut_at_every_call(
-    server: ForkServer, tmp_path: Path, kind: str, part: int, tally: Tally
-) -> None:
+def test_a_power_cut_at_every_call(server, tmp_path: Path, kind: str, part: int, tally: Tally) -> None:
     found = Cuts(server, tmp_path, kind)
     # what a kill leaves, and three states of each instant; over the instants each number has its turn
     instants = range(len(found.calls) + 1)

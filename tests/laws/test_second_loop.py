@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import everstep
+from tiny_runs import Boom
 
 CHANGED_AT, STEPS = 9, 24
 SAMPLES = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
@@ -35,14 +36,6 @@ class Net(nn.Module):
         return self.frozen(x if self.full is None else x * self.full)
 
 
-def fill(net: Net) -> None:
-    net.shift = torch.full((2,), 0.3)
-
-
-def empty(net: Net) -> None:
-    net.full = None
-
-
 CHANGES: dict[str, Callable[[Net], object]] = {
     "evaluating": lambda net: net.norm.eval(),
     "frozen": lambda net: net.first.requires_grad_(False),
@@ -50,13 +43,9 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "a new attribute": lambda net: setattr(net, "scale", 0.5),
     "another value": lambda net: setattr(net, "gain", 0.5),
     "a deleted attribute": lambda net: delattr(net, "gain"),
-    "a filled buffer": fill,
-    "an emptied buffer": empty,
+    "a filled buffer": lambda net: setattr(net, "shift", torch.full((2,), 0.3)),
+    "an emptied buffer": lambda net: setattr(net, "full", None),
 }
-
-
-class Fails(Exception):
-    pass
 
 
 def made() -> tuple[Net, torch.optim.Optimizer]:
@@ -65,13 +54,7 @@ def made() -> tuple[Net, torch.optim.Optimizer]:
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def train(
-    folder: Path,
-    objects: tuple[Net, torch.optim.Optimizer],
-    change: str,
-    fails_at: int = 0,
-    inside: bool = False,
-) -> Any:
+def train(folder: Path, objects: Any, change: str, fails_at: int = 0, inside: bool = False) -> Any:
     net, optimizer = objects
     data = everstep.data.arrays(SAMPLES, batch_size=8, shuffle=True)
     saves = everstep.Checkpoints(everstep.Every(steps=4))
@@ -83,7 +66,7 @@ def train(
                 if step == CHANGED_AT:
                     CHANGES[change](net)
                 if step == fails_at:
-                    raise Fails
+                    raise Boom
                 optimizer.zero_grad()
                 loss = net.criterion(net(x)).mean()
                 loss.backward()
@@ -92,52 +75,62 @@ def train(
     return loop.ending.digest, [p.tolist() for p in net.parameters()], loop.ending.diverged
 
 
-@pytest.mark.parametrize("change", CHANGES)
+SAVED = [(11,), (11, 18), (15, 18), (15, 18, 20)]
+"""The first failure is before or after a save of the change; the last start has objects of its own."""
+DEEP = [(change, SAVED[2], True) for change in ("evaluating", "frozen", "a filled buffer")]
+
+
 @pytest.mark.parametrize(
-    "failures", [(11,), (11, 18), (15, 18), (15, 18, 20)], ids=lambda steps: "-".join(map(str, steps))
+    ("change", "failures", "inside"),
+    [*((name, each, False) for name in CHANGES for each in SAVED), *DEEP],
+    ids=str,
 )
-def test_a_later_process_finds_what_training_made(
-    tmp_path: Path, change: str, failures: tuple[int, ...]
-) -> None:
-    """The first failure is before or after a save of the change; the last start has objects of its own."""
-    expected = train(tmp_path / "whole", made(), change)
+def test_a_later_process_finds_what_training_made(tmp_path: Path, change, failures, inside) -> None:
+    """Of a model, or of one inside a dictionary."""
+    expected = train(tmp_path / "whole", made(), change, inside=inside)
     objects = made()
     for fails_at in failures:
-        with pytest.raises(Fails):
-            train(tmp_path / "run", objects, change, fails_at)
+        with pytest.raises(Boom):
+            train(tmp_path / "run", objects, change, fails_at, inside)
     if len(failures) > 1:
         objects = made()
-    assert train(tmp_path / "run", objects, change) == expected
-
-
-@pytest.mark.parametrize("change", ["evaluating", "frozen", "a filled buffer"])
-def test_a_model_inside_a_dictionary_is_found_as_training_left_it(tmp_path: Path, change: str) -> None:
-    expected = train(tmp_path / "whole", made(), change, inside=True)
-    objects = made()
-    for fails_at in (15, 18):
-        with pytest.raises(Fails):
-            train(tmp_path / "run", objects, change, fails_at, inside=True)
-    assert train(tmp_path / "run", made(), change, inside=True) == expected
+    assert train(tmp_path / "run", objects, change, inside=inside) == expected
 
 
 def test_what_another_run_left_and_the_program_gives_again_is_given(tmp_path: Path) -> None:
     """The first run's training freezes a layer, and the program gives it frozen to the second run."""
 
-    def second(objects: tuple[Net, torch.optim.Optimizer], fails_at: int = 0) -> Any:
+    def second(objects: Any, fails_at: int = 0) -> Any:
         objects[0].first.requires_grad_(False)
         return train(tmp_path / "second", objects, "evaluating", fails_at)
 
     first, alone = made(), made()
     train(tmp_path / "first", first, "frozen")
-    with pytest.raises(Fails):
+    with pytest.raises(Boom):
         second(first, 14)
     assert second(alone)[2] is None and not alone[0].norm.training
 
 
 def test_a_setting_of_a_layer_that_is_no_number_any_more_stays(tmp_path: Path) -> None:
     objects = made()
-    with pytest.raises(Fails):
+    with pytest.raises(Boom):
         train(tmp_path / "run", objects, "frozen", 7)
     objects[0].norm.momentum = None
     train(tmp_path / "run", objects, "frozen")
     assert objects[0].norm.momentum is None
+
+
+def test_a_flag_that_training_set_is_found_where_the_program_sets_another_one(tmp_path: Path) -> None:
+    """Training freezes a layer; before the second loop, and at later starts, the program freezes another."""
+
+    def again(objects: tuple[Net, torch.optim.Optimizer], fails_at: int) -> None:
+        objects[0].last.requires_grad_(False)
+        with pytest.raises(Boom):
+            train(tmp_path, objects, "frozen", fails_at)
+
+    objects, later = made(), made()
+    with pytest.raises(Boom):
+        train(tmp_path, objects, "frozen", 15)
+    again(objects, 19)
+    again(later, 20)
+    assert not later[0].first.weight.requires_grad

@@ -23,6 +23,11 @@ OPTIONS = {
 STEPS = 16
 
 
+@pytest.fixture
+def program(server: ForkServer, tmp_path: Path) -> Any:
+    return lambda kind="arrays": Program(server, tmp_path, *OPTIONS[kind])
+
+
 @pytest.fixture(scope="module")
 def undisturbed(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The undisturbed run of each program, made when it is first asked for."""
@@ -58,78 +63,68 @@ HELD = ("--hold", "2")
     # each fourth has another place and another signal
     [(place, SIGNALS[(at + turn) % 4]) for at, place in enumerate(PLACES) for turn in range(4)],
 )
-def test_a_signal_to_the_group_loses_no_step(
-    server: ForkServer, tmp_path: Path, undisturbed: Any, place: str, number: signal.Signals
-) -> None:
+def test_a_signal_to_the_group_loses_no_step(program, undisturbed, place, number) -> None:
     kind, point = PLACES[place]
-    program = Program(server, tmp_path, *OPTIONS[kind])
+    made = program(kind)
     held = HELD if "worker" in place else ()
-    assert program.run("--group", f"{number.name}@{point}", *held) == 128 + number, program.said()
-    done, saved = max(program.bodies(), default=0), program.saved_step()
+    assert made.run("--group", f"{number.name}@{point}", *held) == 128 + number, made.said()
+    done, saved = max(made.bodies(), default=0), made.saved_step()
     assert done < STEPS or place == "shutdown"
     # one step more, if workers are left for it; after an epoch's last one the state before it was saved
     assert saved == done - 1 or (saved == done and (place in ("start-up", "shutdown") or held))
-    program.finish()
-    assert program.bodies() == [*range(1, done + 1), *range(saved + 1, STEPS + 1)]
-    program.require_equal(undisturbed(kind))
+    made.finish()
+    assert made.bodies() == [*range(1, done + 1), *range(saved + 1, STEPS + 1)]
+    made.require_equal(undisturbed(kind))
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("number", SIGNALS[:-1], ids=lambda number: number.name)  # USR1 is a notice
-def test_a_second_signal_ends_it_at_once(
-    server: ForkServer, tmp_path: Path, undisturbed: Any, number: signal.Signals
-) -> None:
+def test_a_second_signal_ends_it_at_once(program, undisturbed, number) -> None:
     """The first one would have ended it with the step, and another status."""
-    program = Program(server, tmp_path, *OPTIONS["arrays"])
-    assert program.run("--group", f"{number.name},{number.name}@law.body:6") == -number, program.said()
-    assert program.said().count("sent ") == 2
-    program.finish()
-    program.require_equal(undisturbed("arrays"))
+    made = program()
+    assert made.run("--group", f"{number.name},{number.name}@law.body:6") == -number, made.said()
+    assert made.said().count("sent ") == 2
+    made.finish()
+    made.require_equal(undisturbed("arrays"))
 
 
-def test_a_second_signal_inside_a_save_leaves_it_whole_or_absent(
-    server: ForkServer, tmp_path: Path, undisturbed: Any
-) -> None:
-    program = Program(server, tmp_path, *OPTIONS["arrays"])
+def test_a_second_signal_inside_a_save_leaves_it_whole_or_absent(program, undisturbed) -> None:
+    made = program()
     for point in ("checkpoint.rename:2", "checkpoint.rename:1", "checkpoint.fsync:2"):
-        status = program.run("--group", f"SIGTERM,SIGINT@{point}")
+        status = made.run("--group", f"SIGTERM,SIGINT@{point}")
         assert status in (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-    program.finish()
-    program.require_equal(undisturbed("arrays"))
+    made.finish()
+    made.require_equal(undisturbed("arrays"))
 
 
-def test_sigterm_and_sigkill_before_its_save_has_ended(
-    server: ForkServer, tmp_path: Path, undisturbed: Any
-) -> None:
-    program = Program(server, tmp_path, *OPTIONS["arrays"])
+def test_sigterm_and_sigkill_before_its_save_has_ended(program, undisturbed) -> None:
+    made = program()
     for body, then in (4, "checkpoint.write:1"), (3, "checkpoint.rename:1"), (2, "checkpoint.fsync:1"):
-        status = program.run(hazard=f"SIGTERM:law.body:{body} then kill:{then}")
-        assert status == -signal.SIGKILL, program.said()
-    program.finish()
-    program.require_equal(undisturbed("arrays"))
+        status = made.run(hazard=f"SIGTERM:law.body:{body} then kill:{then}")
+        assert status == -signal.SIGKILL, made.said()
+    made.finish()
+    made.require_equal(undisturbed("arrays"))
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", ["loader", "arrays"])
-def test_stopped_and_continued(server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str) -> None:
-    program = Program(server, tmp_path, *OPTIONS[kind])
-    victim = program.start("--group", "SIGSTOP@law.body:6")
+def test_stopped_and_continued(program, undisturbed, kind) -> None:
+    made = program(kind)
+    victim = made.start("--group", "SIGSTOP@law.body:6")
     state = Path(f"/proc/{victim.pid}/stat")
-    assert wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", 120), program.said()
+    assert wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", 120), made.said()
     victim.send_signal(signal.SIGCONT)
-    assert victim.wait(120) == 0, program.said()
-    assert program.bodies() == list(range(1, STEPS + 1))
-    program.require_equal(undisturbed(kind))
+    assert victim.wait(120) == 0, made.said()
+    assert made.bodies() == list(range(1, STEPS + 1))
+    made.require_equal(undisturbed(kind))
 
 
 @pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize("kind", ["loader", "plain"])
-def test_a_killed_loader_worker_is_a_clear_error(
-    server: ForkServer, tmp_path: Path, undisturbed: Any, kind: str
-) -> None:
-    program = Program(server, tmp_path, *OPTIONS[kind])
-    assert program.run(*HELD, hazard="kill:law.held:1") == 1, program.said()
-    assert "a loader worker died" in program.said() and "SIGKILL" in program.said()
-    assert "start the run again" in program.said()
-    program.finish()
-    program.require_equal(undisturbed(kind))
+def test_a_killed_loader_worker_is_a_clear_error(program, undisturbed, kind) -> None:
+    made = program(kind)
+    assert made.run(*HELD, hazard="kill:law.held:1") == 1, made.said()
+    assert "a loader worker died" in made.said() and "SIGKILL" in made.said()
+    assert "start the run again" in made.said()
+    made.finish()
+    made.require_equal(undisturbed(kind))

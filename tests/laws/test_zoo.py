@@ -31,6 +31,7 @@ from tiny_task import TinyTask, numbers, trainer
 
 Tick = Callable[[], None]
 Program = Callable[[Path, Tick], Any]
+EACH = Every(steps=1)
 
 
 class Killed(BaseException):
@@ -91,6 +92,15 @@ def loop(run: Path, every: Any = None, services: Any = (), **options: Any) -> ev
     often = everstep.Checkpoints(every or Every(steps=2) | Every(epochs=1))
     options = {"max_epoch": 3, "seed": 1, "default_services": False, "show_eta": False, **options}
     return everstep.TrainLoop(run, services=[often, *services], **options)
+
+
+def steps(run: Path, tick: Tick, data: Any, every: Any = EACH, **options: Any) -> Iterator[tuple[int, Any]]:
+    """Every step of a loop, saved at each; it may be struck at the end of its body."""
+    with loop(run, every, **options) as train:
+        for _ in train.iter_epochs():
+            for step, batch in train.iter_steps(data):
+                yield step, batch
+                tick()
 
 
 # ---------------------------------------------------------------------- generators that data keeps
@@ -175,13 +185,12 @@ def heads(
     return seen
 
 
-def reads(run: Path, tick: Tick, data: dict[str, Any], head: Any = None, tail: Any = None) -> Any:
+def reads(run: Path, tick: Tick, data: dict[str, Any], head: Any = int, tail: Any = None) -> Any:
     """Notes each batch of each epoch's loops; `head` and `tail` are called around them."""
     seen = list[float]()
     with loop(run, state={"seen": seen}) as train:
         for epoch in train.iter_epochs():
-            if head is not None:
-                head(epoch)
+            head(epoch)
             for name, batches in data.items():
                 for _, (x,) in train.iter_steps(batches, name):
                     seen.append(x.sum().item())
@@ -231,23 +240,17 @@ DATA: dict[str, Callable[[], Any]] = {
 def weights_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
     weights, seen = torch.ones(12, dtype=torch.double), list[float]()
     batches = DataLoader(TensorDataset(SAMPLES), 4, sampler=WeightedRandomSampler(weights, 12))
-    with loop(run, Every(steps=1), state={"seen": seen, "weights": weights}) as train:
-        for _ in train.iter_epochs():
-            for _, (x,) in train.iter_steps(batches):
-                seen.extend(x.flatten().tolist())
-                weights[x.flatten().long()] *= 3
-                tick()
+    for _, (x,) in steps(run, tick, batches, state={"seen": seen, "weights": weights}):
+        seen.extend(x.flatten().tolist())
+        weights[x.flatten().long()] *= 3
     return seen
 
 
 def a_list_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
     """The batch before a resume point cannot come again: the steps have changed it, and it is restored so."""
     batches = [np.full(2, float(at)) for at in range(4)]
-    with loop(run, Every(steps=1), state={"batches": batches}) as train:
-        for _ in train.iter_epochs():
-            for _, x in train.iter_steps(batches):
-                x *= 2
-                tick()
+    for _, x in steps(run, tick, batches, state={"batches": batches}):
+        x *= 2
     return np.stack(batches).tolist()
 
 
@@ -262,15 +265,16 @@ class ByLoss(torch.utils.data.Sampler[int]):
         return iter(torch.multinomial(self.weights, len(self), True).tolist())
 
 
+def weighted() -> Any:
+    return WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES))
+
+
 def a_sampler_whose_weights_the_steps_change(run: Path, tick: Tick, make: Any = ByLoss) -> Any:
     sampler, drawn = make(), everstep.Slot(0.0)
     data = DataLoader(TensorDataset(SAMPLES, torch.arange(len(SAMPLES))), 4, sampler=sampler)
-    with loop(run, Every(steps=1), state={"drawn": drawn}) as train:
-        for _ in train.iter_epochs():
-            for step, (x, index) in train.iter_steps(data):
-                drawn.value += (x.sum() * (step + 1)).item()
-                sampler.weights[index] += x[:, 0].to(sampler.weights)
-                tick()
+    for step, (x, index) in steps(run, tick, data, state={"drawn": drawn}):
+        drawn.value += (x.sum() * (step + 1)).item()
+        sampler.weights[index] += x[:, 0].to(sampler.weights)
     return drawn.value
 
 
@@ -395,7 +399,7 @@ def a_head_that_changes_the_state(run: Path, tick: Tick) -> Any:
     """A resume inside the epoch does it again; in the state it is done once."""
     model, order = torch.nn.Linear(3, 1), list(range(6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer, "order": order}) as train:
+    with loop(run, EACH, state={"model": model, "optimizer": optimizer, "order": order}) as train:
         for _ in train.iter_epochs():
             for group in optimizer.param_groups:
                 group["lr"] *= 0.9
@@ -431,7 +435,7 @@ def names_of_the_step_loop_in_the_tail(run: Path, tick: Tick, batch_size: int, *
 def a_second_step_loop(run: Path, tick: Tick, steps: int) -> Any:
     first, second = arrays(np.arange(6.0), batch_size=2), arrays(np.arange(steps + 0.0), batch_size=1)
     w, b = np.zeros(1), np.zeros(1)
-    with loop(run, Every(steps=1), state={"w": w}) as train:
+    with loop(run, EACH, state={"w": w}) as train:
         for epoch in train.iter_epochs():
             train.collect_metrics(lr=0.1 * epoch)
             for _, (a,) in train.iter_steps(first):
@@ -483,7 +487,7 @@ def left_by_break(run: Path, tick: Tick) -> Any:
 
 
 def a_pass_over_several_epochs(run: Path, tick: Tick) -> Any:
-    saves = everstep.Checkpoints(Every(steps=1))
+    saves = everstep.Checkpoints(EACH)
     tiny, data = Tiny(run, steps_per_epoch=3, max_epoch=4, services=[saves]), [0, 1, 2, 3, 4]
     with tiny.loop as train:
         for _ in train.iter_epochs():
@@ -499,7 +503,7 @@ def data_that_fails(run: Path, tick: Tick) -> Any:
             tick()
             return np.array([number, number + 1])
 
-    tiny = Tiny(run, max_epoch=2, services=[everstep.Checkpoints(Every(steps=1))])
+    tiny = Tiny(run, max_epoch=2, services=[everstep.Checkpoints(EACH)])
     data = Data(range(4))
     with tiny.loop as train:
         for _ in train.iter_epochs():
@@ -599,28 +603,20 @@ def evaluations_of_averaged_weights_with_a_dataloader(run: Path, tick: Tick) -> 
 
 
 def what_is_held_of_containers(run: Path, tick: Tick) -> Any:
-    state: Any = {
-        "deque": deque(maxlen=3),
-        "set": set(),
-        "bytes": bytearray(),
-        "pair": (np.zeros(2), {"last": 0}),
-        "list": [[0], {"deep": deque()}],
-        "rate": {"numpy": np.float32(1.0)},
-    }
-    last, seen, raw, (total, inner) = state["deque"], state["set"], state["bytes"], state["pair"]
-    first, deep = state["list"][0], state["list"][1]["deep"]
-    with loop(run, state={"all": state}) as train:
-        for _ in train.iter_epochs():
-            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4, shuffle=True)):
-                last.append(step), seen.add(x.sum().item()), raw.append(step)
-                total += step
-                inner["last"] = step
-                first[0] += step
-                deep.append(step)
-                state["rate"]["numpy"] *= np.float32(0.9)
-                train.collect_metrics(last=sum(last), total=total[0], deep=len(deep))
-                tick()
-    return list(last), seen, raw, total.tolist(), inner, first, list(deep)
+    pair, nested = (np.zeros(2), {"last": 0}), [[0], {"deep": deque()}]
+    last, seen, raw, rate = deque[int](maxlen=3), set[float](), bytearray(), {"numpy": np.float32(1.0)}
+    state: Any = {"deque": last, "set": seen, "bytes": raw, "pair": pair, "list": nested, "rate": rate}
+    (total, inner), (first, deep) = pair, (nested[0], nested[1]["deep"])
+    data, total_rate = arrays(SAMPLES, batch_size=4, shuffle=True), list[Any]()
+    for step, (x,) in steps(run, tick, data, None, state={"all": state, "sums": total_rate}):
+        last.append(step), seen.add(x.sum().item()), raw.append(step)
+        total += step
+        inner["last"] = step
+        first[0] += step
+        deep.append(step)
+        state["rate"]["numpy"] *= np.float32(0.9)
+        total_rate.append([sum(last), total[0], len(deep)])
+    return list(last), seen, raw, total.tolist(), inner, first, list(deep), rate, total_rate
 
 
 def add_to_dict(value: Any, step: int) -> None:
@@ -639,32 +635,27 @@ IN_A_SLOT: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object]]] = {
 }
 
 
-def a_value_in_a_slot_changed_by_its_own_name(run: Path, tick: Tick, kind: str, inside: bool = False) -> Any:
+def a_slots_value_changed_by_its_own_name(run: Path, tick: Tick, kind: str, inside: bool = False) -> Any:
     make, change = IN_A_SLOT[kind]
     slot = everstep.Slot(value := make())
-    with loop(run, Every(steps=1), state={"all": {"slot": slot}} if inside else {"slot": slot}) as train:
-        for _ in train.iter_epochs():
-            for step, _ in train.iter_steps([0, 1, 2, 3]):
-                change(value, step)
-                tick()
+    state = {"all": {"slot": slot}} if inside else {"slot": slot}
+    for step, _ in steps(run, tick, [0, 1, 2, 3], state=state):
+        change(value, step)
     assert slot.value is value
     return repr(value)
 
 
-def a_value_in_a_slot_that_is_replaced(run: Path, tick: Tick, first: Any, replace: Any) -> Any:
+def a_slots_value_replaced(run: Path, tick: Tick, first: Any, replace: Any) -> Any:
     """The first one, which the program still has, stays as it is."""
     slot = everstep.Slot(first)
-    with loop(run, Every(steps=1), state={"slot": slot}) as train:
-        for _ in train.iter_epochs():
-            for step, _ in train.iter_steps([0, 1, 2, 3]):
-                slot.value = replace(slot.value, step)
-                tick()
+    for step, _ in steps(run, tick, [0, 1, 2, 3], state={"slot": slot}):
+        slot.value = replace(slot.value, step)
     return slot.value, repr(first)
 
 
-def a_value_of_a_slot_assigned_where_lines_run_again(run: Path, tick: Tick, at_the_head: bool) -> Any:
+def a_slot_assigned_where_lines_run_again(run: Path, tick: Tick, at_the_head: bool) -> Any:
     slot = everstep.Slot([]) if at_the_head else everstep.Slot()
-    with loop(run, Every(steps=1), state={"slot": slot}) as train:
+    with loop(run, EACH, state={"slot": slot}) as train:
         slot.value = values = list[int]()
         for _ in train.iter_epochs():
             if at_the_head:
@@ -728,6 +719,18 @@ class Memory(torch.nn.Module):
         self.past, self.warm = torch.zeros(1), True
 
 
+def filled(memory: Memory, name: str, x: torch.Tensor) -> torch.Tensor:
+    old = getattr(memory, name)
+    setattr(memory, name, x if old is None else old + x)
+    return getattr(memory, name)  # type: ignore[no-any-return]
+
+
+def emptied(memory: Memory, name: str, x: torch.Tensor) -> Any:
+    was_there = getattr(memory, name) is not None
+    setattr(memory, name, None)
+    return x if was_there else 0
+
+
 MEMORIES: dict[str, Callable[[Memory, Memory, torch.Tensor], Any]] = {
     "a view of a buffer": lambda one, _, x: (one.mean.mul_(0.9).add_(x), one.view.sum())[-1],
     "a view in a list": lambda one, _, x: (one.views[0].mul_(0.9).add_(x), one.mean)[-1],
@@ -735,13 +738,8 @@ MEMORIES: dict[str, Callable[[Memory, Memory, torch.Tensor], Any]] = {
     "a shared list": lambda one, two, x: (one.list.append(x.item()), sum(two.list))[-1],
     "an array and its tensor": lambda one, _, x: (np.add(one.array, x.item(), one.array), one.seen.sum())[-1],
     "a tensor written through its data": lambda one, _, x: (one.past.data.add_(x), one.past)[-1],
-    "buffers that are filled": lambda one, _, x: sum(
-        setattr(one, name, x if (old := getattr(one, name)) is None else old + x) or getattr(one, name)
-        for name in ("hidden", "scale")
-    ),
-    "buffers that are emptied": lambda one, _, x: sum(
-        0 if getattr(one, name) is None else (x, setattr(one, name, None))[0] for name in ("first", "second")
-    ),
+    "buffers that are filled": lambda one, _, x: sum(filled(one, name, x) for name in ("hidden", "scale")),
+    "buffers that are emptied": lambda one, _, x: sum(emptied(one, name, x) for name in ("first", "second")),
     "an attribute that is deleted": lambda one, _, x: (
         (x, delattr(one, "warm"))[0] if hasattr(one, "warm") else 0
     ),
@@ -751,14 +749,12 @@ MEMORIES: dict[str, Callable[[Memory, Memory, torch.Tensor], Any]] = {
 def memories(run: Path, tick: Tick, name: str) -> Any:
     net = torch.nn.ModuleDict({"one": (one := Memory()), "two": Memory(one), "last": torch.nn.Linear(1, 1)})
     optimizer = torch.optim.SGD(net["last"].parameters(), 1e-2)
-    with loop(run, Every(steps=2), state={"net": net, "optimizer": optimizer}) as train:
-        for _ in train.iter_epochs():
-            for _, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4, shuffle=True)):
-                optimizer.zero_grad()
-                read = torch.as_tensor(MEMORIES[name](net["one"], net["two"], x.mean(0)))
-                net["last"](read.detach().float().reshape(1)).square().sum().backward()
-                optimizer.step()
-                tick()
+    data, state = arrays(SAMPLES, batch_size=4, shuffle=True), {"net": net, "optimizer": optimizer}
+    for _, (x,) in steps(run, tick, data, Every(steps=2), state=state):
+        optimizer.zero_grad()
+        read = torch.as_tensor(MEMORIES[name](net["one"], net["two"], x.mean(0)))
+        net["last"](read.detach().float().reshape(1)).square().sum().backward()
+        optimizer.step()
     return net["last"].weight.item(), net["last"].bias.item()
 
 
@@ -782,18 +778,15 @@ def parameters_in_order(run: Path, tick: Tick, make: Any, again: Any = list) -> 
     model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(3)))
     named = list(model.named_parameters())
     optimizer = make(list(again(named)) if (run / "run.json").exists() else named)
-    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}) as train:
-        for _ in train.iter_epochs():
-            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=4)):
-                (model(x).square().mean() + 3 * model[0].weight.sum() + model[1].bias.sum()).backward()
-                if step % 2 == 0:
-                    optimizer.step(lambda: 0.0)
-                    optimizer.zero_grad()
-                tick()
+    state = {"model": model, "optimizer": optimizer}
+    for step, (x,) in steps(run, tick, arrays(SAMPLES, batch_size=4), state=state):
+        (model(x).square().mean() + 3 * model[0].weight.sum() + model[1].bias.sum()).backward()
+        if step % 2 == 0:
+            optimizer.step(lambda: 0.0)
+            optimizer.zero_grad()
     (group,) = optimizer.param_groups
-    assert all(
-        model.get_parameter(name) is p for name, p in zip(group["param_names"], group["params"], strict=True)
-    )
+    pairs = zip(group["param_names"], group["params"], strict=True)
+    assert all(model.get_parameter(name) is parameter for name, parameter in pairs)
     return [each.item() for each in model.parameters()]
 
 
@@ -801,99 +794,68 @@ def gradients(run: Path, tick: Tick, zero: str) -> Any:
     """Used up by each update, or by every second, or by two; zeroed before it, or after it, or in part."""
     model = torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with loop(run, Every(steps=1), state={"model": model, "optimizer": optimizer}, max_epoch=2) as train:
-        for _ in train.iter_epochs():
-            for step, (x,) in train.iter_steps(arrays(SAMPLES, batch_size=3)):
-                if zero == "before" or (zero == "before every second" and step % 2):
-                    optimizer.zero_grad()
-                model(x).square().mean().backward()
-                if zero != "after two" or step % 2 == 0:
-                    optimizer.step()
-                    if zero == "in part":
-                        model.weight.grad = None
-                    elif not zero.startswith("before"):
-                        optimizer.zero_grad()
-                tick()
+    state = {"model": model, "optimizer": optimizer}
+    for step, (x,) in steps(run, tick, arrays(SAMPLES, batch_size=3), state=state, max_epoch=2):
+        if zero == "before" or (zero == "before every second" and step % 2):
+            optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if zero != "after two" or step % 2 == 0:
+            optimizer.step()
+            if zero == "in part":
+                model.weight.grad = None
+            elif not zero.startswith("before"):
+                optimizer.zero_grad()
     return model.weight.sum().item()
 
 
 OF_HEADS: dict[str, Program] = {
     **{f"head: {name}": partial(heads, head=head) for name, head in HEADS.items()},
-    **{
-        f"head: {name}, tail draws": partial(heads, head=head, every=Every(steps=1), tail=True)
-        for name, head in HEADS.items()
-    },
+    **{f"head: {name}, tail draws": partial(heads, head=head, every=EACH, tail=True)
+       for name, head in HEADS.items()},
     **{f"declared, head: {name}": partial(heads, head=head, declared=True) for name, head in BLIND.items()},
     "a pass over epochs": partial(heads, head=HEADS["nothing"], steps_per_epoch=2, max_epoch=6),
-    "declared, a pass over epochs": partial(
-        heads, head=BLIND["draws"], declared=True, steps_per_epoch=2, max_epoch=6, every=Every(epochs=1)
-    ),
-}
+    "declared, a pass over epochs": partial(heads, head=BLIND["draws"], declared=True, every=Every(epochs=1),
+                                            steps_per_epoch=2, max_epoch=6),
+}  # fmt: skip
+
+NAMED: tuple[Program, ...] = (
+    weights_of_the_state_that_steps_change, a_list_of_the_state_that_steps_change,
+    a_sampler_whose_weights_the_steps_change, two_loaders_share_a_generator, two_loaders_seeded_at_the_head,
+    an_evaluation_moves_the_generator_of_the_training, a_loader_draws_from_a_generator_of_the_state,
+    lines_between_step_loops, lines_before_the_loops, lines_before_a_supervisors_loop,
+    a_head_that_changes_the_state, left_by_break, a_pass_over_several_epochs, data_that_fails,
+    evaluations_in_an_epoch_of_ones_own, evaluations_of_averaged_weights_with_a_dataloader,
+    an_early_stop_with_the_best_restored, what_is_held_of_containers, buffers_modes_and_frozen_parameters,
+)  # fmt: skip
+CADENCES = (Every(steps=3), EACH, everstep.Never())
+ZEROED = ("before", "before every second", "after", "after two", "in part")
+IN_THE_TAIL = {
+    "": {"batch_size": 2}, ", one step": {"batch_size": 6}, ", a limit": {"batch_size": 1, "max_step": 4},
+}  # fmt: skip
 
 ZOO: dict[str, Program] = {
     **{f"data: {name}": partial(data_with_generators, make=make) for name, make in DATA.items()},
-    "names in the tail": partial(names_of_the_step_loop_in_the_tail, batch_size=2),
-    "names in the tail, one step": partial(names_of_the_step_loop_in_the_tail, batch_size=6),
-    "names in the tail, a limit": partial(names_of_the_step_loop_in_the_tail, batch_size=1, max_step=4),
-    "second loop of one step": partial(a_second_step_loop, steps=1),
-    "second loop of two steps": partial(a_second_step_loop, steps=2),
-    "two epoch loops, by a limit": partial(two_epoch_loops, left_by="limit"),
-    "two epoch loops, by break": partial(two_epoch_loops, left_by="break"),
-    **{
-        f"gradients zeroed {zero}": partial(gradients, zero=zero)
-        for zero in ("before", "before every second", "after", "after two", "in part")
-    },
+    **{f"names in the tail{name}": partial(names_of_the_step_loop_in_the_tail, **options)
+       for name, options in IN_THE_TAIL.items()},
+    **{f"second loop of {steps} steps": partial(a_second_step_loop, steps=steps) for steps in (1, 2)},
+    **{f"two epoch loops, by {end}": partial(two_epoch_loops, left_by=end) for end in ("limit", "break")},
+    **{f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ZEROED},
     "parameters that are views of one tensor": partial(parameters_in_order, make=Flat),
     **{name: partial(memories, name=name) for name in MEMORIES},
-    **{
-        f"a {name}, saved {every}": partial(program, every=every)
-        for name, program in (("trainer", a_trainer), ("supervisor", passes_of_a_supervisor))
-        for every in (Every(steps=3), Every(steps=1), everstep.Never())
-    },
+    **{f"a trainer, saved {every}": partial(a_trainer, every=every) for every in CADENCES},
+    **{f"a supervisor, saved {every}": partial(passes_of_a_supervisor, every=every) for every in CADENCES},
     "a trainer whose epochs end inside passes": partial(
-        a_trainer, every=Every(steps=3), streams={"train": numbers(5, 1)}, steps_per_epoch=3
-    ),
-    **{f"slot: {kind}": partial(a_value_in_a_slot_changed_by_its_own_name, kind=kind) for kind in IN_A_SLOT},
-    "a sampler of torch whose weights the steps change": partial(
-        a_sampler_whose_weights_the_steps_change,
-        make=lambda: WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES)),
-    ),
-    "slot inside a dict": partial(a_value_in_a_slot_changed_by_its_own_name, kind="deque", inside=True),
-    "slot: a list replaced": partial(
-        a_value_in_a_slot_that_is_replaced, first=[7], replace=lambda value, step: [*value, step]
-    ),
-    "slot: a number replaced": partial(
-        a_value_in_a_slot_that_is_replaced, first=np.float64(2.5), replace=lambda value, step: 2.5
-    ),
-    "slot assigned before the loop": partial(
-        a_value_of_a_slot_assigned_where_lines_run_again, at_the_head=False
-    ),
-    "slot assigned at the head": partial(a_value_of_a_slot_assigned_where_lines_run_again, at_the_head=True),
-    **{
-        program.__name__.replace("_", " "): program
-        for program in (
-            weights_of_the_state_that_steps_change,
-            a_list_of_the_state_that_steps_change,
-            a_sampler_whose_weights_the_steps_change,
-            two_loaders_share_a_generator,
-            two_loaders_seeded_at_the_head,
-            an_evaluation_moves_the_generator_of_the_training,
-            a_loader_draws_from_a_generator_of_the_state,
-            lines_between_step_loops,
-            lines_before_the_loops,
-            lines_before_a_supervisors_loop,
-            a_head_that_changes_the_state,
-            left_by_break,
-            a_pass_over_several_epochs,
-            data_that_fails,
-            evaluations_in_an_epoch_of_ones_own,
-            evaluations_of_averaged_weights_with_a_dataloader,
-            an_early_stop_with_the_best_restored,
-            what_is_held_of_containers,
-            buffers_modes_and_frozen_parameters,
-        )
-    },
-}
+        a_trainer, every=Every(steps=3), streams={"train": numbers(5, 1)}, steps_per_epoch=3),
+    **{f"slot: {kind}": partial(a_slots_value_changed_by_its_own_name, kind=kind) for kind in IN_A_SLOT},
+    "slot inside a dict": partial(a_slots_value_changed_by_its_own_name, kind="deque", inside=True),
+    **{f"slot: {name} replaced": partial(a_slots_value_replaced, first=first, replace=replace)
+       for name, first, replace in (("a list", [7], lambda value, step: [*value, step]),
+                                    ("a number", np.float64(2.5), lambda value, step: 2.5))},
+    **{f"slot assigned at the head: {at}": partial(a_slot_assigned_where_lines_run_again, at_the_head=at)
+       for at in (False, True)},
+    "a sampler of torch's": partial(a_sampler_whose_weights_the_steps_change, make=weighted),
+    **{program.__name__.replace("_", " "): program for program in NAMED},
+}  # fmt: skip
 
 
 @pytest.mark.campaign("long", gate="share")
@@ -956,11 +918,9 @@ def test_another_loader_that_looks_the_same_is_not_taken_for_it(tmp_path: Path) 
 
 def test_what_cannot_be_exact_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def program(run: Path, tick: Tick) -> None:
-        batches = everstep.data.loader(Noisy(np.random.default_rng(3)), 4, num_workers=1)
-        with loop(run, state={}) as train:
-            for _ in train.iter_epochs():
-                for _ in train.iter_steps(batches):
-                    tick()
+        data = everstep.data.loader(Noisy(np.random.default_rng(3)), 4, num_workers=1)
+        for _ in steps(run, tick, data, None, state={}):
+            pass
 
     for at in (3, 1):
         start(program, tmp_path / "run", at)
@@ -1094,9 +1054,7 @@ class Caching(Dataset[Any]):
 
 @pytest.mark.parametrize("kind", ["names", "list", "counts", "times", "normalised"])
 @pytest.mark.parametrize("given", [DataLoader, everstep.data.loader])
-def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, given: Any
-) -> None:
+def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(tmp_path, capsys, kind, given) -> None:
     def program(run: Path, tick: Tick) -> None:
         data, total = given(Caching(kind), batch_size=4, shuffle=True), torch.zeros(1)
         with loop(run, state={"total": total}) as train:
@@ -1118,8 +1076,7 @@ def test_data_that_changes_as_it_is_read_is_not_told_as_other_data(
 
 def test_weights_set_between_two_passes_choose_the_samples_of_the_next(tmp_path: Path) -> None:
     def program(run: Path, tick: Tick, *, heads: set[int], tails: bool) -> list[float]:
-        seen = list[float]()
-        sampler = WeightedRandomSampler(torch.ones(len(SAMPLES)), len(SAMPLES))
+        seen, sampler = list[float](), weighted()
         data = DataLoader(TensorDataset(SAMPLES), 4, sampler=sampler)
 
         def mine() -> None:  # another tensor
@@ -1152,9 +1109,7 @@ class WithoutWeakReferences:
 
 
 @pytest.mark.parametrize("kind", ["weighted", "slots", "set by a service"])
-def test_a_resume_at_the_first_epochs_end_ends_with_the_digest_of_the_whole_run(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_resume_at_the_first_epochs_end_ends_with_the_digest_of_the_whole_run(kind, tmp_path: Path) -> None:
     def program(run: Path, tick: Tick) -> tuple[list[float], int | str | None]:
         seen, sampler = list[float](), WeightedRandomSampler([1.0] * 12, 12)
 
@@ -1182,23 +1137,15 @@ def test_what_the_program_now_freezes_stays_frozen(tmp_path: Path) -> None:
     for frozen in (False, True):
         net = Net()
         net.last.requires_grad_(not frozen)
-        with loop(tmp_path / "run", state={"net": net}) as train:
-            for _ in train.iter_epochs():
-                list(train.iter_steps([0]))
-                break
+        next(steps(tmp_path / "run", int, [0], state={"net": net}))
         assert [p.requires_grad for p in net.last.parameters()] == [not frozen] * 2
 
 
 def test_parts_of_a_model_with_versioned_modules_can_be_chosen(tmp_path: Path) -> None:
     donor, heir = Net(), Net()
-    with loop(tmp_path / "donor", state={"net": donor}) as train:
-        for _ in train.iter_epochs():
-            list(train.iter_steps([0]))
-    before = heir.last.weight.clone()
-    with loop(
-        tmp_path / "heir",
-        state={"net": heir},
-        init_from=everstep.InitFrom(tmp_path / "donor", include="net/first"),
-    ):
+    for _ in steps(tmp_path / "donor", int, [0], state={"net": donor}):
+        pass
+    before, source = heir.last.weight.clone(), everstep.InitFrom(tmp_path / "donor", include="net/first")
+    with loop(tmp_path / "heir", state={"net": heir}, init_from=source):
         assert torch.equal(heir.first.weight, donor.first.weight)
         assert torch.equal(heir.last.weight, before)

@@ -8,6 +8,7 @@ from argparse import Namespace
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -18,14 +19,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_program_variables import BATCHES, cut, lost_of, opened, pause
 from torch import nn
 
 import everstep
 from everstep import Boundary, Evaluate, Every, Outcome, Service
 from everstep.errors import Interrupted
-from everstep.services import Console, Interrupt, JSONLines, Moment, SetValue, Stage, When
-
-BATCHES = [1.0, 2.0, 3.0, 4.0]
+from everstep.services import Console, JSONLines, Moment, SetValue, Stage, When
 
 
 class Decay(Service):
@@ -77,67 +77,45 @@ def on(moment: Moment, function: Callable[[Boundary], Any]) -> Callable[[Any], o
 
 
 def lines_of(
-    run_dir: Path,
-    services: list[Service],
-    stop_at: int | None,
-    state: dict[str, Any] | None = None,
-    begin: Callable[[Any], object] = lambda loop: None,
+    run_dir: Path, services: list[Service], stop_at: int | None, state: Any, begin: Any
 ) -> list[str]:
-    """What a start says that pauses at a step."""
+    """What a start warns of that pauses at a step; `begin` is called with its loop."""
     _lines: list[str] = []
-    listed = [Console(sink=_lines.append), *services]
-    try:
-        with everstep.TrainLoop(run_dir, state or {}, seed=1, max_epoch=3, services=listed) as loop:
-            begin(loop)
-            for _ in loop.iter_epochs():
-                for step, batch in loop.iter_steps(BATCHES):
-                    loop.collect_metrics(loss=batch)
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
-    except Interrupted:
-        pass
-    return [line for line in _lines if line.startswith("warning: ")]
+    with suppress(Interrupted), opened(run_dir, state, _lines, services) as loop:
+        begin(loop)
+        for _ in loop.iter_epochs():
+            for step, batch in loop.iter_steps(BATCHES):
+                loop.collect_metrics(loss=batch)
+                pause(loop, step == stop_at)
+    return warned(_lines)
 
 
-def kept(kind: str) -> tuple[list[Service], dict[str, Any], Callable[[Any], object]]:
-    settings, calls = {"rate": 1.0}, Calls()
-    state: dict[str, Any] = {"settings": settings}
-    match kind:
-        case "decay.count":
-            return [Decay(settings)], state, lambda loop: None
-        case "Calls.count":
-            return [], state, on(Moment.AFTER_STEP, calls)
-        case "Calls.count at epochs":
-            return [], state, on(Moment.AFTER_EPOCH, calls.note)
-        case "measured: Calls.count":
-            return [Evaluate(every=Every(steps=2), evaluator=calls.measure, name="measured")], state, id
-        case "when: Calls.count":
-            change = SetValue("settings.rate", times=0.5)
-            return [When(calls.at_third, change, every=Every(steps=1), name="when")], state, id
-    raise AssertionError(kind)
+def warned(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("warning: ")]
 
 
-KINDS = (
-    *("decay.count", "Calls.count", "Calls.count at epochs"),
-    *("measured: Calls.count", "when: Calls.count"),
-)
+KEPT: dict[str, Callable[[Any, Calls], tuple[list[Service], Any]]] = {
+    "decay.count": lambda settings, calls: ([Decay(settings)], id),
+    "Calls.count": lambda settings, calls: ([], on(Moment.AFTER_STEP, calls)),
+    "Calls.count at epochs": lambda settings, calls: ([], on(Moment.AFTER_EPOCH, calls.note)),
+    "measured: Calls.count": lambda settings, calls: (
+        [Evaluate(every=Every(steps=2), evaluator=calls.measure, name="measured")], id
+    ),
+    "when: Calls.count": lambda settings, calls: (
+        [When(calls.at_third, SetValue("settings.rate", times=0.5), every=Every(steps=1), name="when")], id
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume(
-    kind: str, tmp_path: Path
-) -> None:
-    services, state, begin = kept(kind)
-    (at_save,) = lines_of(tmp_path, services, 6, state, begin)
-    assert at_save.startswith(
-        f"warning: {kind.removesuffix(' at epochs')}: a service of yours, or an object that it calls, changes"
-    )
-    services, state, begin = kept(kind)
-    at_resume = lines_of(tmp_path, services, None, state, begin)[0]
-    assert (
-        at_resume.startswith(f"warning: {kind.removesuffix(' at epochs')} (0, was ")
-        and "data or service" in at_resume
-    )
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_count_that_a_service_does_not_save_is_named_at_a_save_and_at_a_resume(kind, tmp_path) -> None:
+    said = []
+    for stop_at in (6, None):
+        services, begin = KEPT[kind](settings := {"rate": 1.0}, Calls())
+        said.append(lines_of(tmp_path, services, stop_at, {"settings": settings}, begin))
+    (at_save,), (at_resume, *_), name = *said, f"warning: {kind.removesuffix(' at epochs')}"
+    assert at_save.startswith(f"{name}: a service of yours, or an object that it calls, changes")
+    assert at_resume.startswith(f"{name} (0, was ") and "data or service" in at_resume
 
 
 def test_two_objects_of_one_class_are_both_named(tmp_path: Path) -> None:
@@ -145,7 +123,7 @@ def test_two_objects_of_one_class_are_both_named(tmp_path: Path) -> None:
         for calls in (Calls(), Calls()):
             loop.on(Moment.AFTER_STEP, calls)
 
-    (at_save,) = lines_of(tmp_path, [], 6, begin=both)
+    (at_save,) = lines_of(tmp_path, [], 6, {}, both)
     assert at_save.startswith("warning: Calls.count, Calls.count #2: a service of yours")
 
 
@@ -172,35 +150,27 @@ class Net(nn.Module):
 
 
 def test_an_object_in_a_module_that_only_tails_change_is_named(tmp_path: Path) -> None:
-    _lines: list[str] = []
-
-    def train(stop_at: int | None) -> None:
+    def train(_lines: list[str], stop_at: int | None) -> None:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        state, console = {"net": net, "optimizer": optimizer}, Console(sink=_lines.append)
-        with everstep.TrainLoop(tmp_path, state, seed=1, max_epoch=3, services=[console]) as loop:
+        with opened(tmp_path, {"net": net, "optimizer": optimizer}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     net(torch.tensor([batch])).sum().backward()
                     optimizer.step()
                     optimizer.zero_grad()
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
+                    pause(loop, step == stop_at)
                 net.annealed.count += 1
                 net.annealed.phase, net.annealed.line = "main", f"epoch {loop.epoch}"
                 net.own_count += 1
 
-    with pytest.raises(Interrupted):
-        train(10)
-    train(None)
-    at_save, at_resume, differs = (line for line in _lines if line.startswith("warning: "))
+    first, again = cut(train, 10)
+    at_save, at_resume, differs = warned(first + again)
     assert differs.startswith("warning: resume differs: step 11 state 'parameters' was ")
-    assert at_save.startswith(
-        "warning: net.annealed.count, net.annealed.phase: the loop changes it and the state does not save it"
-    )
-    assert at_resume.startswith(
-        "warning: net.annealed.count (0, was 2), net.annealed.phase (another value): "
-    )
+    names = "net.annealed.count, net.annealed.phase"
+    assert at_save.startswith(f"warning: {names}: the loop changes it and the state does not save it")
+    names = "net.annealed.count (0, was 2), net.annealed.phase (another value)"
+    assert at_resume.startswith(f"warning: {names}: ")
 
 
 class Task(everstep.torch.Task):
@@ -220,46 +190,37 @@ class Task(everstep.torch.Task):
         self.loss.reduction = "sum"
 
 
+def started(task: everstep.Task, run_dir: Path, max_epoch: int, samples: int) -> list[str]:
+    """What a Trainer says that goes on to the end of this epoch."""
+    lines: list[str] = []
+    data = {"train": everstep.data.arrays(torch.ones(samples, 1), batch_size=2)}
+    options: Any = {"max_epoch": max_epoch, "seed": 1, "services": [Console(sink=lines.append)]}
+    everstep.Trainer(task, data, run_dir, **options).run_training()
+    return lines
+
+
 def test_an_object_in_a_task_that_its_tail_changes_is_named(tmp_path: Path) -> None:
-    _lines: list[str] = []
-    data = {"train": everstep.data.arrays(torch.ones(8, 1), batch_size=2)}
-    for max_epoch in (2, 3):
-        console = Console(sink=_lines.append)
-        everstep.Trainer(
-            Task(), data, tmp_path, max_epoch=max_epoch, seed=1, services=[console]
-        ).run_training()
-    at_save, at_resume = (line for line in _lines if line.startswith("warning: annealed.count"))
-    assert (
-        "annealed.count, loss.reduction, loss.weight: the loop changes it and the state does not" in at_save
-    )
+    lines = [line for epochs in (2, 3) for line in started(Task(), tmp_path, epochs, samples=8)]
+    at_save, at_resume = (line for line in lines if line.startswith("warning: annealed.count"))
+    names = "annealed.count, loss.reduction, loss.weight"
+    assert f"{names}: the loop changes it and the state does not" in at_save
     assert "(0, was 2), loss.reduction (another value), loss.weight (another value)" in at_resume
 
 
-VALUES: dict[str, Callable[[], Any]] = {
-    "argparse": lambda: Namespace(n=1),
-    "namespace": lambda: SimpleNamespace(n=1),
-    "counter": lambda: Counter(a=1),
-    "defaultdict": lambda: defaultdict(int, a=1),
-    "bytes": lambda: bytearray(b"\1"),
-    "array": lambda: array("d", [1.0]),
-}
+IN_PLACE: dict[str, Callable[[], Any]] = {
+    "argparse": lambda: Namespace(n=1), "namespace": lambda: SimpleNamespace(n=1),
+    "counter": lambda: Counter(a=1), "defaultdict": lambda: defaultdict(int, a=1),
+    "bytearray": lambda: bytearray(b"\1"), "array": lambda: array("d", [1.0]),
+}  # fmt: skip
 OTHERS: dict[str, tuple[Any, Any]] = {
-    "complex": (1j, 2j),
-    "decimal": (Decimal("1.5"), Decimal("2.5")),
-    "fraction": (Fraction(1, 3), Fraction(1, 2)),
-    "tuple": ((1, 2), (1, 3)),
-    "class": (Every, Path),
-    "enum": (Moment.AFTER_STEP, Moment.AFTER_EPOCH),
-    "function": (math.ceil, math.floor),
-    "partial": (partial(max, 1), partial(min, 1)),
-    "method": ("".join, "".strip),
-    "range": (range(1), range(2)),
-    "slice": (slice(1), slice(2)),
-    "bytes": (b"1", b"2"),
-    "path": (Path("a"), Path("b")),
-    "objects": ([object()], [object(), object()]),
+    "complex": (1j, 2j), "decimal": (Decimal("1.5"), Decimal("2.5")),
+    "fraction": (Fraction(1, 3), Fraction(1, 2)), "tuple": ((1, 2), (1, 3)), "class": (Every, Path),
+    "enum": (Moment.AFTER_STEP, Moment.AFTER_EPOCH), "function": (math.ceil, math.floor),
+    "partial": (partial(max, 1), partial(min, 1)), "method": ("".join, "".strip),
+    "range": (range(1), range(2)), "slice": (slice(1), slice(2)), "bytes": (b"1", b"2"),
+    "path": (Path("a"), Path("b")), "objects": ([object()], [object(), object()]),
     "configuration": (type("Config", (dict,), {})(a=1), type("Config", (dict,), {})(a=2)),
-}
+}  # fmt: skip
 """Values that a loop may give a variable in place of one another."""
 
 
@@ -270,64 +231,35 @@ def changed(value: Any) -> None:
         value["a" if isinstance(value, dict) else 0] += 1
 
 
-@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("kind", [*IN_PLACE, *OTHERS])
 def test_variables_of_many_kinds_are_compared(kind: str, tmp_path: Path) -> None:
-    def train(stop_at: int | None) -> list[str]:
-        value, counted = VALUES[kind](), count()
-        _lines: list[str] = []
-        services = [Console(sink=_lines.append)]
-        with everstep.TrainLoop(tmp_path, {}, seed=1, max_epoch=3, services=services) as loop:
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        value, other = OTHERS[kind] if kind in OTHERS else (IN_PLACE[kind](), None)
+        counted = count()
+        with opened(tmp_path, {}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, _ in loop.iter_steps(BATCHES):
-                    changed(value)
+                    if kind in IN_PLACE:
+                        changed(value)
+                    value = other if step == 5 and kind in OTHERS else value
                     next(counted)
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
-        return _lines
+                    pause(loop, step == stop_at)
 
-    with pytest.raises(Interrupted):
-        train(6)
-    (lost,) = [line for line in train(None) if "is not as it was" in line]
-    name = "value.n (1, was 7)" if kind in ("argparse", "namespace") else "value (another value)"
-    assert name in lost and "counted (count(0), was count(6))" in lost
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_another_value_in_a_variable_is_named_of_whatever_kind(kind: str, tmp_path: Path) -> None:
-    def train(stop_at: int | None) -> list[str]:
-        value, other = OTHERS[kind]
-        _lines: list[str] = []
-        services = [Console(sink=_lines.append)]
-        with everstep.TrainLoop(tmp_path, {}, seed=1, max_epoch=3, services=services) as loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps(BATCHES):
-                    value = other if step == 5 else value
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
-        return _lines
-
-    with pytest.raises(Interrupted):
-        train(6)
-    (lost,) = [line for line in train(None) if "is not as it was" in line]
-    assert lost.startswith("warning: value (")
+    lost = lost_of(cut(train, 6)[1])
+    named = "value.n (1, was 7)" if "name" in kind or kind == "argparse" else "value (another value)"
+    assert (named if kind in IN_PLACE else "value (") in lost and "counted (count(0), was count(6))" in lost
 
 
 def test_a_state_with_an_ordered_dictionary_is_as_it_was(tmp_path: Path) -> None:
-    def train(stop_at: int | None) -> list[str]:
+    def train(_lines: list[str], stop_at: int | None) -> None:
         order = OrderedDict((number, 1.0) for number in range(4))
-        state, _lines = {"order": order}, list[str]()
-        services = [Console(sink=_lines.append)]
-        with everstep.TrainLoop(tmp_path, state, seed=1, max_epoch=3, services=services) as loop:
+        with opened(tmp_path, {"order": order}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, _ in loop.iter_steps(BATCHES):
                     order.move_to_end(next(iter(order)))
-                    if step == stop_at:
-                        loop.call_soon(Interrupt("a pause"))
-        return _lines
+                    pause(loop, step == stop_at)
 
-    with pytest.raises(Interrupted):
-        train(6)
-    assert not [line for line in train(None) if line.startswith("warning: ")]
+    assert warned(cut(train, 6)[1]) == []
 
 
 class Shown(Service):
@@ -363,9 +295,8 @@ def test_what_may_begin_anew_or_is_saved_by_its_owner_is_not_named(tmp_path: Pat
         assert lines_of(tmp_path, [Shown()], stop_at, state, on(Moment.AFTER_STEP, control.early)) == []
 
 
-class Warm:
-    def __init__(self) -> None:
-        self.count = 0
+class Warm(Calls):
+    """Saves its count."""
 
     def state_dict(self) -> Any:
         return self.count
@@ -389,13 +320,7 @@ class SavingTask(Task):
         self.warm.count += 1
 
 
-def test_an_object_that_a_task_returns_from_its_state_is_not_named_before_its_third_step(
-    tmp_path: Path,
-) -> None:
-    data = {"train": everstep.data.arrays(torch.ones(2, 1), batch_size=2)}
+def test_an_object_that_a_task_returns_from_its_state_is_not_named_before_its_third_step(tmp_path) -> None:
     for max_epoch in (2, 3):
-        _lines: list[str] = []
-        services = [Console(sink=_lines.append)]
-        task = SavingTask()
-        everstep.Trainer(task, data, tmp_path, max_epoch=max_epoch, seed=1, services=services).run_training()
-        assert task.warm.count == max_epoch and not [line for line in _lines if "warm" in line]
+        lines = started(task := SavingTask(), tmp_path, max_epoch, samples=2)
+        assert task.warm.count == max_epoch and not any("warm" in line for line in lines)

@@ -105,26 +105,23 @@ Trained = tuple[Path, dict[int, Any]]
 
 
 def test_another_learning_rate_than_the_source_has_is_said(tmp_path: Path, trained: Trained) -> None:
-    best = trained[0] / "best" / "valid.loss"
-    net = Net(lr=0.5).entered(tmp_path / "theirs", best)
-    assert net.optimizer.param_groups[0]["lr"] == 0.01
-    (line,) = [line for line in net.lines if "learning rate" in line]
+    def entered(name: str, reset: Any = (), **given: float | None) -> tuple[Any, list[str]]:
+        net, best = Net(lr=0.5), trained[0] / "best" / "valid.loss"
+        net.optimizer.param_groups[0] |= given
+        net.entered(tmp_path / name, InitFrom(best, reset=reset) if reset else best)
+        return net.optimizer.param_groups[0], [line for line in net.lines if "learning rate" in line]
+
+    group, (line,) = entered("theirs")
+    assert group["lr"] == 0.01
     assert ", 0.01, and not with this program's, 0.5;" in line and "reset=['lr', 'step']" in line
     with pytest.raises(ConfigError, match=r"have no counters .* reset=\['lr', 'step'\]"):
-        Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr"}))
-    scheduled = Net(lr=0.5)
-    scheduled.optimizer.param_groups[0]["initial_lr"] = 0.6  # as a schedule has put it there
-    group = scheduled.entered(
-        tmp_path / "scheduled", InitFrom(best, reset={"lr", "step"})
-    ).optimizer.param_groups[0]
+        entered("ours", {"lr"})
+    group, _ = entered("scheduled", {"lr", "step"}, initial_lr=0.6)  # as a schedule has put it there
     assert (group["lr"], group["initial_lr"]) == (0.5, 0.6)
-    none = Net()
-    none.optimizer.param_groups[0]["lr"] = None  # as an optimizer has it that finds its own
-    assert none.entered(tmp_path / "none", best).optimizer.param_groups[0]["lr"] == 0.01
-    net = Net(lr=0.5).entered(tmp_path / "ours", InitFrom(best, reset={"lr", "step"}))
-    assert net.optimizer.param_groups[0]["lr"] == 0.5 and not any(
-        "learning rate" in line for line in net.lines
-    )
+    group, _ = entered("none", lr=None)  # as an optimizer has it that finds its own
+    assert group["lr"] == 0.01
+    group, lines = entered("ours", {"lr", "step"})
+    assert group["lr"] == 0.5 and lines == []
 
 
 def test_the_best_weights_by_the_folder_of_their_metric(tmp_path: Path, trained: Trained) -> None:
@@ -220,9 +217,7 @@ LOADS: dict[str, Callable[[Path, Any], object]] = {
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("order", ["model picky", "picky model", "told"])
-def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(
-    tmp_path: Path, order: str, load: Callable[[Path, Any], object]
-) -> None:
+def test_an_object_that_refuses_its_part_leaves_all_objects_as_they_were(tmp_path: Path, order, load) -> None:
     """Its own code runs after all comparisons, and in the order of the list: it may look at the model."""
     made = {"model": torch.nn.Linear, "picky": lambda *_: Picky(), "told": lambda *_: Told()}
     other, state = ({name: made[name](2, 2) for name in order.split()} for _ in range(2))
@@ -257,9 +252,7 @@ def test_only_the_bytes_of_the_entry_are_read(tmp_path: Path, trained: Trained) 
 
 
 @pytest.mark.parametrize("source", [*SOURCES[:2], lambda run: run / "best" / "valid.loss"])
-def test_a_warm_start_takes_the_weights_and_counts_from_zero(
-    tmp_path: Path, trained: Trained, source: Callable[[Path], Any]
-) -> None:
+def test_a_warm_start_takes_the_weights_and_counts_from_zero(tmp_path: Path, trained, source) -> None:
     """init_fn runs first, the warm start has the last word."""
     calls: list[str] = []
     net, start = Net(), source(trained[0])
@@ -313,19 +306,14 @@ def test_the_record_names_the_run_with_whose_weights_a_run_began(tmp_path: Path,
     assert from_nothing["starts_over"] and from_nothing["parent"] is None
 
 
+OTHERWISE = {r"^model/0\.weight$": "model/x"}
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "include": ({"include": r"^model/0\."}, r"^1\."),
     "exclude": ({"exclude": r"bias$|^optimizer"}, "bias$"),
     "rename": ({"rename": {r"^model/": "net/"}}, "^$"),
-    "skip": (
-        {"on_missing": "skip", "on_unexpected": "skip", "rename": {r"^model/0\.weight$": "model/x"}},
-        "^0.w",
-    ),
-    "warn": (
-        {"on_missing": "warn", "on_unexpected": "warn", "rename": {r"^model/0\.weight$": "model/x"}},
-        "^0.w",
-    ),
-}
+    **{policy: ({"on_missing": policy, "on_unexpected": policy, "rename": OTHERWISE}, "^0.w")
+       for policy in ("skip", "warn")},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -375,13 +363,11 @@ def test_steps_counted_on_and_a_failure_in_the_first_of_them(tmp_path: Path, tra
 
 
 def test_reset_parts(tmp_path: Path, trained: Trained) -> None:
-    def started(name: str, *reset: str) -> tuple[int, float, Any]:
-        net = Net(lr=0.5).entered(tmp_path / name, InitFrom(trained[0], reset=reset), max_epoch=9)
-        return net.step, net.optimizer.param_groups[0]["lr"], net.adam.get(0, {}).get("step")
-
-    assert started("all") == (8, 0.01, 8)
-    assert started("lr", "step", "lr") == (0, 0.5, 8)
-    assert started("optimizer", "step", "optimizer") == (0, 0.5, None)
+    for name, (reset, found) in enumerate({
+        (): (8, 0.01, 8), ("lr", "step"): (0, 0.5, 8), ("optimizer", "step"): (0, 0.5, None),
+    }.items()):  # fmt: skip
+        net = Net(lr=0.5).entered(tmp_path / str(name), InitFrom(trained[0], reset=reset), max_epoch=9)
+        assert (net.step, net.optimizer.param_groups[0]["lr"], net.adam.get(0, {}).get("step")) == found
 
 
 def test_a_choice_that_cannot_be_made(tmp_path: Path, trained: Trained) -> None:

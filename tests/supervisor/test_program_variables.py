@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ def pause(loop: Any, now: bool) -> None:
         loop.call_soon(Interrupt("a pause"))
 
 
-def opened(run_dir: Path, state: dict[str, Any], lines: list[str]) -> everstep.TrainLoop:
-    return everstep.TrainLoop(run_dir, state, seed=1, max_epoch=3, services=[Console(sink=lines.append)])
+def opened(run_dir: Path, state: Any, lines: list[str], services: Any = ()) -> everstep.TrainLoop:
+    listed = [Console(sink=lines.append), *services]
+    return everstep.TrainLoop(run_dir, state, seed=1, max_epoch=3, services=listed)
 
 
 def train(run_dir: Path, stop_at: int | None, _lines: list[str], keep: bool = False) -> None:
@@ -106,14 +108,19 @@ def lost_of(lines: list[str]) -> str:
     return line
 
 
+def hinted(lines: list[str]) -> list[str]:
+    """The names of each hint."""
+    return [line.partition(": your loop")[0] for line in lines if ": your loop changes" in line]
+
+
 def test_what_a_resume_lacks_is_named_and_nothing_is_called_verified(tmp_path: Path) -> None:
     first, again = cut(lambda lines, stop_at: train(tmp_path, stop_at, lines), 6)
-    hints = [line for line in first if "your loop changes" in line]
-    assert len(hints) == 2, first  # the running sum in the first epoch, the rest in the second
+    assert len(hinted(first)) == 2, first  # the running sum in the first epoch, the rest in the second
     lost = lost_of(again)
-    assert "best (inf, was 4.0)" in lost and "running (0.0, was " in lost
-    assert "losses (another value)" in lost and "stopper.best (inf, was " in lost
-    assert "rng (another value)" in lost and "average.shadow (another value)" in lost
+    for each in ("best (inf, was 4.0)", "running (0.0, was ", "stopper.best (inf, was "):
+        assert each in lost
+    for name in ("losses", "rng", "average.shadow"):
+        assert f"{name} (another value)" in lost
     for name in ("loss (", "rate", "step_time", "batch", "epoch", "slot", "total"):
         assert name not in lost.partition(": this variable")[0].replace("losses (", "")
     assert any("resume differs: step 7 loss was " in line for line in again), "it draws from the generator"
@@ -160,8 +167,7 @@ def test_what_heads_change_from_epoch_to_epoch_is_named(tmp_path: Path, stop_at:
                 pause(loop, -loop.step == stop_at)
 
     first, again = cut(start, stop_at)
-    hints = [line.partition(": your loop")[0] for line in first if ": your loop changes" in line]
-    assert hints == ["warning: optimizer.n_steps", "warning: rate"], first
+    assert hinted(first) == ["warning: optimizer.n_steps", "warning: rate"], first
     named = lost_of(again)
     others = [f"{name} (another value)" for name in ("order", "activation", "pending")]
     assert all(each in named for each in (lost, *others, "optimizer.n_steps (0, was"))
@@ -276,22 +282,21 @@ def test_a_look_keeps_no_variable_alive(tmp_path: Path) -> None:
     assert alive == [False]
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    reset = __init__
+
+
 def test_what_each_epoch_sets_anew_is_no_loss_at_an_epochs_end(tmp_path: Path) -> None:
     """A running sum is lost inside an epoch, and not where the next one begins."""
-
-    class Meter:
-        def __init__(self) -> None:
-            self.total = 0.0
-
-        def reset(self) -> None:
-            self.total = 0.0
 
     def train(_lines: list[str], stop_at: int | None, rate: float = 0.1) -> None:
         meter, running = Meter(), 0.0
         huge, system = 10**5000, random.SystemRandom()
         both = everstep.Checkpoints(everstep.Every(steps=2) | everstep.Every(epochs=1))
-        services = [Console(sink=_lines.append), both]
-        with everstep.TrainLoop(tmp_path, seed=1, max_epoch=3, services=services) as loop:
+        with opened(tmp_path, {}, _lines, [both]) as loop:
             for _ in loop.iter_epochs():
                 running: float = 0.0  # type: ignore[no-redef]
                 meter.reset()
@@ -303,16 +308,13 @@ def test_what_each_epoch_sets_anew_is_no_loss_at_an_epochs_end(tmp_path: Path) -
                 if running != meter.total:
                     raise AssertionError(rate, huge, system)
 
-    lines: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        train(lines, 5)  # the checkpoint is that of the end of epoch 1
-    lines.clear()
-    with pytest.raises(KeyboardInterrupt):
-        train(lines, 8)  # step 6, inside epoch 2
-    assert not any("is not as it was" in line for line in lines), lines
-    lines.clear()
-    train(lines, None)
-    lost = lost_of(lines)
+    said: list[list[str]] = [[], [], []]
+    for lines, stop_at in zip(said, (5, 8), strict=False):  # saved last at the end of epoch 1, and at step 6
+        with pytest.raises(KeyboardInterrupt):
+            train(lines, stop_at)
+    assert not any("is not as it was" in line for line in said[1]), said
+    train(said[2], None)
+    lost = lost_of(said[2])
     assert "running (0.0, was 3.0)" in lost and "meter.total (0.0, was 3.0)" in lost
 
 
@@ -353,20 +355,19 @@ def main(run_dir: Path, stop_at: int | None, _lines: list[str]) -> None:
             pause(loop, -loop.step == stop_at)
 
 
-@pytest.mark.parametrize(("stop_at", "was"), [(6, 4.0), (8, 3.0)])
-def test_a_global_that_functions_change_is_named(tmp_path: Path, stop_at: int, was: float) -> None:
-    """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
+def begin_process() -> None:
     global global_step, best, shown
     global_step, best, shown = 0, math.inf, 0.0
-    lines: list[str] = []
-    with pytest.raises(Interrupted):
-        main(tmp_path, stop_at if stop_at == 6 else -stop_at, lines)
-    hints = "".join(line for line in lines if "your loop changes" in line)
+
+
+@pytest.mark.parametrize(("stop_at", "steps", "was"), [(6, 6, 4.0), (-8, 8, 3.0)])
+def test_a_global_that_functions_change_is_named(tmp_path: Path, stop_at: int, steps: int, was) -> None:
+    """Of a public mean teacher: a stop inside an epoch, and at its end, where only `main` is on the stack."""
+    first, again = cut(lambda lines, at: (begin_process(), main(tmp_path, at, lines)), stop_at)
+    hints = " ".join(hinted(first))
     assert "global_step" in hints and "best" in hints and "shown" not in hints
-    global_step, best, shown, lines = 0, math.inf, 0.0, []  # as in a new process
-    main(tmp_path, None, lines)
-    lost = lost_of(lines)
-    assert f"global_step (0, was {stop_at})" in lost and f"best (inf, was {was})" in lost
+    lost = lost_of(again)
+    assert f"global_step (0, was {steps})" in lost and f"best (inf, was {was})" in lost
     assert "shown" not in lost
 
 
@@ -398,9 +399,7 @@ class StatefulLoader(CachedLoader):
 
 
 @pytest.mark.parametrize("kind", [CachedLoader, StatefulLoader])
-def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(
-    tmp_path: Path, kind: type[CachedLoader]
-) -> None:
+def test_what_data_keeps_from_pass_to_pass_is_named_at_an_epochs_end(tmp_path: Path, kind) -> None:
     def train(_lines: list[str], stop_at: int | None, run: str = "run") -> float:
         total, loader = everstep.Slot(0.0), kind()
         with opened(tmp_path / run, {"total": total}, _lines) as loop:
@@ -516,96 +515,81 @@ def test_what_is_set_in_some_cases_is_named_only_where_something_may_read_it_bef
 
     first, again = cut(train, 7)
     named = "lowest, later, tail, told, tried, broken, other, hook"
-    said = [line.partition(": your loop")[0] for line in first if "your loop changes" in line]
-    assert said == [f"warning: {', '.join(sorted(named.split(', ')))}"], first
+    assert hinted(first) == [f"warning: {', '.join(sorted(named.split(', ')))}"], first
     assert all(f"{name} (" in lost_of(again) for name in named.split(", "))
     assert not any(f"{name} (" in lost_of(again) for name in ("best", "checkpoint", "shown", "part"))
 
 
-def test_numbers_of_numpy_generators_of_torch_and_small_times_are_compared(tmp_path: Path) -> None:
+def test_numbers_of_numpy_generators_of_torch_iterators_and_small_times_are_compared(tmp_path: Path) -> None:
     """Seconds on the processor are small numbers, like losses; only times of clocks are left out."""
 
     def train(_lines: list[str], stop_at: int | None) -> None:
         highest, noise, same = np.float32(0.0), torch.Generator().manual_seed(1), 2.0
         fastest, began = 1e9, time.monotonic()
+        more = iter(torch.utils.data.DataLoader(torch.arange(100.0)))  # type: ignore[arg-type]
         with opened(tmp_path, {}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     highest = np.float32(max(highest, batch))
                     same = np.float32(2.0) if same else same
                     fastest, began = min(fastest, time.process_time() * batch), max(began, time.monotonic())
-                    loop.collect_metrics(noise=torch.rand((), generator=noise))
+                    loop.collect_metrics(noise=torch.rand((), generator=noise), more=next(more))
                     pause(loop, step == stop_at)
 
     first, again = cut(train, 6)
-    assert any("highest: your loop changes" in line for line in first), first
+    assert any("highest" in names for names in hinted(first)), first
     lost = lost_of(again)
-    assert "highest (0.0, was 4.0)" in lost and "noise (another value)" in lost and "same" not in lost
-    assert "fastest (" in lost and "began" not in lost
+    for each in ("highest (0.0, was 4.0)", "noise (another value)", "more (another value)", "fastest ("):
+        assert each in lost
+    assert "same" not in lost and "began" not in lost
 
 
-@pytest.mark.parametrize("wrapped", [everstep.data.prefetch, everstep.data.replay, everstep.data.checked])
-def test_generators_of_steps_and_of_wrapped_data_are_compared_at_an_epochs_end(
-    tmp_path: Path, wrapped: Any
-) -> None:
-    class Drawing:
-        def __init__(self) -> None:
-            self.noise = random.Random(3)
+class Drawing:
+    def __init__(self) -> None:
+        self.noise = random.Random(3)
 
-        def __iter__(self) -> Iterator[float]:
-            return iter([self.noise.random() for _ in range(3)])
+    def __iter__(self) -> Iterator[float]:
+        return iter([self.noise.random() for _ in range(4)])
 
+
+class Loaders:
+    """Data of one's own that reads one loader, or two together."""
+
+    def __init__(self, count: int) -> None:
+        generators = [torch.Generator().manual_seed(seed) for seed in range(count)]
+        samples: Any = torch.arange(4)
+        self.loaders = [torch.utils.data.DataLoader(samples, shuffle=True, generator=g) for g in generators]
+        if count == 1:
+            (self.loaders,) = self.loaders  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        return zip(*self.loaders, strict=True) if isinstance(self.loaders, list) else iter(self.loaders)
+
+
+HOLDING: dict[str, Callable[[], Any]] = {
+    **{f"noise {wrap.__name__}": partial(lambda wrap: wrap(Drawing()), wrap)
+       for wrap in (everstep.data.prefetch, everstep.data.replay, everstep.data.checked)},
+    **{f"loaders {count}": partial(Loaders, count) for count in (1, 2)},
+}  # fmt: skip
+"""Attribute in which data, perhaps wrapped, holds generators -> the data."""
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_generators_of_steps_and_in_data_are_compared_at_an_epochs_end(tmp_path: Path, kind: str) -> None:
     def train(_lines: list[str], stop_at: int | None) -> None:
-        noise, data = torch.Generator().manual_seed(1), wrapped(Drawing())
-        with opened(tmp_path, {}, _lines) as loop:
-            for _ in loop.iter_epochs():
-                for _, _ in loop.iter_steps(data):
-                    loop.collect_metrics(noise=torch.rand((), generator=noise))
-                pause(loop, loop.step == stop_at)
-
-    _, again = cut(train, 6)
-    assert any("data.noise (another value): this variable" in line for line in again), again
-    assert any("noise: this generator" in line for line in again), again
-
-
-def test_an_iterator_of_a_loader_that_the_steps_draw_from_is_named(tmp_path: Path) -> None:
-    def train(_lines: list[str], stop_at: int | None) -> None:
-        more = iter(torch.utils.data.DataLoader(torch.arange(100.0)))  # type: ignore[arg-type]
-        with opened(tmp_path, {}, _lines) as loop:
-            for _ in loop.iter_epochs():
-                for step, _ in loop.iter_steps(BATCHES):
-                    loop.collect_metrics(more=next(more))
-                    pause(loop, step == stop_at)
-
-    _, again = cut(train, 6)
-    assert "more (another value)" in lost_of(again)
-
-
-@pytest.mark.parametrize("together", [lambda *loaders: loaders, lambda first, _: first])
-def test_generators_of_loaders_that_data_of_ones_own_holds_are_named(tmp_path: Path, together: Any) -> None:
-    class Both:
-        def __init__(self) -> None:
-            generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-            samples: Any = torch.arange(4)
-            made = [torch.utils.data.DataLoader(samples, shuffle=True, generator=g) for g in generators]
-            self.loaders = together(*made)
-
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Any:
-            return zip(*self.loaders, strict=True) if isinstance(self.loaders, tuple) else iter(self.loaders)
-
-    def train(_lines: list[str], stop_at: int | None) -> None:
-        data = Both()
+        noise, data = torch.Generator().manual_seed(1), HOLDING[kind]()
         with opened(tmp_path, {}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for _ in loop.iter_steps(data):
-                    pass
+                    loop.collect_metrics(noise=torch.rand((), generator=noise))
                 pause(loop, loop.step == stop_at)
 
-    _, again = cut(train, 8)
-    assert "data.loaders (another value)" in lost_of(again)
+    again = cut(train, 8)[1]
+    for said in (f"data.{kind.split()[0]} (another value): this variable", "noise: this generator"):
+        assert any(said in line for line in again), again
 
 
 def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
@@ -648,18 +632,16 @@ def test_what_a_loader_brings_back_is_not_named(tmp_path: Path) -> None:
 def test_another_stream_than_the_checkpoints_names_the_variable_that_chose_it(tmp_path: Path) -> None:
     """Tasks one after another, as in continual learning: `task` begins anew, and so does its data."""
 
-    def train(stop_at: int | None) -> None:
+    def train(_lines: list[str], stop_at: int | None) -> None:
         task = 0
-        with opened(tmp_path, {}, []) as loop:
+        with opened(tmp_path, {}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, _ in loop.iter_steps(BATCHES, name=f"task{task}"):
                     pause(loop, step == stop_at)
                 task += 1
 
-    with pytest.raises(Interrupted):
-        train(6)
     with pytest.raises(UsageError, match=r"stream 'task1', this one reads 'task0'; task \(0, was 1\)"):
-        train(None)
+        cut(train, 6)
 
 
 def scaled(scaler: torch.amp.GradScaler) -> None:
@@ -672,26 +654,17 @@ def scaled(scaler: torch.amp.GradScaler) -> None:
 
 KINDS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, nn.Module, int], Any]]] = {
     "MeanMetric": (lambda model: MeanMetric(), lambda made, model, step: made.update(step)),
-    "MetricCollection": (
-        lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
-        lambda made, model, step: made.update(step),
-    ),
-    "AveragedModel": (
-        AveragedModel,
-        lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None,
-    ),
-    "GradScaler": (
-        lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
-        lambda made, model, step: scaled(made),
-    ),
-}
+    "MetricCollection": (lambda model: MetricCollection({"a": MeanMetric(), "b": MeanMetric()}),
+                         lambda made, model, step: made.update(step)),
+    "AveragedModel": (AveragedModel,
+                      lambda made, model, step: made.update_parameters(model) if step % 4 == 0 else None),
+    "GradScaler": (lambda model: torch.amp.GradScaler("cpu", growth_interval=2),
+                   lambda made, model, step: scaled(made)),
+}  # fmt: skip
 
 
 def warnings(
-    run_dir: Path,
-    state: dict[str, Any],
-    step_of: Callable[[int], Any],
-    tail: Callable[[Any], Any] = lambda loop: None,
+    run_dir: Path, state: dict[str, Any], step_of: Callable[[int], Any], tail: Any = id
 ) -> list[str]:
     """What a run says of modules outside its state; `step_of` is part of each step, `tail` of each tail."""
     model, data = state["model"], everstep.data.arrays(torch.ones(8, 2), batch_size=1)
@@ -794,18 +767,14 @@ class Broken(nn.Module):
         raise RuntimeError("of its own")
 
 
-def test_a_module_that_fails_when_looked_at_stops_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_fails_when_looked_at_stops_no_run(tmp_path: Path, capsys) -> None:
     broken = Broken()
     assert warnings(tmp_path / "run", {"model": nn.Linear(2, 1)}, lambda step: None) == []
     assert capsys.readouterr().out.count("were not checked (RuntimeError: of its own)") == 1
     assert isinstance(broken, nn.Module)
 
 
-def test_entries_that_come_to_share_an_array_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entries_that_come_to_share_an_array_are_named(tmp_path: Path, capsys) -> None:
     """An optimizer begun with another's state, weights kept as the best: a resume gives one array to each."""
 
     def train(max_step: int, copied: bool, run_dir: str) -> list[str]:
@@ -834,22 +803,17 @@ def test_entries_that_come_to_share_an_array_are_named(
     assert not train(6, False, "shared"), "restored, each has its own"
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "is_set_first"),
-    [
-        ("v", "v = s; print(v)", True),
-        ("v", "print([(v, [v for v in 'ab']) for k in 'a']); v = s", False),
-        ("v", "print((lambda k: v + sum(v for v in k))([s])); v = s", False),
-        ("v", "print([v for v in 'ab']); v = s", True),
-        ("o.n", "o.n = s; print(o.n)", True),
-        ("o.n", "print(o.mean); o.n = s", False),  # a property may read it
-        ("v", "if s > 1: continue\n        v = s", True),
-        ("v", "if s > 1: continue\n        v = s\n    print(v)", False),
-    ],
-)
-def test_a_round_sets_a_variable_before_it_reads_it(
-    tmp_path: Path, name: str, body: str, is_set_first: bool
-) -> None:
+@pytest.mark.parametrize(("name", "body", "is_set_first"), [
+    ("v", "v = s; print(v)", True),
+    ("v", "print([(v, [v for v in 'ab']) for k in 'a']); v = s", False),
+    ("v", "print((lambda k: v + sum(v for v in k))([s])); v = s", False),
+    ("v", "print([v for v in 'ab']); v = s", True),
+    ("o.n", "o.n = s; print(o.n)", True),
+    ("o.n", "print(o.mean); o.n = s", False),  # a property may read it
+    ("v", "if s > 1: continue\n        v = s", True),
+    ("v", "if s > 1: continue\n        v = s\n    print(v)", False),
+])  # fmt: skip
+def test_a_round_sets_a_variable_before_it_reads_it(tmp_path: Path, name: str, body, is_set_first) -> None:
     source = f"def main():\n    for s in range(4):\n        {body.replace('; ', chr(10) + ' ' * 8)}\n"
     (tmp_path / "script.py").write_text(source)
     assert _is_set_in(((str(tmp_path / "script.py"), 3),), name, True) == is_set_first

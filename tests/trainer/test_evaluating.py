@@ -56,19 +56,15 @@ def train_and_evaluate(door: everstep.Trainer, **how: Any) -> tuple[Any, dict[st
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("how", "in_the_loop", "afterwards"),
-    [
-        ({}, [4, 8], []),
-        ({"max_step": 6}, [4, 6], []),
-        ({"evaluate": False}, [], [8]),
-        ({"evaluate": everstep.Every(steps=2)}, [2, 4, 6, 8], []),
-        ({"evaluate": everstep.Every(steps=3)}, [3, 6, 8], []),
-        ({"evaluate": everstep.Every(epochs=2)}, [8], []),
-        ({"evaluate": everstep.Every(epochs=1) | everstep.Every(steps=5)}, [4, 5, 8], []),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("how", "in_the_loop", "afterwards"), [
+    ({}, [4, 8], []),
+    ({"max_step": 6}, [4, 6], []),
+    ({"evaluate": False}, [], [8]),
+    ({"evaluate": everstep.Every(steps=2)}, [2, 4, 6, 8], []),
+    ({"evaluate": everstep.Every(steps=3)}, [3, 6, 8], []),
+    ({"evaluate": everstep.Every(epochs=2)}, [8], []),
+    ({"evaluate": everstep.Every(epochs=1) | everstep.Every(steps=5)}, [4, 5, 8], []),
+], ids=str)  # fmt: skip
 def test_training_and_evaluating(tmp_path: Path, how: Any, in_the_loop: Any, afterwards: Any) -> None:
     run_dir, task = tmp_path / "run", TinyTask()
     ending, metrics = train_and_evaluate(trainer(run_dir, task), **how)

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from everstep.testing import ManualClock
 from everstep.trainer.multi_run import copy_batch
 from gate import share
 from tiny_runs import Boom
-from tiny_task import Notes, Own, TinyTask, numbers, slow, trainer
+from tiny_task import Notes, Own, TinyTask, calling, numbers, slow, trainer
 
 COUNT = 24
 """Samples: 6 batches a pass."""
@@ -206,28 +207,27 @@ def test_the_time_budget_counts_the_tries(tmp_path: Path) -> None:
 
 
 # -------------------- Ctrl-C and the time budget in an evaluation; crashes at any call: laws/test_zoo.py
-class CtrlC(TinyTask):
-    """Ctrl-C comes in the given batch of the evaluations, counted from 1."""
+def ctrl_c(at: int = 0) -> Any:
+    """A task; Ctrl-C comes in the given batch of its evaluations, counted from 1."""
+    evaluated = Notes()
 
-    def __init__(self, at: int = 0) -> None:
-        super().__init__()
-        self.at, self.evaluated = at, Notes()
-
-    def eval_step(self, batch: Any) -> Mapping[str, Any]:
-        self.evaluated.append(batch)
-        if len(self.evaluated) == self.at:
+    def strike() -> None:
+        evaluated.append(1)
+        if len(evaluated) == at:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().eval_step(batch)
+
+    task = calling(evaluation=strike)
+    task.evaluated = evaluated
+    return task
 
 
-def evaluated_twice(run_dir: Path, at: int = 0) -> CtrlC:
+def evaluated_twice(run_dir: Path, at: int = 0) -> Any:
     """Two evaluations at each boundary, one before the first step, and services that decide after them."""
     every = Every(steps=3) | Every(epochs=1)
     services = [everstep.Evaluate("valid", every, validate_first=True), everstep.Evaluate("test", every)]
     services += [everstep.EarlyStop("valid/loss", patience=9), everstep.Best("test/loss", "min")]
     services += [everstep.Checkpoints(Every(epochs=2))]
-    task = CtrlC(at)
-    trainer(run_dir, task, services=services, max_epoch=2).run_training()
+    trainer(run_dir, task := ctrl_c(at), services=services, max_epoch=2).run_training()
     return task
 
 
@@ -248,14 +248,12 @@ def test_ctrl_c_leaves_an_evaluation_within_a_batch_and_loses_no_step(tmp_path: 
 
 def test_a_step_is_run_again_only_where_it_is_an_epochs_last(tmp_path: Path) -> None:
     def interrupted(at: int) -> list[int]:
-        tasks = [CtrlC(at), CtrlC()]
-        every = everstep.Every(steps=1)
+        tasks = [ctrl_c(at), ctrl_c()]
         for task in tasks:
-            services = [everstep.Evaluate("test", every), everstep.Checkpoints(everstep.Never())]
-            try:
+            services = [everstep.Evaluate("test", Every(steps=1)), everstep.Checkpoints(everstep.Never())]
+            with suppress(SystemExit):
                 trainer(tmp_path / str(at), task, services=services, max_epoch=1).run_training()
-            except SystemExit:
-                assert len(task.evaluated) == at, "it went on in the evaluation"
+        assert len(tasks[0].evaluated) == at, "it went on in the evaluation"
         return [len(task.seen) for task in tasks]
 
     assert interrupted(1) == [1, 3]  # 4 steps, 2 batches of evaluation after each
@@ -264,38 +262,34 @@ def test_a_step_is_run_again_only_where_it_is_an_epochs_last(tmp_path: Path) -> 
 
 
 def test_an_epoch_cut_short_whose_evaluation_was_left_goes_on_under_a_raised_limit(tmp_path: Path) -> None:
-    def train(name: str, max_step: int, at: int = 0) -> CtrlC:
-        task = CtrlC(at)
-        services = [everstep.Evaluate("test", everstep.Every(epochs=1))]
-        trainer(tmp_path / name, task, services=services, max_step=max_step).run_training()
-        return task
+    def train(name: str, max_step: int, at: int = 0) -> list[Any]:
+        services = [everstep.Evaluate("test", Every(epochs=1))]
+        trainer(tmp_path / name, task := ctrl_c(at), services=services, max_step=max_step).run_training()
+        return task.seen  # type: ignore[no-any-return]
 
     train("straight", 6)  # half of the second epoch
     with pytest.raises(SystemExit):
         train("run", 6, at=3)
-    assert train("run", 6).seen == []
-    assert train("run", 9).seen == train("straight", 9).seen
+    assert train("run", 6) == []
+    assert train("run", 9) == train("straight", 9)
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
 
 
 def test_the_time_budget_ends_an_evaluation(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    class Slow(TinyTask):
-        def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            clock.advance(10.0)
-            self.trace.append("eval")
-            return super().eval_step(batch)
+    def train(name: str, **limit: float) -> Any:
+        task = calling(evaluation=lambda: (clock.advance(10.0), task.trace.append("eval")))
+        with suppress(SystemExit):
+            task.trace.append(trainer(tmp_path / name, task, clock=clock, **limit).run_training().step)
+        return task.trace, len(task.seen)
 
-    task = Slow()
-    trainer(tmp_path / "straight", Slow()).run_training()
-    with pytest.raises(SystemExit) as raised:
-        trainer(tmp_path / "run", task, clock=clock, max_time=15.0).run_training()
-    assert raised.value.code == 3 and len(task.trace) == 2 and len(task.seen) == 4
-    again = Slow()
-    trainer(tmp_path / "run", again, clock=clock, max_time=1000.0).run_training()
-    assert len(again.seen) == 4 and len(again.trace) == 6
+    train("straight")
+    assert train("run", max_time=15.0) == (["eval"] * 2, 4)
+    assert train("run", max_time=1000.0) == ([*["eval"] * 6, 8], 4)
     assert compare_runs(tmp_path / "straight", tmp_path / "run") == []
+    facts = RunJournal(tmp_path / "run").events("interrupted", valid=False)
+    assert [event.data["status"] for event in facts] == [3]
 
 
 READS: list[int] = []

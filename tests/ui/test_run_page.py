@@ -146,19 +146,11 @@ def test_a_summary_is_a_picture_or_plain_text_and_lies_in_the_run(tmp_path: Path
     outside = tmp_path / "secret.png"
     outside.write_bytes(PNG)
     places = {
-        "up": "../secret.png",
-        "absolute": str(outside),
-        "linked": "logs/media/link.png",
-        "through": "logs/linked/secret.png",
-        "html": "logs/media/page.png",
-        "svg": "logs/media/page.svg",
-        "folder": "logs/media",
-        "pipe": "logs/media/pipe.png",
-        "nul": "logs/media/a\0.png",
-        "number": 7,
-        "gone": "logs/media/gone.png",
-        "good": "logs/media/good.png",
-    }
+        "up": "../secret.png", "absolute": str(outside), "linked": "logs/media/link.png",
+        "through": "logs/linked/secret.png", "html": "logs/media/page.png", "svg": "logs/media/page.svg",
+        "folder": "logs/media", "pipe": "logs/media/pipe.png", "nul": "logs/media/a\0.png", "number": 7,
+        "gone": "logs/media/gone.png", "good": "logs/media/good.png",
+    }  # fmt: skip
     pictures = {name: {"name": name, "step": 3, "image": {"file": at}} for name, at in places.items()}
     events = [("summary", picture) for picture in pictures.values()]
     text = "<script>alert(1)</script>"
@@ -289,18 +281,15 @@ ENDED = ("closed", {"status": "failed", "reason": "made", "step": 4})
 
 
 @pytest.mark.campaign("long", gate=2)
-@pytest.mark.parametrize(
-    ("later", "told", "badges"),
-    [
-        ([wrote(events=[REPORT])], "verified", ["verified"]),
-        ([wrote(block([1.0], first=3), events=[ENDED])], "not verified", ["not verified"]),
-        ([wrote(events=[(ENDED[0], {**ENDED[1], "step": 2})])], "nothing to verify", ["nothing to verify"]),
-        # The third start tells what the second has done, which was killed.
-        ([wrote(), wrote(events=[REPORT])], "not verified", ["not verified", "verified"]),
-        ([wrote(events=[REPORT])] * 2, "verified", ["verified", "verified"]),
-        ([wrote()], "not verified", ["not verified"]),  # without a lock it may be running
-    ],
-)
+@pytest.mark.parametrize(("later", "told", "badges"), [
+    ([wrote(events=[REPORT])], "verified", ["verified"]),
+    ([wrote(block([1.0], first=3), events=[ENDED])], "not verified", ["not verified"]),
+    ([wrote(events=[(ENDED[0], {**ENDED[1], "step": 2})])], "nothing to verify", ["nothing to verify"]),
+    # The third start tells what the second has done, which was killed.
+    ([wrote(), wrote(events=[REPORT])], "not verified", ["not verified", "verified"]),
+    ([wrote(events=[REPORT])] * 2, "verified", ["verified", "verified"]),
+    ([wrote()], "not verified", ["not verified"]),  # without a lock it may be running
+])  # fmt: skip
 def test_list_and_page_say_the_same_of_resumes(tmp_path: Path, later: Any, told: Any, badges: Any) -> None:
     run = written(tmp_path / "a", wrote(block([4.0, 3.0]), then=[block([1.0], first=3)]), *later)
     database, row = shipped(run)

@@ -16,7 +16,7 @@ from everstep.loop.epochs import Epochs, Steps
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.formatting import checked_formatter
-from everstep.metrics.statistics import AcrossRanks, Stats
+from everstep.metrics.statistics import AcrossRanks
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated
@@ -290,15 +290,15 @@ class TrainLoop(Door):
                 return  # these values were printed the first time; later values are printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
-        stats = all_stats(lines)
-        new = {best.metric for best in self._engine.board.bests if best.is_on_line(lines)}
-        lines.clear()
+        self.print_line(lines)
+
+    def print_line(self, readings: Reader) -> None:
+        """Print a line of the metrics in a window, tell observers its statistics, and clear the window."""
+        stats = all_stats(readings)
+        new = {best.metric for best in self._engine.board.bests if best.is_on_line(readings)}
+        readings.clear()
         tag, eta = self._epochs.tag(with_eta=False), self._epochs.shown_eta
         self.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
-        self.announce_printed(stats)
-
-    def announce_printed(self, stats: Mapping[str, Stats]) -> None:
-        """Tell observers the statistics of a printed line."""
         announce = self._engine.board.announce
         announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})

@@ -262,7 +262,7 @@ class Collector:
         at, seq = ordinals.get(name, (step, 0))
         seq = seq if at == step else 0
         ordinals[name] = (step, seq + 1)
-        self._emit(phase, name, clocked, [step], [number], [1], seq)
+        self._emit(phase, name, [(step, number, 1)], seq, wall)
         for seen in () if passing else self._watchers.get(name, ()):
             seen(number)
 
@@ -320,7 +320,7 @@ class Collector:
         for name, (step, total, count) in list(self.open_rows.items()):
             if step != self.open_step:
                 del self.open_rows[name]
-                self._emit("step", name, is_wall(name), [step], [total / count], [count])
+                self._emit("step", name, [(step, total / count, count)])
 
     def _take_columns(self) -> list[Column]:
         """Take the pending values out, as columns by name; on a device they are read here."""
@@ -345,34 +345,22 @@ class Collector:
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
         """Fold values into a row per step; the last row stays open: its step may collect again."""
         previous = self.open_rows.pop(name, None)
-        if previous is None and len(set(steps)) == len(steps):
-            done, means, counts = steps[:-1], values[:-1], [1] * (len(steps) - 1)
-            last = (steps[-1], values[-1], 1)
-        else:
-            folded: list[tuple[int, float, int]] = [] if previous is None else [previous]
-            for step, value in zip(steps, values, strict=True):
-                if folded and folded[-1][0] == step:
-                    _, total, count = folded[-1]
-                    folded[-1] = (step, total + value, count + 1)
-                else:
-                    folded.append((step, value, 1))
-            last = folded.pop()
-            done, counts = [step for step, _, _ in folded], [count for _, _, count in folded]
-            means = [total / count for _, total, count in folded]
-        self.open_rows[name] = last
-        if done:
-            self._emit("step", name, is_wall(name), done, means, counts)
+        rows = [] if previous is None else [previous]
+        for step, value in zip(steps, values, strict=True):
+            if rows and rows[-1][0] == step:
+                _, total, count = rows[-1]
+                rows[-1] = (step, total + value, count + 1)
+            else:
+                rows.append((step, value, 1))
+        self.open_rows[name] = rows.pop()
+        if rows:
+            self._emit("step", name, [(step, total / count, count) for step, total, count in rows])
 
     def _emit(
-        self,
-        phase: str,
-        name: str,
-        wall: bool,
-        steps: list[int],
-        values: list[float],
-        counts: list[int],
-        seq: int = 0,
+        self, phase: str, name: str, rows: Sequence[tuple[int, float, int]], seq: int = 0, wall: bool = False
     ) -> None:
+        steps, values, counts = map(list, zip(*rows, strict=True))
+        wall = wall or is_wall(name)
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def abandon_step(self) -> None:
@@ -391,7 +379,7 @@ class Collector:
         self.read()
         for name, stats in all_stats(self._epoch).items():
             if not is_wall(name):
-                self._emit("epoch", name, False, [step], [stats.mean], [stats.count])
+                self._emit("epoch", name, [(step, stats.mean, stats.count)])
         self._ended.update(self._epoch.names())
         self._epoch.clear()
 

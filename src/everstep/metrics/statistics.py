@@ -16,6 +16,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
@@ -141,7 +142,7 @@ _COMPRESS_AT = 4096
 def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     if not isinstance(stats, Mapping):
         raise ConfigError(
-            f'stats={stats!r}: give metrics and their statistics, as in {{"loss": ["std", "q90"]}}'
+            f'stats={stats!r}: give metrics and their statistics, as {{"loss": ["std", "q90"]}}'
         )
     checked = {}
     for metric, names in stats.items():
@@ -179,7 +180,11 @@ class ExactSum:
             else:
                 self._special += value
         if len(self._parts) > _COMPRESS_AT:
-            self._parts = _expansion(self._parts)
+            parts: list[float] = []  # a few floats with exactly the same sum
+            with suppress(OverflowError):
+                while rest := math.fsum([*self._parts, *(-part for part in parts)]):
+                    parts.append(rest)
+                self._parts = parts
 
     @property
     def value(self) -> float:
@@ -187,17 +192,6 @@ class ExactSum:
             return self._special or math.fsum(self._parts)
         except OverflowError:
             return sum(self._parts)
-
-
-def _expansion(values: Sequence[float]) -> list[float]:
-    """Return a few floats with exactly the same sum."""
-    parts: list[float] = []
-    try:
-        while rest := math.fsum([*values, *(-part for part in parts)]):
-            parts.append(rest)
-    except OverflowError:
-        return list(values)
-    return parts
 
 
 class Mean:
@@ -308,8 +302,7 @@ class _Moments:
 
 # ------------------------------------------------------------------------- over the ranks of a run
 
-Value: TypeAlias = tuple[int, str, float]
-"""(step, name, value)."""
+Value: TypeAlias = tuple[int, str, float]  # step, name, value
 
 
 class AcrossRanks:
@@ -341,12 +334,9 @@ class AcrossRanks:
 
     def values(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values that every rank has collected outside steps, by name."""
-        parts: dict[str, list[tuple[float, float]]] = {}
         by_rank = self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
-        for part in self._group.data.of_parts(by_rank):
-            for name, number in part.items():
-                parts.setdefault(name, []).append((number, 1.0))
-        return {name: _mean(parts[name]) for name in values}
+        parts = self._group.data.of_parts(by_rank)
+        return {name: _mean([(part[name], 1.0) for part in parts if name in part]) for name in values}
 
     def mean(self, name: str, mean: float | None, weight: float) -> float | None:
         """Return the mean of the ranks' weighted means; None where no rank has a value."""

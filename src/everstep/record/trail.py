@@ -148,8 +148,9 @@ class Trail:
             read: name -> (step, sum, count of values) of metrics that were read in the middle of a step.
         """
         self._last = step
-        sums: dict[str, tuple[float, int] | None]
-        sums = {name: (total, count) for name, (at, total, count) in readings.items() if at == step}
+        sums: dict[str, tuple[float, int] | None] = {}
+        if readings:  # no call more in each step
+            sums |= {name: (total, count) for name, (at, total, count) in readings.items() if at == step}
         first = len(pending)
         while first and pending[first - 1][0] == step:
             first -= 1

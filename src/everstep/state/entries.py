@@ -75,8 +75,8 @@ class PerRank:
 
     A resume with another number of ranks calls `merge(states, rank, size)` on each rank, before anything is
     restored, and restores the result.  `states` are copies of what the entry had on each rank of the
-    checkpoint, in the order of ranks; the result has the form of one of them.  Each start calls it twice: it
-    depends on its arguments alone, and results that differ are an error.
+    checkpoint, in the order of ranks; the result has the form of one of them.  Each start calls it, so it
+    must depend on its arguments alone; random numbers that it draws are the same at each start.
 
     Args:
         value: the object; the program and the loop use this, never the declaration.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.checkpoint import Phase
 from everstep.contracts.services import Interrupt, Moment, Save, Service, SetValue, Stage, Stop
 from everstep.errors import UsageError
-from everstep.redaction import without_credentials
+from everstep.redaction import redacted, without_credentials
 from everstep.schedule import NEVER, Instant
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe, is_interactive
@@ -61,7 +61,9 @@ class Decisions:
     ) -> None:
         """End the run.  The first reason counts, unless a later one is a failure or has a higher code."""
         engine = self._engine
-        stop, reason = engine.progress.stop, without_credentials(reason)
+        # a reason of everstep's own is part of the state, whatever patterns a program has
+        clean = redacted if kind in ("service", "request") else without_credentials
+        stop, reason = engine.progress.stop, clean(reason)
         if stop is None or (failed, code) > (stop.failed, stop.code):
             engine.progress.stop = StopRecord(reason, kind, by, engine.limits.tree(), failed, code)
             engine.journal.event("stop", {"reason": reason, "kind": kind, "by": by, "step": engine.step})

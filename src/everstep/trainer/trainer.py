@@ -72,7 +72,7 @@ class Trainer(Evaluating):
         self._streams = NamedStreams(streams)
         self.streams = self._streams.named
         self._options = options
-        self._line = EpochLine(options.get("show_eta", True), options.get("formatter"))
+        self._line = EpochLine()
         self._services = self._with_evaluation(service_list(services), options.get("default_services", True))
         settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         super().__init__(self._services, settings)
@@ -202,7 +202,7 @@ class Trainer(Evaluating):
             self.run_dir, self.task.state(), services=services, streams=self.streams, **options
         )
         loop.belongs_to(self.task)
-        self._line.bests, self._line.printed = loop.bests, loop.announce_printed
+        self._line.print_line = loop.print_line
         # the loop changes the objects: the source of their weights is not known from here on
         self._weights = None
         try:

@@ -147,9 +147,7 @@ def _unpack(entries: Sequence[Any], zero: float) -> Rows:
     """Unpack the blocks that a start has written; a block's rows came since the block before."""
     valid_to, started, last = entries[0][4:]
     try:
-        times, steps, values = zip(
-            *(block_columns(memoryview(block.packed)) for block in entries), strict=True
-        )
+        times, steps, values = zip(*(block_columns(memoryview(one.packed)) for one in entries), strict=True)
         valid = [block.offset < valid_to for block in entries]
     except (TypeError, ValueError) as error:
         raise UnknownContentError(f"a block belongs to no start, or holds no values: {error}") from None

@@ -23,17 +23,10 @@ from everstep.record.journal_format import step_of
 from everstep.ui.curves import zeros_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
-from everstep.views.describe_run import describe
-from everstep.views.find_run import Found
+from everstep.views.describe_run import Found, describe
 
-LOG_BYTES = 1 << 18
-"""Most bytes of a log in one answer."""
-
-LARGEST_IMAGE = 32 << 20
-"""Most bytes of a picture."""
-
-LONGEST_TEXT = 1 << 18
-"""Most characters of a text; a browser lays them all out."""
+LOG_BYTES, LARGEST_IMAGE, LONGEST_TEXT = 1 << 18, 32 << 20, 1 << 18
+"""Most bytes of a log in one answer and of a picture, and characters of a text: a browser lays all out."""
 
 _IMAGES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 """First bytes of a picture -> its type.  SVG is left out: it may hold a script."""

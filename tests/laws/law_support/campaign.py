@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from everstep.checkpoint import CheckpointName
 from everstep.proof.compare import compare_runs
@@ -26,18 +26,8 @@ from law_support import diary
 from law_support.forkserver import ForkServer, Victim
 
 AIMS = (
-    "any",
-    "start-up",
-    "start-up",
-    "commit",
-    "any",
-    "start-up",
-    "any",
-    "commit",
-    "any",
-    "tail",
-    "shutdown",
-)
+    "any", "start-up", "start-up", "commit", "any", "start-up", "any", "commit", "any", "tail", "shutdown",
+)  # fmt: skip
 """What the kills of a chain are aimed at; "any" is one of its next lines in the diary."""
 STEP = 0.006
 """Seconds of a step, most of them slept; other short phases take about as long."""
@@ -67,8 +57,7 @@ class Scenario:
 
 
 SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
+    scenario.name: scenario for scenario in (
         Scenario("arrays, early stop", ("--patience", "1", "--epochs", "8")),
         Scenario("loader", ("--data", "loader")),
         Scenario("loader, 2 workers", ("--data", "loader", "--workers", "2")),
@@ -78,19 +67,16 @@ SCENARIOS = {
         Scenario("plain DataLoader, own generator", ("--data", "plain", "--generator")),
         Scenario("data with its own state", ("--data", "own")),
         Scenario("StatefulDataLoader", ("--data", "stateful")),
-        Scenario(
-            "prefetch, bare evaluation", ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")
-        ),
+        Scenario("prefetch, bare evaluation",
+                 ("--data", "prefetch", "--evaluate", "bare", "--patience", "9")),
         Scenario("Supervisor", ("--door", "supervisor", "--data", "loader", "--accumulate", "2")),
         Scenario("Supervisor, plain DataLoader", ("--door", "supervisor", "--data", "plain")),
         Scenario("Trainer, loader", ("--door", "trainer", "--data", "loader", "--patience", "2")),
-        Scenario(
-            "Trainer, every service",
-            ("--door", "trainer", "--data", "loader", "--patience", "9", "--bad", "7", "--everything"),
-        ),
+        Scenario("Trainer, every service",
+                 ("--door", "trainer", "--data", "loader", "--patience", "9", "--bad", "7", "--everything")),
         Scenario("Supervisor, NumPy", script="victim_numpy", cold=True),
     )
-}
+}  # fmt: skip
 
 
 class Kill(NamedTuple):
@@ -104,18 +90,13 @@ class Kill(NamedTuple):
 
 @dataclass
 class Campaign:
-    """The kills of one scenario.
-
-    Attributes:
-        folder: where runs, logs and diaries lie; a chain that was exact is deleted.
-        kills: all that struck, in order.
-    """
+    """The kills of one scenario."""
 
     server: ForkServer
     scenario: Scenario
-    folder: Path
+    folder: Path  # where runs, logs and diaries lie; a chain that was exact is deleted
     seed: int
-    kills: list[Kill] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)  # all that struck, in order
 
     def prepare(self) -> None:
         """Run the undisturbed run, and time a start."""
@@ -175,9 +156,7 @@ class Campaign:
         cold = cold or self.scenario.cold
         return self.server.start(self.scenario.script, arguments, self._log(name), cold=cold), note
 
-    def _wait_for(
-        self, aim: str, line: int, fraction: float, victim: Victim, note: Path, run_dir: Path
-    ) -> bool:
+    def _wait_for(self, aim: str, line: int, fraction: float, victim: Any, note: Path, run_dir: Path) -> bool:
         """Wait until the aim has come; False if the victim ended before."""
 
         def has_come() -> bool:
@@ -216,13 +195,11 @@ class Campaign:
         log = self._log(name).read_text()
         different = compare_runs(self.folder / "undisturbed", self.folder / name) if status == 0 else []
         told = [line for line in log.splitlines() if "resume differs" in line or "warning:" in line]
-        if status or different or told:
-            what = "\n".join(map(str, (*different[:20], *told)))
-            kills = "\n".join(str(kill) for kill in self.kills if f"chain-{kill.chain}" == name)
-            raise AssertionError(
-                f"{self.scenario.name!r}, seed {self.seed}, {name} in {self.folder}: status {status}, "
-                f"{len(different)} differences\n{what}\n{kills}\n{log[-4000:]}"
-            )
+        what = "\n".join(map(str, (*different[:20], *told)))
+        kills = "\n".join(str(kill) for kill in self.kills if f"chain-{kill.chain}" == name)
+        where = f"{self.scenario.name!r}, seed {self.seed}, {name} in {self.folder}: status {status}"
+        differences = f"{len(different)} differences\n{what}\n{kills}\n{log[-4000:]}"
+        assert not (status or different or told), f"{where}, {differences}"
         shutil.rmtree(self.folder / name)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import warm
 
@@ -20,34 +20,23 @@ class ForkServer:
     def __init__(self) -> None:
         self._victims: list[Victim[bytes]] = []
 
-    def start(
-        self,
-        script: str,
-        arguments: list[str],
-        log: Path,
-        *,
-        hazard: str | None = None,
-        cold: bool = False,
-        environment: Mapping[str, str] | None = None,
-    ) -> Victim[bytes]:
-        """Run `script` (in this folder, or a path) in a new session; its output is appended to `log`."""
-        kind = subprocess.Popen if cold else warm.Popen
-        armed = {"EVERSTEP_HAZARD": hazard} if hazard else {}
-        with open(log, "a") as output:
-            victim = kind(
-                [sys.executable, str(HERE / f"{script}.py"), *arguments],
-                env={**os.environ, **warm.ONE_THREAD, **armed, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        self._victims.append(victim)
-        return victim
+    def start(self, script: str, arguments: list[str], log: Path, *, cold: bool = False, **more: Any) -> Any:
+        """Run `script` (in this folder, or a path) in a new session; its output is appended to `log`.
 
-    def run(self, script: str, arguments: list[str], log: Path, *, hazard: str | None = None) -> int:
+        `more`: a `hazard`, or further variables in an `environment`.
+        """
+        armed = {"EVERSTEP_HAZARD": more["hazard"]} if more.get("hazard") else {}
+        environment = {**os.environ, **warm.ONE_THREAD, **armed, **more.get("environment", {})}
+        command = [sys.executable, str(HERE / f"{script}.py"), *arguments]
+        with open(log, "a") as out:
+            files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            kind: Any = subprocess.Popen if cold else warm.Popen
+            self._victims.append(kind(command, env=environment, start_new_session=True, **files))
+        return self._victims[-1]
+
+    def run(self, script: str, arguments: list[str], log: Path, **more: Any) -> int:
         """Run a script to its end; its exit status."""
-        return self.start(script, arguments, log, hazard=hazard).wait(120)
+        return int(self.start(script, arguments, log, **more).wait(120))
 
     def close(self) -> None:
         """End every victim that still runs."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from everstep.checkpoint import CheckpointName, Store
-from everstep.polling import wait_until
 from everstep.proof.compare import compare_runs
 from law_support import diary
 from law_support.forkserver import ForkServer, Victim
@@ -17,10 +15,8 @@ from law_support.forkserver import ForkServer, Victim
 class Program:
     """A run directory and the starts of one script on it.
 
-    Args:
-        folder: where the run, alone in its folder, the log and the diaries lie.
-        options: of the victim, the same at every start.
-        script: the victim; in `law_support`, or a path without ".py".
+    The run, alone in its folder, the log and the diaries lie in `folder`; `options` are the victim's at every
+    start; `script` is in `law_support`, or a path without ".py".
     """
 
     def __init__(self, server: ForkServer, folder: Path, *options: str, script: str = "victim") -> None:
@@ -47,17 +43,6 @@ class Program:
         """Start the script and let it end well."""
         status = self.run(*more, hazard=hazard)
         assert status == 0, f"status {status}\n{self.said()}"
-
-    def wait_for(self, victim: Victim, what: str | Callable[[], bool], step: int = 0) -> None:
-        """Wait until the running start has come to a phase (at `step` or later), or `what` is true."""
-
-        def reached() -> bool:
-            entries = diary.read(self._diaries[-1])
-            return any(entry.phase == what and entry.step >= step for entry in entries)
-
-        happened = reached if isinstance(what, str) else what
-        came = wait_until(lambda: happened() or victim.poll() is not None, 120)
-        assert came and victim.poll() is None, f"it did not come to {what}\n{self.said()}"
 
     def said(self) -> str:
         """All that its starts printed."""
@@ -91,11 +76,7 @@ six steps the same, and retention at work."""
 class Points:
     """A short run, begun again and again, whose start can be struck at any point of `everstep.hazard`.
 
-    Args:
-        folder: where everything lies.
-        killed_at: None to strike the first start; else a point at which the first start is killed, to
-            strike the second one.
-        more: options of the victim.
+    It is the first one; if it is `killed_at` a point, the second.  `more` are options of the victim.
     """
 
     def __init__(self, server: ForkServer, folder: Path, killed_at: str | None, *more: str) -> None:
@@ -126,8 +107,6 @@ class Points:
 
     def strikes(self, every_time: bool = False) -> list[str]:
         """POINT:COUNT for every time that each point is reached, or for the first, middle and last."""
-        return [
-            f"{point}:{n}"
-            for point, count in sorted(Counter(self.course()).items())
-            for n in (range(1, count + 1) if every_time else sorted({1, (count + 1) // 2, count}))
-        ]
+        every, some = (lambda n: range(1, n + 1)), (lambda n: sorted({1, (n + 1) // 2, n}))
+        counts = sorted(Counter(self.course()).items())
+        return [f"{point}:{at}" for point, n in counts for at in (every if every_time else some)(n)]

@@ -25,42 +25,26 @@ class CrashError(Exception):
 
 
 class Crash(NamedTuple):
-    """Where to raise, or to send SIGTERM to this process.
+    """Where to raise, or to send SIGTERM to this process."""
 
-    Attributes:
-        where: "start" or "end" of the body of `step`; "tail" or "head": of an epoch, behind `step`.
-    """
-
-    where: str
+    where: str  # "start" or "end" of the body of `step`; "tail" or "head": of an epoch, behind `step`
     step: int
     by_signal: bool = False
 
 
 @dataclass
 class Program:
-    """What is the same at every start of a run.
+    """What is the same at every start of a run."""
 
-    Attributes:
-        arguments: of the victim script.
-        services: makes the services of one start.
-        observe: called with the loop inside its `with` block, before the first epoch.
-        each_step: called with the loop and the training at the end of each step's body.
-        loop: further arguments of the TrainLoop.
-        extra: whether each epoch has a second loop, over other data.
-        leave: break out of the step loop after every so many steps; 0: never.
-        busy: print and save by hand at every so many steps; 0: never.
-        stop: ask for the end at this step; 0: never.
-    """
-
-    arguments: Sequence[str] = ()
-    services: Callable[[], list[everstep.Service]] = list
-    observe: Callable[[everstep.TrainLoop], object] = lambda loop: None
-    each_step: Callable[[everstep.TrainLoop, victim.Training], object] = lambda loop, training: None
-    loop: dict[str, Any] = field(default_factory=dict)
-    extra: bool = False
-    leave: int = 0
-    busy: int = 0
-    stop: int = 0
+    arguments: Sequence[str] = ()  # of the victim script
+    services: Callable[[], list[everstep.Service]] = list  # makes those of one start
+    observe: Callable[[Any], object] = lambda loop: None  # called before the first epoch
+    each_step: Callable[[Any, victim.Training], object] = lambda loop, training: None  # at its end
+    loop: dict[str, Any] = field(default_factory=dict)  # further arguments of the TrainLoop
+    extra: bool = False  # whether each epoch has a second loop, over other data
+    leave: int = 0  # break out of the step loop after every so many steps; 0: never
+    busy: int = 0  # print and save by hand at every so many steps; 0: never
+    stop: int = 0  # ask for the end at this step; 0: never
 
     def run(self, run_dir: Path, crash: Crash | None = None, **limits: int) -> everstep.TrainLoop:
         """One start, in whatever random state the process is.
@@ -82,13 +66,8 @@ class Program:
                     raise CrashError
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        options = {
-            "max_epoch": args.epochs,
-            "seed": args.seed,
-            "services": self.services(),
-            **self.loop,
-            **limits,
-        }
+        options = {"max_epoch": args.epochs, "seed": args.seed, "services": self.services()}
+        options |= {**self.loop, **limits}
         with everstep.TrainLoop(run_dir, training.state(), **options) as loop:
             self.observe(loop)
             for epoch in loop.iter_epochs():

@@ -30,33 +30,31 @@ SAMPLES, FEATURES, CLASSES = 128, 8, 3
 KINDS = ("arrays", "loader", "plain", "stateful", "prefetch", "own")
 
 
+DEFAULTS: dict[str, Any] = {
+    "diary": "", "door": "loop", "data": "arrays", "workers": 0, "batch": 8, "epochs": 5, "accumulate": 1,
+    "evaluate": "isolated", "seed": 3,
+    "generator": False,  # the DataLoader has a generator of its own
+    "every": 5,  # steps between checkpoints
+    "patience": 0,  # of the early stop; 0: none
+    "bad": 0,  # this sample spoils its step; Recovery undoes it
+    "frozen": 0,  # steps for which a large array stays; 0: none
+    "live": False,  # saves write the live arrays
+    "everything": False,  # every service that there is
+    "sleep": 0.0,  # seconds in each step
+    "slow": "",  # PHASE:SECONDS or sample:SECONDS, where it takes its time
+    "hold": 0,  # batches of worker 0 before it makes the loop wait
+    "group": "",  # SIGNAL,...@POINT:N, sent there to this group of processes
+}  # fmt: skip
+CHOICES = {"data": KINDS, "evaluate": ("bare", "isolated", "none"), "door": ("loop", "supervisor", "trainer")}
+
+
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir")
-    parser.add_argument("--diary", default=None)
-    parser.add_argument("--door", choices=("loop", "supervisor", "trainer"), default="loop")
-    parser.add_argument("--data", choices=KINDS, default="arrays")
-    parser.add_argument("--generator", action="store_true", help="the DataLoader has a generator of its own")
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--evaluate", choices=("bare", "isolated", "none"), default="isolated")
-    parser.add_argument("--patience", type=int, default=0, help="of the early stop; 0: none")
-    parser.add_argument("--bad", type=int, default=0, help="this sample spoils its step; Recovery undoes it")
-    parser.add_argument("--frozen", type=int, default=0, help="steps for which a large array stays; 0: none")
-    parser.add_argument("--live", action="store_true", help="saves write the live arrays")
-    parser.add_argument("--everything", action="store_true", help="every service that there is")
-    parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--sleep", type=float, default=0.0, help="seconds in each step")
-    parser.add_argument("--slow", default="", help="PHASE:SECONDS or sample:SECONDS, where it takes its time")
-    parser.add_argument(
-        "--hold", type=int, default=0, help="batches of worker 0 before it makes the loop wait"
-    )
-    parser.add_argument(
-        "--group", default="", help="SIGNAL,...@POINT:N, sent there to this group of processes"
-    )
+    for name, default in DEFAULTS.items():
+        typed: Any = {"type": type(default), "choices": CHOICES.get(name)}
+        typed = {"action": "store_true"} if default is False else typed
+        parser.add_argument(f"--{name}", default=default, **typed)
     return parser.parse_args(arguments)
 
 
@@ -174,12 +172,8 @@ class Training:
         torch.manual_seed(1)
         self.args = args
         self.augment = args.data in ("arrays", "prefetch", "own")  # there the step augments, not the dataset
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, 16),
-            torch.nn.ReLU(),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(16, CLASSES),
-        )
+        first, last = torch.nn.Linear(FEATURES, 16), torch.nn.Linear(16, CLASSES)
+        self.model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Dropout(0.3), last)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=self.rate)
         self.per_step = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 500)
         self.per_epoch = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
@@ -237,30 +231,27 @@ def services_of(args: argparse.Namespace) -> list[everstep.Service]:
 
 def everything() -> list[everstep.Service]:
     """What the others leave out, in a Trainer."""
-    lower = everstep.services.SetValue("optimizer.lr", times=0.7, least=1e-4)
+    lower = services.SetValue("optimizer.lr", times=0.7, least=1e-4)
     return [
-        services.CSV(),
+        services.CSV(), services.JSONLines(), services.TensorBoard(), services.Notify(command=["cat"]),
         services.Export(entry="ema", name="final"),
         services.Export(services.OnBest("again/loss"), keep=2, name="best"),
         services.FinalValues(lambda: {"one": 1.0}),
-        services.JSONLines(),
         services.LogVariables(["*loss"], every=Every(steps=5)),
         services.LossBound(bound=1e9, times=1e9, last=3),
-        services.Notify(command=["cat"]),
         services.Plateau("loss", then=lower, long=3, short=2, cooldown=2, every=Every(steps=2)),
         services.Profile(Every(steps=8), steps=1, keep=1),
         services.Require("valid/loss", 1e9, epoch=2),
         services.Scheduled("optimizer.weight_decay", services.Annealing(0.01, 0.9, every=3)),
-        services.TensorBoard(),
         services.Throughput(8, every=Every(steps=3)),
-        services.When(services.OnBest("valid/loss"), everstep.services.SetValue("notes.longest", times=0.9)),
-        everstep.services.StopAfter(epochs=99),
-    ]
+        services.When(services.OnBest("valid/loss"), services.SetValue("notes.longest", times=0.9)),
+        services.StopAfter(epochs=99),
+    ]  # fmt: skip
 
 
 def phases(args: argparse.Namespace) -> Any:
     """Notes that a phase began, and takes the time that `--slow` gives it."""
-    diary = Diary(args.diary)
+    diary = Diary(args.diary or None)
     where, _, seconds = args.slow.partition(":")
 
     def begins(phase: str, step: int = 0) -> None:
@@ -278,17 +269,15 @@ def linger(args: argparse.Namespace, run: everstep.Supervisor) -> None:
     run.on(everstep.services.Moment.EXIT_LOOP, lambda _: take(4 * args.sleep))
 
 
+def shared(args: argparse.Namespace, begins: Any, *more: everstep.Service) -> dict[str, Any]:
+    """Arguments of each door."""
+    opening = {"local_init_fn": lambda: begins("opening")}
+    return {"seed": args.seed, "services": [*services_of(args), *more], **opening}
+
+
 def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> None:
-    data = batches(args, training.x, training.y)
-    loop = everstep.TrainLoop(
-        args.run_dir,
-        training.state(),
-        max_epoch=args.epochs,
-        seed=args.seed,
-        services=services_of(args),
-        local_init_fn=lambda: begins("opening"),
-    )
-    with loop:
+    data, options = batches(args, training.x, training.y), shared(args, begins)
+    with everstep.TrainLoop(args.run_dir, training.state(), max_epoch=args.epochs, **options) as loop:
         linger(args, loop)
         for _ in loop.iter_epochs():
             for step, (x, y) in loop.iter_steps(data):
@@ -307,14 +296,7 @@ def train_loop(args: argparse.Namespace, training: Training, begins: Any) -> Non
 
 
 def supervise(args: argparse.Namespace, training: Training, begins: Any) -> None:
-    supervisor = everstep.Supervisor(
-        args.run_dir,
-        training.state(),
-        seed=args.seed,
-        services=services_of(args),
-        local_init_fn=lambda: begins("opening"),
-    )
-    with supervisor:
+    with everstep.Supervisor(args.run_dir, training.state(), **shared(args, begins)) as supervisor:
         linger(args, supervisor)
         train: Iterator[Any] = supervisor.stream(batches(args, training.x, training.y), passes=args.epochs)
         while not supervisor.should_stop():
@@ -356,19 +338,11 @@ class Task(everstep.Task):
 
 def train(args: argparse.Namespace, training: Training, begins: Any) -> None:
     valid = everstep.data.arrays(training.x[:70], training.y[:70], batch_size=32)
-    trainer = everstep.Trainer(
-        Task(args, training, begins),
-        {"train": batches(args, training.x, training.y), "valid": valid, "again": valid},
-        args.run_dir,
-        max_epoch=args.epochs,
-        seed=args.seed,
-        services=[
-            *services_of(args),
-            everstep.Evaluate("valid", validate_first=True),
-            everstep.Evaluate("again", everstep.Every(steps=3), num_steps=2),
-        ],
-        local_init_fn=lambda: begins("opening"),
-    )
+    streams = {"train": batches(args, training.x, training.y), "valid": valid, "again": valid}
+    again = everstep.Evaluate("again", everstep.Every(steps=3), num_steps=2)
+    options = shared(args, begins, everstep.Evaluate("valid", validate_first=True), again)
+    task = Task(args, training, begins)
+    trainer = everstep.Trainer(task, streams, args.run_dir, max_epoch=args.epochs, **options)
     with trainer.open() as loop:
         linger(args, loop)
         for _ in loop.iter_epochs():

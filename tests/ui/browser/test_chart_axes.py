@@ -36,20 +36,17 @@ def with_charts(browser: Browser) -> View:
     return view
 
 
-@pytest.mark.parametrize(
-    ("values", "options"),
-    [
-        ([0.3, 0.30000000000000004], {"logY": True}),
-        ([1e-200, 1e200], {"logY": True}),
-        ([5e-324, 1.7e308], {"logY": True}),
-        ([1e6, 1000000.0000000001], {}),
-        ([-1.7e308, 1.7e308], {}),
-        ([1.5e308, 1.7e308], {}),
-        ([1, 2], {"logX": True, "from": 0, "to": 1}),
-        ([1, 2], {"from": 1e18, "to": 1e18 + 256}),
-        ([1, 2], {"from": 1e300, "to": 1e308}),
-    ],
-)
+@pytest.mark.parametrize(("values", "options"), [
+    ([0.3, 0.30000000000000004], {"logY": True}),
+    ([1e-200, 1e200], {"logY": True}),
+    ([5e-324, 1.7e308], {"logY": True}),
+    ([1e6, 1000000.0000000001], {}),
+    ([-1.7e308, 1.7e308], {}),
+    ([1.5e308, 1.7e308], {}),
+    ([1, 2], {"logX": True, "from": 0, "to": 1}),
+    ([1, 2], {"from": 1e18, "to": 1e18 + 256}),
+    ([1, 2], {"from": 1e300, "to": 1e308}),
+])  # fmt: skip
 def test_every_range_is_drawn(values: list[float], options: dict[str, object], browser: Browser) -> None:
     view = with_charts(browser)
     # Unlike `evaluate`, it ends where the page does not answer.
@@ -87,14 +84,11 @@ TIMELINE = """([starts, rollbacks]) => {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("start", "rollback"),
-    [
-        ({"step": 1e308}, {"step": "Infinity", "to": 1}),
-        ({"from_step": "1", "again": "e400"}, {"step": 3, "to": None}),
-        ({"from_step": 5, "again": [1e308]}, {"step": 1e300, "to": -1e300}),
-    ],
-)
+@pytest.mark.parametrize(("start", "rollback"), [
+    ({"step": 1e308}, {"step": "Infinity", "to": 1}),
+    ({"from_step": "1", "again": "e400"}, {"step": 3, "to": None}),
+    ({"from_step": 5, "again": [1e308]}, {"step": 1e300, "to": -1e300}),
+])  # fmt: skip
 def test_a_timeline_of_any_values_is_drawn(start: Any, rollback: Any, browser: Browser) -> None:
     names = ("words", "dom", "looks", "icons", "timeline")
     view = browser.new_page()

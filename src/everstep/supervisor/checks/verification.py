@@ -125,8 +125,9 @@ class Verifier:
             self._started = True
             self._first_step_done(step)
         pending, open_rows = self._collector.pending, self._collector.open_rows
-        leaves_rows = (pending and pending[-1][0] == step) or any(at == step for at, *_ in open_rows.values())
-        if self.digests_update or self._trail.compare is not None or not (self.places or leaves_rows):
+        is_empty = not self.places and not (pending and pending[-1][0] == step)
+        is_empty = is_empty and all(at != step for at, *_ in open_rows.values())
+        if self.digests_update or self._trail.compare is not None or is_empty:
             digest = self._update()
             if digest is not None:
                 self._trail.note(step, "copy", "update/parameters", digest)

@@ -171,7 +171,8 @@ class Exit:
     def _go_back(self, errors: Sequence[BaseException], step: int) -> RolledBack | None:
         """Decide to go back, or to try again, if the error that ended the loop allows it."""
         engine = self._engine
-        if self._fails_alone and engine.ranks.several:
+        # what fails in the step after the last save will do so again
+        if (self._fails_alone and engine.ranks.several) or engine.boundaries.is_saved:
             return None
         if not errors or not isinstance(errors[0], BadStepError | RolledBack):
             return engine.retries.prepare_retry(errors[0], step) if errors and engine.begun else None

@@ -80,7 +80,8 @@ class SignalWatch:
     def limit(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` in the main thread in some seconds; not where the program has a timer of its own."""
         if self in _installed and not signal.getitimer(signal.ITIMER_REAL)[0]:
-            self._alarm = signal.signal(signal.SIGALRM, lambda number, frame: act())
+            previous = signal.signal(signal.SIGALRM, lambda number, frame: act())
+            self._alarm = signal.SIG_DFL if previous is None else previous  # None: not made by Python
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def end_limit(self) -> None:
