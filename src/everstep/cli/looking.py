@@ -36,9 +36,7 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: str) -> Non
 @cli.command()
 def show_command(
     run: str = cli.RUN,
-    metric: str | None = cli.option(
-        "NAME", "Print the rows of this metric: NAME, or PHASE/NAME (step/loss)."
-    ),
+    metric: str | None = cli.option("NAME", "Print rows of this metric: NAME or PHASE/NAME (step/loss)."),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:

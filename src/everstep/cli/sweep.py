@@ -36,9 +36,7 @@ def sweep_command(
     seed: int = cli.option(click.IntRange(min=0), "Seed of the draws.", default=0),
     jobs: int = cli.option(cli.COUNT, "Number of trainings at once.", "-j --jobs", default=1),
     shown: tuple[str, ...] = cli.option("METRIC", "Metric to show in the table.", "--show", multiple=True),
-    run_dir: Path | None = cli.option(
-        cli.PATH, "Beginning of the run directories, not the config's run_dir."
-    ),
+    run_dir: Path | None = cli.option(cli.PATH, "Beginning of run directories, not the config's run_dir."),
     dry_run: bool = cli.DRY_RUN,
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,

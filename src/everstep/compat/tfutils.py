@@ -306,7 +306,9 @@ def restore_tree(tree: Any, place: str = "") -> Any:
     if not (CALL in tree and tree.keys() <= {CALL, *_ORIGIN}):
         return {k: restore_tree(part, f"{place}.{k}" if place else str(k)) for k, part in tree.items()}
     if "<" in str(tree[CALL]):
-        raise ConfigError(f"{place} was {tree[CALL]} in a function; define it at the top level of its module")
+        raise ConfigError(
+            f"{place} was {tree[CALL]}, made inside a function; define it at the top level of its module"
+        )
     return imported(str(tree[CALL]))
 
 

@@ -202,7 +202,9 @@ class _ScriptCampaign(Campaign):
             raise DrillError(f"{script} completed no step; give it arguments with which it trains")
         count = len({record.rank for record in start.witnessed})
         if count < ranks:
-            raise DrillError(f"{script} trains on {count} of {ranks} ranks; open the run on each of them")
+            raise DrillError(
+                f"{script} trains on {count} of {ranks} ranks; open the run on each, not `if rank == 0`"
+            )
         return program
 
     def _difference(self, program: Program) -> Difference | None:

@@ -96,10 +96,7 @@ class Experiment:
         self._task = _maker("task", task)
         makers = {"train": train_stream_fn, **eval_stream_fn}
         self._streams = {name: _maker(f"stream {name!r}", maker) for name, maker in makers.items()}
-        self._services = [
-            each if isinstance(each, Service) else _maker("a service", each)
-            for each in (*services, *export_strategies)
-        ]
+        self._services = [_maker("a service", each) for each in (*services, *export_strategies)]
         self.seed = seed_or_drilled(integer("seed", options.get("seed"), 0, none="to draw one"))
         self._strict_git, self._skip_check = strict_git, skip_check
         self._options: LoopOptions = {**options, "seed": self.seed}
@@ -114,7 +111,7 @@ class Experiment:
             # The same seed again: weights do not depend on how much the task's own function draws.
             self._make_seeded(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
-            services = [each if isinstance(each, Service) else each() for each in self._services]
+            services = [make() for make in self._services]
             self._trainer = Trainer(task, streams, self.run_dir, services=services, **self._options)
         return self._trainer
 
@@ -227,6 +224,8 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
 
 
 def _maker(name: str, maker: Any) -> Callable[[], Any]:
+    if isinstance(maker, Service):
+        return lambda: maker
     if isinstance(maker, str):
         return lambda: imported(maker)()
     if isinstance(maker, Task) or not callable(maker):

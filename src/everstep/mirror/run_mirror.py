@@ -296,7 +296,9 @@ class Restoring:
         self._place, self._contents, self._top = place, contents, run_dir
         self._journals = [path for path in sorted(contents.files) if path.startswith("journal/")]
         names = {path.split("/")[1] for path in contents.files if path.startswith("checkpoints/")}
-        self._checkpoints = {CheckpointName.parse(name) for name in names if CheckpointName.matches(name)}
+        checkpoints = [CheckpointName.parse(name) for name in names if CheckpointName.matches(name)]
+        self._newest = str(max(checkpoints)) if checkpoints else "no checkpoint"
+        self._apart = f"{run_dir} and its mirror {place.name} were trained apart"
 
     def is_ahead(self) -> bool:
         """Whether the mirror has a part of the journal that the directory lacks."""
@@ -313,10 +315,7 @@ class Restoring:
         for part in self._contents.files[path]:
             end = min(at + part.bytes, size)
             if at < end and digest_of(self._top / path, at, end) != self._digest(part, end - at):
-                raise MirrorError(
-                    f"{self._top} and its mirror {self._place.name} were trained apart: {path} differs from "
-                    f"byte {at:,} on; {_CHOICE}"
-                )
+                raise MirrorError(f"{self._apart}: {path} differs from byte {at:,} on; {_CHOICE}")
             at += part.bytes
 
     def _digest(self, part: Part, size: int) -> str:
@@ -341,9 +340,8 @@ class Restoring:
         for facts in store.facts():
             if not self._is_known(store.path(facts.name)):
                 raise MirrorError(
-                    f"{self._top} and its mirror {self._place.name} were trained apart: only the directory "
-                    f"has {facts.name}, and the mirror went on without it, up to "
-                    f"{max(self._checkpoints, default='no checkpoint')}; {_CHOICE}"
+                    f"{self._apart}: only the directory has {facts.name}, and the mirror went on without it, "
+                    f"up to {self._newest}; {_CHOICE}"
                 )
 
     def _is_known(self, folder: Path) -> bool:
@@ -385,8 +383,7 @@ class Restoring:
         count = sum(folder.startswith("checkpoints/") for folder in restored)
         say(
             f"the run comes from its mirror {self._place.name}, which is ahead of {self._top}: "
-            f"{plural(count, 'checkpoint')} brought, the newest is "
-            f"{max(self._checkpoints, default='no checkpoint')}"
+            f"{plural(count, 'checkpoint')} brought, the newest is {self._newest}"
         )
 
     def _bring_folder(self, folder: str, paths: list[str]) -> bool:
