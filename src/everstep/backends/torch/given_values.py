@@ -399,26 +399,23 @@ def _restored(saved: Any, mark: Any, places: Places, source: Any = None, *, in_p
 
 def _write(target: Any, value: Any) -> bool:
     """Give an object the elements of another one; return False if it cannot have them."""
-    if isinstance(target, Tensor | np.ndarray):
-        if target.shape != value.shape or target.dtype != value.dtype:
-            return False
-        if isinstance(target, Tensor):
-            if target.is_inference():
-                return False
-            # of a dimension that was expanded there is one element in memory
-            first = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
-            with torch.no_grad():
-                target[first].copy_(value[first])
-        elif target.flags.writeable:
-            target[...] = value
-        return target.flags.writeable if isinstance(target, np.ndarray) else True
-    if isinstance(target, list):
-        target[:] = value
-    elif isinstance(target, set | dict | deque):
+    if isinstance(target, list | deque | set | dict):
         target.clear()
-        getattr(target, "extend" if isinstance(target, deque) else "update")(value)
-    else:  # a tuple, or a frozen set
+        getattr(target, "extend" if isinstance(target, list | deque) else "update")(value)
+        return True
+    is_array = isinstance(target, Tensor | np.ndarray)  # else a tuple, or a frozen set
+    if not is_array or target.shape != value.shape or target.dtype != value.dtype:
         return False
+    if isinstance(target, np.ndarray):
+        if target.flags.writeable:
+            target[...] = value
+        return target.flags.writeable
+    if target.is_inference():
+        return False
+    # of a dimension that was expanded there is one element in memory
+    first = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
+    with torch.no_grad():
+        target[first].copy_(value[first])
     return True
 
 

@@ -291,13 +291,9 @@ def buffers_of(parameters: list[Any]) -> list[tuple[int, str]]:
     key = tuple(map(id, parameters))
     places = {number: place for place, number in enumerate(key)}
     if key not in _holders:
-        modules: list[Any] = []
-        for each in gc.get_objects():
-            # isinstance() would ask each object for its __class__, which runs code of proxies
-            is_module = issubclass(type(each), torch.nn.Module)
-            if is_module and any(id(own) in places for own in each._parameters.values()):
-                modules.append(each)
-        _holders[key] = modules
+        # isinstance() would ask each object for its __class__, which runs code of proxies
+        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        _holders[key] = [m for m in modules if any(id(own) in places for own in m._parameters.values())]
     buffers = list[tuple[int, str]]()
     for each in _holders[key]:
         parameters = [*each._parameters.items()]
