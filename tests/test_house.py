@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
-    "lines of src": 52_956,
+    "lines of src": 52_942,
     "lines of tests": 52_938,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
