@@ -482,12 +482,11 @@ def _note_verification(connection: Connection, run: int, run_dir: Path, starts: 
         began = None if checkpoint is None else step_of(checkpoint)
         entries.append(Start(start["number"], began, start["step"], start["status"] == "running"))
     reported = badges_in((start, kind, data) for start, _, kind, data in rows if kind != "decision")
-    kinds = []
     for start, (step, badge) in zip(trained, judge_starts(entries, reported), strict=True):
         count = reported.get(start["number"], badge).steps
         start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": count}
         start["diverged_at"] = badge.at
-        kinds.append(badge.kind)
+    kinds = {start["badge"] for start in trained}
     accepted = [(start, data["step"]) for start, _, _, data in rows if data.get("what") == ACCEPTED]
     diverged = [
         int(data["step"])
