@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -333,7 +333,7 @@ def _read_on(
 
 _NEW: dict[str, Any] = {
     **dict.fromkeys(segments.c.keys()),
-    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch"), 0),
+    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch", "zero"), 0),
     "facts": "{}",
     "problems": "[]",
 }
@@ -440,7 +440,7 @@ def _conclude(
         "epoch": next((start["epoch"] for start in reversed(begun_starts) if start["epoch"]), 0),
         "host": None if (host := record.get("host")) is None else clean(str(host)),
         **_note_verification(connection, row["id"], run_dir, starts),
-        "duration": _duration(starts),
+        "duration": _note_zeros(starts),
         "step": newest["step"],
         "problems": json.dumps(problems),
     }
@@ -452,12 +452,14 @@ def _conclude(
     return problems
 
 
-def _duration(starts: _Starts) -> float | None:
-    """Return the seconds in which starts were alive; imports have some that overlap: each counts once."""
-    spans = [(start["started"], start["last"]) for start in starts.values() if start["started"]]
-    ends = accumulate((last for _, last in spans), max, initial=0.0)
-    seconds = [max(0.0, last - max(began, end)) for (began, last), end in zip(spans, ends, strict=False)]
-    return sum(seconds) if spans else None
+def _note_zeros(starts: _Starts) -> float | None:
+    """Note of each start the pauses before it; return the seconds in which starts were alive."""
+    zero = latest = 0.0
+    for start in starts.values():
+        begin = start["started"] or start["last"] or 0.0
+        zero += max(0.0, begin - latest)  # imports overlap: each second counts once
+        start["zero"], latest = zero, max(latest, start["last"] or begin)
+    return latest - zero if any(start["started"] for start in starts.values()) else None
 
 
 def _note_verification(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
@@ -480,12 +482,11 @@ def _note_verification(connection: Connection, run: int, run_dir: Path, starts: 
         began = None if checkpoint is None else step_of(checkpoint)
         entries.append(Start(start["number"], began, start["step"], start["status"] == "running"))
     reported = badges_in((start, kind, data) for start, _, kind, data in rows if kind != "decision")
-    kinds = []
     for start, (step, badge) in zip(trained, judge_starts(entries, reported), strict=True):
         count = reported.get(start["number"], badge).steps
         start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": count}
         start["diverged_at"] = badge.at
-        kinds.append(badge.kind)
+    kinds = {start["badge"] for start in trained}
     accepted = [(start, data["step"]) for start, _, _, data in rows if data.get("what") == ACCEPTED]
     diverged = [
         int(data["step"])

@@ -91,6 +91,7 @@ segments = Table(
     *_columns(_Big, "valid_to", "size"),  # `size`: bytes of the file that are here
     Column("begun", Integer, nullable=False),  # 0: killed before its start was written
     *_columns(Float, "started", "last", nullable=True),  # `last`: the newest time in it
+    Column("zero", Float, nullable=False),  # what its times are less, as seconds in which the run was alive
     *_columns(_Words, "said", "status", "reason", nullable=True),  # `said`: how it ended, by its own words
     *_columns(_Big, "step", "epoch"),
     *_columns(_Words, "facts", "problems"),  # JSON

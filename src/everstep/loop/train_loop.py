@@ -10,13 +10,14 @@ from typing import Any, Unpack
 
 from everstep import backends
 from everstep.arguments import checked_keywords, flag, integer
+from everstep.contracts.group import Group
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs, Steps
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.formatting import checked_formatter
-from everstep.metrics.statistics import AcrossRanks
+from everstep.metrics.statistics import mean_of_means
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated
@@ -395,7 +396,7 @@ def _default_best(services: Sequence[Service]) -> Best:
 class MetricMean:
     """The weighted mean of what was collected, on all ranks."""
 
-    def __init__(self, name: str, across: AcrossRanks | None = None) -> None:
+    def __init__(self, name: str, across: Group | None = None) -> None:
         self._name, self._across = name, across
         self._window = Window()
 
@@ -412,4 +413,4 @@ class MetricMean:
         """The mean so far, None before the first value; every rank asks for it."""
         stats = self._window.stats()
         mean, weight = (None, 0.0) if stats is None else (stats.mean, stats.weight)
-        return mean if self._across is None else self._across.mean(self._name, mean, weight)
+        return mean if self._across is None else mean_of_means(self._across, self._name, mean, weight)

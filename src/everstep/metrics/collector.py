@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from everstep import backends
+from everstep.contracts.group import Group
 from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
-from everstep.metrics.statistics import AcrossRanks, Stats, Window
+from everstep.metrics.statistics import Stats, Window, means_of_steps, means_of_values
 
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
@@ -206,7 +207,7 @@ class Collector:
         self.open_rows: dict[str, tuple[int, float, int]] = {}
         """Metrics that were read in the middle of a step: name -> (step, sum, count of values)."""
         self.epoch = epoch
-        self.across: AcrossRanks | None = None
+        self.across: Group | None = None
         self.weights: dict[int, float] = {}
         """Weight of this rank's part of a step's batch, for steps in `pending`; 1.0 where missing."""
         self.alone = False
@@ -270,7 +271,8 @@ class Collector:
         """Reduce values collected outside steps over the ranks; every rank calls this with the same names."""
         if self.across is None or self.alone or not values:
             return values
-        return dict(self.across.values(dict(zip(values, resolve(list(values.values())), strict=True))))
+        resolved = dict(zip(values, resolve(list(values.values())), strict=True))
+        return dict(means_of_values(self.across, resolved))
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
         """Refuse a second writer of a name at the same moment: a best value would mix the two."""
@@ -329,7 +331,7 @@ class Collector:
         if self.across is not None:
             numbers = resolve([value for _, _, value in items])
             items = [(step, name, number) for (step, name, _), number in zip(items, numbers, strict=True)]
-            items = self.across.steps(items, self.weights)
+            items = means_of_steps(self.across, items, self.weights)
             self.weights.clear()
         by_name = defaultdict[str, tuple[list[int], list[Any]]](lambda: ([], []))
         for step, name, value in items:

@@ -301,48 +301,41 @@ class _Moments:
 
 
 # ------------------------------------------------------------------------- over the ranks of a run
+# Means are equal on each rank, and every rank makes the same calls.  Of ranks that compute with the same
+# samples together the first one counts.
 
 Value: TypeAlias = tuple[int, str, float]  # step, name, value
 
 
-class AcrossRanks:
-    """Reduces the metrics of all ranks to weighted means, equal on each; every rank makes the same calls.
+def means_of_steps(group: Group, values: Sequence[Value], weights: Mapping[int, float]) -> list[Value]:
+    """Return the means of values that were collected inside steps, weighted by step (else by 1).
 
-    Of ranks that compute with the same samples together the first one counts.
+    The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
+    has none takes no part.
     """
+    own_values = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
+    parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
+    for part in group.data.of_parts(group.gather_lists(own_values, "the metrics of the last steps")):
+        seen: Counter[tuple[int, str]] = Counter()
+        for step, name, number, weight in part:
+            seen[step, name] += 1
+            parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
+    # the sort is stable: within a step the order of collection stays
+    by_step = sorted(parts.items(), key=lambda item: item[0][0])
+    return [(step, name, _mean(pairs)) for (step, name, _), pairs in by_step]
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
 
-    def steps(self, values: Sequence[Value], weights: Mapping[int, float]) -> list[Value]:
-        """Return the means of values that were collected inside steps, weighted by step (else by 1).
+def means_of_values(group: Group, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of values that every rank has collected outside steps, by name."""
+    parts = group.data.of_parts(group.gather(dict(values), f"the metrics {', '.join(sorted(values))}"))
+    return {name: _mean([(part[name], 1.0) for part in parts if name in part]) for name in values}
 
-        The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
-        has none takes no part.
-        """
-        own_values = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
-        parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
-        by_rank = self._group.gather_lists(own_values, "the metrics of the last steps")
-        for part in self._group.data.of_parts(by_rank):
-            seen: Counter[tuple[int, str]] = Counter()
-            for step, name, number, weight in part:
-                seen[step, name] += 1
-                parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
-        # the sort is stable: within a step the order of collection stays
-        by_step = sorted(parts.items(), key=lambda item: item[0][0])
-        return [(step, name, _mean(pairs)) for (step, name, _), pairs in by_step]
 
-    def values(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the means of values that every rank has collected outside steps, by name."""
-        by_rank = self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
-        parts = self._group.data.of_parts(by_rank)
-        return {name: _mean([(part[name], 1.0) for part in parts if name in part]) for name in values}
-
-    def mean(self, name: str, mean: float | None, weight: float) -> float | None:
-        """Return the mean of the ranks' weighted means; None where no rank has a value."""
-        by_part = self._group.data.of_parts(self._group.gather([mean, weight], f"the mean of {name}"))
-        parts = [(number, amount) for number, amount in by_part if number is not None]
-        return _mean(parts) if parts else None
+def mean_of_means(group: Group, name: str, mean: float | None, weight: float) -> float | None:
+    """Return the mean of the ranks' weighted means; None where no rank has a value."""
+    by_part = group.data.of_parts(group.gather([mean, weight], f"the mean of {name}"))
+    parts = [(number, amount) for number, amount in by_part if number is not None]
+    return _mean(parts) if parts else None
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:

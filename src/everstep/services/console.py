@@ -106,7 +106,7 @@ class Console(Service):
         """
         with self._lock:
             if self._log is not None:
-                self._log.write(text)
+                self._log.print(text)
             self._emit(text, shorten)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Console(Service):
                     os.dup2(nowhere.fileno(), stream.fileno())
             if self._log is not None and not self._complained:
                 self._complained = True
-                self._log.write(f"standard output fails ({error}); lines go to this file only")
+                self._log.print(f"standard output fails ({error}); lines go to this file only")
 
     def _content(self) -> str:
         run = self._run
@@ -172,7 +172,7 @@ class LogFile:
         self._path, self._complain = path.absolute(), complain  # the program may change its directory
         self._complained = False
 
-    def write(self, text: str) -> None:
+    def print(self, text: str, shorten: bool = False) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
         lines = "\n".join(f"{stamp} {line}" for line in text.split("\n"))
         try:
@@ -187,26 +187,23 @@ class LogFile:
 
 
 class Voice:
-    """Says and warns for all parts of a run; `console` keeps the log, None for a run without a console."""
+    """Says and warns for all parts of a run, by its console or into a log alone; without both it prints."""
 
     def __init__(self) -> None:
-        self.console: Console | None = None
+        self.console: Console | LogFile | None = None
         self.warnings: list[str] = []
-        self._file: LogFile | None = None
         self._waiting: list[tuple[str, bool]] | None = []
         """Lines said before the console has its log; None once the log is open."""
 
     def speak_to(self, path: Path) -> None:
         """Say everything to a log file alone, from now on."""
-        self.console, self._file = None, LogFile(path, lambda problem: None)
+        self.console = LogFile(path, lambda problem: None)
         self.release()
 
     def say(self, message: str, shorten: bool = False) -> None:
         """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
         message = redacted(message)
-        if self._file is not None:
-            self._file.write(message)
-        elif self.console is None:
+        if self.console is None:
             print(message, flush=True)
         elif self._waiting is not None:
             self._waiting.append((message, shorten))

@@ -20,7 +20,6 @@ from everstep.index.shipping import is_here
 from everstep.index.sql_tables import events, runs, segments, stored
 from everstep.record import misfit
 from everstep.record.journal_format import step_of
-from everstep.ui.curves import zeros_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
 from everstep.views.describe_run import Found, describe
@@ -44,8 +43,10 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     entry = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
         facts = describe(connection, entry, steps=False)
-        starts = facts.pop("segments")
-        streams, zeros = streams_of(metric_names(connection, run["id"])), zeros_of(connection, [run["id"]])
+        trained = [start for start in facts.pop("segments") if start["badge"] is not None]
+        streams = streams_of(metric_names(connection, run["id"]))
+        query = select(segments.c.number, segments.c.zero).where(segments.c.run == run["id"])
+        zeros = {number: zero for number, zero in connection.execute(query)}
         config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
         name = str(parent.get("run")) if isinstance(parent, dict) else ""
         forked = connection.execute(select(runs).where(runs.c.name == name)).mappings().one_or_none()
@@ -60,11 +61,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
         "host": run["host"],
         "parent": None if forked is None else run_id(dict(forked)),
         "config_changed": differing(trees) if len(trees) > 1 else [],
-        "starts": [
-            start | {"zero": zeros[run["id"]][start["number"]]}
-            for start in starts
-            if start["badge"] is not None
-        ],
+        "starts": [start | {"zero": zeros[start["number"]]} for start in trained],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}

@@ -368,7 +368,7 @@ def _value(name: str, text: str) -> Any:
                 return number
         raise ValueError("a number")
     if name in _LARGEST:
-        least, most = int(name in ("limit", "points")), _LARGEST[name]
+        least, most = 1 if name in ("limit", "points") else 0, _LARGEST[name]
         if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
             raise ValueError(f"an integer from {least} to {most}")
         return int(text)
