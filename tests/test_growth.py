@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.filters import parse_words
+from everstep.index.run_queries import RunColumns
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, Position, RunDir, RunJournal
 from everstep.record.step_comparison import read_earlier_steps

@@ -16,7 +16,7 @@ from everstep import Every
 from everstep.checkpoint import find_checkpoint
 from everstep.cli.group import commands
 from everstep.proof.compare import compare_runs
-from everstep.trainer.checkpoint_follower import CheckpointFollower
+from everstep.trainer.evaluations import CheckpointFollower
 from tiny_runs import Boom, Tiny, boom_at
 
 THREE_AN_EPOCH: dict[str, Any] = {"samples": 6, "max_epoch": 3}

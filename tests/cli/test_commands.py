@@ -513,6 +513,8 @@ def test_a_tag_is_a_column_a_filter_and_part_of_a_run(two_runs: Path) -> None:
     assert "  tags       baseline paper\n  note       the old data\n" in told
     asked = house.query("runs", {"tags": "paper"}, index=two_runs / "runs" / "everstep.db")
     assert [Path(run["path"]).name for run in asked] == ["one"]
+    (two_runs / "runs" / "one" / "labels.json").unlink()
+    assert paths(two_runs, "tags=baseline") == []
 
 
 @pytest.mark.campaign("long")

@@ -18,7 +18,7 @@ from tiny_experiment import write
 import warm
 from everstep.errors import ConfigError
 from everstep.experiment import as_yaml, open_run
-from everstep.experiment.config_layers import layered
+from everstep.experiment.config import layered
 from everstep.experiment.sweep import trials
 from everstep.record import RunDir, RunJournal, evaluations
 from waiting import until

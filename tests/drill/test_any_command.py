@@ -271,24 +271,6 @@ def test_on_ranks_it_says_what_the_drill_of_any_command_leaves_out() -> None:
     assert "meet" not in report.verdict() and "Checkpoints" not in report.verdict()
 
 
-def test_an_update_is_seen_while_another_thread_saves(tmp_path: Path) -> None:
-    observer = Observer(str(tmp_path / "trace"), "", str(tmp_path))
-    saving, seen = threading.Event(), threading.Event()
-
-    def save() -> None:
-        with observer.at_work():
-            saving.set()
-            seen.wait(120)
-
-    thread = threading.Thread(target=save)
-    thread.start()
-    saving.wait(120)
-    here = observer.here
-    seen.set()
-    thread.join()
-    assert here
-
-
 def test_a_spawned_process_is_told_its_rank_after_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

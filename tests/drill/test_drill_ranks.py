@@ -10,8 +10,8 @@ import pytest
 
 from drill_counts import count_strikes
 from everstep.drill import HAZARDS, RANK_HAZARDS, DrillReport, drill
+from everstep.drill.campaign import aim
 from everstep.drill.program import Strike
-from everstep.drill.strike_plans import aim
 from everstep.errors import DrillError
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"

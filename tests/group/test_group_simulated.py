@@ -301,10 +301,10 @@ def test_a_wrong_variable_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch
 def test_metrics_of_any_number_of_steps_are_reduced() -> None:
     """Gathered at once they have 20 MB, where the store takes 8 MiB for a value."""
     program = """
-    from everstep.metrics.statistics import AcrossRanks
+    from everstep.metrics.statistics import means_of_steps
     group = find_group()
     values = [(step // 2, "loss", step + rank / 3) for step in range(200_000 + 50_000 * rank)]
-    found = AcrossRanks(group).steps(values, {step: 1.5 - rank for step in range(125_000)})
+    found = means_of_steps(group, values, {step: 1.5 - rank for step in range(125_000)})
     sizes = {len(found), sum(name == "loss" for _, name, _ in found), [step for step, *_ in found] == sorted(
         step // 2 for step in range(250_000))}
     say(sizes, found[199_999][2] == (199_999 * 1.5 + (199_999 + 1 / 3) * 0.5) / 2, found[200_000])

@@ -431,8 +431,7 @@ def _mirror() -> Target:
 
 
 def _config() -> Target:
-    from everstep.experiment.config import ExperimentConfig, resolve
-    from everstep.experiment.config_layers import as_yaml, parsed
+    from everstep.experiment.config import ExperimentConfig, as_yaml, parsed, resolve
 
     tree = {
         "task": {"call": "nowhere:Task", "scale": 1.0},

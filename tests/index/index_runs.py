@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 import warm
-from everstep.index.columns import RunColumns
 from everstep.index.database import Database
 from everstep.index.filters import parse
 from everstep.index.location import Location
 from everstep.index.query import ask
-from everstep.index.run_queries import find_run
+from everstep.index.run_queries import RunColumns, find_run
 from everstep.index.shipping import sync
 from everstep.record import Block, Journal, RunDir, RunJournal
 from everstep.testing import ManualClock
@@ -165,7 +164,6 @@ def everything(place: Location) -> dict[str, list[tuple[Any, ...]]]:
         f"facts x {run}": "r.name, x.name, x.value",
         f"segments x {run}": "r.name, number, parent, parent_offset, valid_to, size, x.step, badge, torn",
         f"events x {run}": "r.name, segment, x.offset, kind, time, wall, data",
-        f"checkpoints x {run}": "r.name, segment, x.offset, x.name, bytes, time, x.step",
         f"metrics x {series}": "r.name, phase, s.name, segment, x.offset, x.row, x.epoch, x.step, seq, value",
         f"blocks x {series}": "r.name, phase, s.name, segment, x.offset, sketch, packed",
     }

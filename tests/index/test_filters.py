@@ -73,7 +73,7 @@ def test_a_bare_word_is_a_part_of_a_name() -> None:
     assert parse_words("loss<3 a.b").parts == (Leaf("loss", "$lt", 3.0), named)
     holds = matcher(parse_words("a.b"))
     assert holds(lambda path: ["xa.by"]) and not holds(lambda path: ["axb"])
-    assert parse_words("name!=5").parts == (language.Not(Leaf("name", "$in", ["5"])),)
+    assert parse_words("name!=5").parts == (language.Group(language.none, (Leaf("name", "$in", ["5"]),)),)
 
 
 def test_a_status_alone_finds_the_runs_that_have_it() -> None:

@@ -21,12 +21,12 @@ from index_runs import index_rows, indexed, journal_rows, written
 
 import everstep
 from everstep.cli.runs import sql_command
-from everstep.display.html import Chart, Line, draw_svg
+from everstep.display.html import Chart, draw_svg
 from everstep.errors import ConfigError, RunIndexError
-from everstep.index.columns import RunColumns
 from everstep.index.database import SCHEMA, Database
 from everstep.index.location import as_location
 from everstep.index.query import COLLECTIONS, Documents
+from everstep.index.run_queries import RunColumns
 from everstep.index.shipping import sync
 from everstep.index.sql_tables import VERSION
 from everstep.record import Block, Journal, RunDir
@@ -323,6 +323,6 @@ def test_names_are_data_never_markup(folder: Path) -> None:
     ([3.0, math.nan, 3.0], "a (1 not finite)"),
 ])  # fmt: skip
 def test_any_value_can_be_drawn(values: list[float], said: str) -> None:
-    svg = draw_svg(Chart("a", [Line("a", list(range(len(values))), values)]))
+    svg = draw_svg(Chart("a", {"a": list(enumerate(values))}))
     assert said in "|".join(ET.fromstring(svg).itertext())
     assert not re.search("nan|inf", svg.replace("not finite", "").replace("no finite", ""))

@@ -118,3 +118,19 @@ def test_a_setting_of_a_layer_that_is_no_number_any_more_stays(tmp_path: Path) -
     objects[0].norm.momentum = None
     train(tmp_path / "run", objects, "frozen")
     assert objects[0].norm.momentum is None
+
+
+def test_a_flag_that_training_set_is_found_where_the_program_sets_another_one(tmp_path: Path) -> None:
+    """Training freezes a layer; before the second loop, and at later starts, the program freezes another."""
+
+    def again(objects: tuple[Net, torch.optim.Optimizer], fails_at: int) -> None:
+        objects[0].last.requires_grad_(False)
+        with pytest.raises(Boom):
+            train(tmp_path, objects, "frozen", fails_at)
+
+    objects, later = made(), made()
+    with pytest.raises(Boom):
+        train(tmp_path, objects, "frozen", 15)
+    again(objects, 19)
+    again(later, 20)
+    assert not later[0].first.weight.requires_grad

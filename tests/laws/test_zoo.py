@@ -953,6 +953,32 @@ def test_a_head_that_draws_from_the_generator_of_a_loader_is_told(tmp_path: Path
     assert "not yet recorded that lines at the head of an epoch" in drawing(tmp_path / "run")
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_head_that_seeds_for_the_first_time_after_a_kill_in_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], declared: bool
+) -> None:
+    def train(run: Path, killed_in: int = 0, seeded_in: int = 3) -> Any:
+        generator = torch.Generator().manual_seed(7)
+        kept = loader(generator)
+        streams = {"train": kept} if declared else None
+        with loop(run, Every(epochs=1), streams=streams) as train:
+            for epoch in train.iter_epochs():
+                if epoch == killed_in:
+                    raise Killed
+                if epoch == seeded_in:
+                    generator.manual_seed(1)
+                for _ in train.iter_steps(kept):
+                    pass
+        return train.ending.digest
+
+    for name, seeded_in in (("seeds", 3), ("does not", 0)):
+        with pytest.raises(Killed):
+            train(tmp_path / name, 3, seeded_in)
+        is_exact = train(tmp_path / name, 0, seeded_in) == train(tmp_path / f"{name}, whole", 0, seeded_in)
+        is_told = "no earlier head of an epoch has set it" in capsys.readouterr().out
+        assert (is_exact, is_told) == ((declared or not seeded_in), (bool(seeded_in) and not declared))
+
+
 @pytest.mark.parametrize("kind", ["arrays", "loader", "list", "sampler", "attribute", "tail", "state"])
 def test_data_that_the_training_makes_is_told_where_a_resume_makes_it_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str

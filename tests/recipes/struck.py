@@ -33,16 +33,16 @@ from random import Random
 import torch
 
 from everstep import hazard
-from everstep.drill import HAZARDS, RANK_HAZARDS, drill, program, strike_plans
+from everstep.drill import HAZARDS, RANK_HAZARDS, campaign, drill, program
 from everstep.drill.processes import kill_marked
 
 CHAIN = "five SIGTERMs"
 
 
-def chain(points: strike_plans.Points, draw: Random) -> list[str]:
+def chain(points: campaign.Points, draw: Random) -> list[str]:
     """SIGTERM to each of five starts; there are steps left for the sixth."""
-    most = max(1, points.count(strike_plans.STEP) // 6)
-    return [f"SIGTERM:{strike_plans.STEP}:{draw.randint(1, most)}" for _ in range(5)]
+    most = max(1, points.count(campaign.STEP) // 6)
+    return [f"SIGTERM:{campaign.STEP}:{draw.randint(1, most)}" for _ in range(5)]
 
 
 class Forked:

@@ -24,12 +24,12 @@ import gate
 from everstep import Every
 from everstep.checkpoint import retire_others
 from everstep.durable import remedy
-from everstep.errors import CheckpointError, EverstepError, RunLockedError
+from everstep.errors import CheckpointError, EverstepError, NoCheckpointError, RunLockedError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunLock
 from everstep.testing import armed, nothing_left
 from gate import share
-from tiny_runs import Tiny
+from tiny_runs import Boom, Tiny, boom_at
 from whole_run import files_of, kind_of, make, make_whole, train
 
 PAGE = 4096
@@ -373,6 +373,46 @@ def while_training(run: Path, harm: Callable[[Path], object]) -> Tiny:
     program = Tiny(run, max_epoch=3, services=[everstep.Checkpoints(Every(steps=1))])
     program.train(inside=lambda loop, step: harm(run) if step == 6 else None)
     return program
+
+
+@pytest.mark.parametrize("place", ["journal", "journal/segment-0001.evj"])
+@pytest.mark.parametrize("take", [is_gone, lambda path: path.rename(path.with_name("away"))])
+def test_a_journal_that_is_removed_while_the_run_trains_is_written_again(
+    tmp_path: Path, place: str, take: Callable[[Path], object]
+) -> None:
+    whole = while_training(tmp_path / "whole", lambda run: None)
+    program = while_training(tmp_path / "run", lambda run: take(run / place))
+    assert program.result() == whole.result()
+    assert any("written again, and nothing is lost" in each for each in program.loop.ending.warnings)
+
+
+def test_what_has_the_name_of_the_journal_is_said_and_stays(tmp_path: Path) -> None:
+    place = tmp_path / "journal" / "segment-0001.evj"
+    with pytest.raises(CheckpointError, match="something else has the name: move it away and start again"):
+        while_training(tmp_path, lambda run: becomes_file(place))
+    assert place.read_text() == "of somebody"
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_unless_it_is_told_to(tmp_path: Path) -> None:
+    whole = Tiny(tmp_path, max_epoch=1).train()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(
+        NoCheckpointError, match=r"newest in the journal .* epoch-0001-.* or give resume=False"
+    ):
+        Tiny(tmp_path, max_epoch=1).train()
+    assert Tiny(tmp_path, max_epoch=1, resume=False).train().result() == whole.result()
+
+
+def test_steps_behind_a_checkpoint_that_is_damaged_are_compared(tmp_path: Path) -> None:
+    services = [everstep.Checkpoints(Every(steps=3))]
+    with pytest.raises(Boom):
+        Tiny(tmp_path, max_epoch=3, services=services).train(inside=boom_at(9))
+    newest = max(path for path in (tmp_path / "checkpoints").iterdir() if "step-00000006" in path.name)
+    is_noise(newest / "manifest.json")
+    again = Tiny(tmp_path, max_epoch=3, services=[everstep.Checkpoints(Every(steps=3))]).train()
+    assert any(line.startswith("resume verified: 5 steps executed again") for line in again.lines), (
+        again.lines
+    )
 
 
 def test_a_lock_that_is_removed_while_the_run_trains_is_made_again(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import everstep
 from everstep import Every, Outcome, Save, Service, Stop, backends
+from everstep.errors import UsageError
 from everstep.services import (
     CSV,
     Annealing,
@@ -256,6 +257,12 @@ def test_each_fault_is_found(make: Callable[[], Service], message: str) -> None:
         DONE.set()
         while HELD:
             HELD.pop().close()
+
+
+def test_an_action_without_an_outcome_is_found_in_each_stage() -> None:
+    for stage, acts in ((Stage.REPORT, False), (Stage.DECIDE, True)):
+        with pytest.raises(UsageError, match=r"returned Stop.*everstep.Outcome\(actions="):
+            check_service(changed(stage=stage, controller=acts, run=lambda self, b: Stop("x")))
 
 
 class Looks(Service):

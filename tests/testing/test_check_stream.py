@@ -140,7 +140,7 @@ DONE = threading.Event()
 
 def leave_a_thread(stream: Any) -> None:
     DONE.clear()
-    threading.Thread(target=DONE.wait, daemon=True, name="everstep-leaked").start()
+    threading.Thread(target=DONE.wait, daemon=True, name="leaked").start()
 
 
 def unknown(stream: Any, cursor: NumbersCursor) -> int | None:
@@ -202,7 +202,7 @@ FAULTS: list[tuple[type[Numbers], str]] = [
         "says that it stands at 0",
     ),
     (changed(Restarting), "after the end"),
-    (changed(close=leave_a_thread), "threads .*everstep-leaked"),
+    (changed(close=leave_a_thread), "threads .*leaked"),
     (Overlapping, "2 ranks, opened after 0 batches: batch 0 from there: the parts of the ranks are not the"),
     (Unweighted, "3 ranks.*the weight is 1.0, 1.5 would make"),
     (Starving, r"2 ranks.*\[3, 2\] batches came instead of 3 each"),

@@ -13,8 +13,6 @@ from typing import Any
 from everstep.contracts.state import Backend
 from everstep.errors import ConfigError, nearest, to_install
 
-__all__ = ["active", "get", "of", "torch_files"]
-
 _HOMES = {"numpy": "everstep.backends.numpy", "torch": "everstep.backends.torch.backend"}
 _loaded: dict[str, Backend] = {}
 _by_type: dict[type, Backend | None] = {}

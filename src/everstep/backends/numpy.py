@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -40,43 +41,32 @@ def layout_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int | None:
     return xxhash.xxh3_64_intdigest(f"{dtype.str}{tuple(shape)}".encode())
 
 
-def python_tree(state: Any) -> dict[str, Any]:
-    """Return what `random.getstate` returned as a tree that a checkpoint can hold, 625 words as an array."""
-    version, words, gauss = state
-    return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
-
-
-def set_python_state(target: Any, tree: dict[str, Any]) -> None:
-    if tree["version"] != 3:
-        raise RestoreError(
-            f"Python's random state has version {tree['version']}: resume with the Python that wrote it"
-        )
-    target.setstate((3, tuple(tree["words"].tolist()), tree["gauss"]))
-
-
 def state_of(generator: Any) -> Any:
-    """Return the state of Python's, NumPy's or torch's generator as a tree that a checkpoint can hold."""
-    if isinstance(generator, random.Random):
-        return python_tree(generator.getstate())
+    """Return the state of a generator of Python, NumPy or torch as a tree that a checkpoint can hold.
+
+    The modules `random` and `np.random` stand for the global generators.
+    """
+    if generator is random or isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.get_state(**{"legacy": False} if isinstance(generator, np.random.RandomState) else {})
+    is_classic = generator is np.random or isinstance(generator, np.random.RandomState)
+    return generator.get_state(legacy=False) if is_classic else generator.get_state()
 
 
 def set_state_of(generator: Any, state: Any) -> None:
     """Restore what `state_of` returned."""
-    if isinstance(generator, random.Random):
-        set_python_state(generator, state)
+    if generator is random or isinstance(generator, random.Random):
+        if state["version"] != 3:
+            raise RestoreError(
+                f"Python's random state has version {state['version']}: resume with the Python that wrote it"
+            )
+        generator.setstate((3, tuple(state["words"].tolist()), state["gauss"]))
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
-
-
-def same_state(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return all(same_state(value, b[key]) for key, value in a.items())
-    return bool(np.array_equal(a, b))
 
 
 class NumpyBackend(Backend):
@@ -86,7 +76,7 @@ class NumpyBackend(Backend):
     array_types: tuple[type, ...] = (np.ndarray, np.generic)
 
     def random_state(self) -> Any:
-        return np.random.get_state(legacy=False)
+        return state_of(np.random)
 
     def set_random_state(self, state: Any) -> None:
         np.random.set_state(state)
@@ -262,7 +252,7 @@ class NumpyGeneratorEntry(GeneratorEntry):
             return False
         # The system's own entropy has 128 bits.
         chosen = not isinstance(seeds.entropy, int) or seeds.entropy.bit_length() <= 64
-        return chosen and same_state(type(bits)(seeds).state, bits.state)
+        return chosen and pickle.dumps(type(bits)(seeds).state) == pickle.dumps(bits.state)
 
     def save(self) -> Any:
         bits = self.generator.bit_generator

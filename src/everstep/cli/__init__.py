@@ -13,13 +13,9 @@ import sys
 from typing import NoReturn
 
 EXTRAS = {
-    "click": "cli",
-    "sqlalchemy": "cli",
-    "pydantic": "experiment",
-    "ruamel": "experiment",
-    "starlette": "ui",
-    "uvicorn": "ui",
-    "orjson": "ui",
+    **dict.fromkeys(("click", "sqlalchemy"), "cli"),
+    **dict.fromkeys(("pydantic", "ruamel"), "experiment"),
+    **dict.fromkeys(("starlette", "uvicorn", "orjson"), "ui"),
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }

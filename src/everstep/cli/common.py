@@ -20,7 +20,7 @@ from everstep.display.cells import TIMES, cell, in_line, is_number_column, shown
 
 if TYPE_CHECKING:
     from everstep.index.database import Database
-    from everstep.views.find_run import Found
+    from everstep.views.describe_run import Found
 
 COUNT = click.IntRange(min=1)
 PATH = click.Path(path_type=Path)
@@ -101,8 +101,8 @@ def find(text: str, index: str | None) -> Found:
 
 
 def find_all(texts: Sequence[str], index: str | None, *, exactly: bool = False) -> list[Found]:
-    """Find runs as `everstep.views.find_run.find_all` does; print faults as notes."""
-    from everstep.views.find_run import find_all
+    """Find runs as `everstep.views.describe_run.find_all` does; print faults as notes."""
+    from everstep.views.describe_run import find_all
 
     return find_all(texts, index, note, exactly=exactly)
 

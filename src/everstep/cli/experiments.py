@@ -148,10 +148,7 @@ def eval_command(
         metrics |= experiment.trainer.evaluate(stream, weights=weights)
     if not streams:
         metrics = experiment.evaluate(weights).metrics
-    if as_json:
-        cli.print_json(metrics)
-    else:
-        _print_metrics(metrics)
+    cli.print_json(metrics) if as_json else _print_metrics(metrics)
 
 
 @cli.command(profile=cli.PROFILE, trust=cli.TRUST)
@@ -205,10 +202,7 @@ def config_command(
         tree = look(cli.find(str(files[0]), index).path, overrides, profile=profile)
     else:
         tree = open_config(files, overrides, profile=profile).tree
-    if as_json:
-        cli.print_json(tree)
-    else:
-        click.echo(as_yaml(tree), nl=False)
+    cli.print_json(tree) if as_json else click.echo(as_yaml(tree), nl=False)
 
 
 @cli.command()

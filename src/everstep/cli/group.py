@@ -58,9 +58,8 @@ def home_of(command: str) -> str:
 
 def _only_looks(command: str | None) -> bool:
     """Whether a command only reads run directories, whoever wrote them, and calls no code of a user."""
-    return command == "config" or (
-        command in COMMANDS and COMMANDS[command][0] in ("looking", "keeping", "runs")
-    )
+    home, _ = COMMANDS.get(command or "", ("", ""))
+    return command == "config" or home in ("looking", "keeping", "runs")
 
 
 class _Commands(click.Group):

@@ -18,15 +18,7 @@ import click
 from everstep.cli import common as cli
 from everstep.display.cells import in_line, plural
 from everstep.durable import require_no_link, write_whole
-from everstep.errors import (
-    CheckpointError,
-    ConfigError,
-    EverstepError,
-    NoCheckpointError,
-    RunDirError,
-    RunIndexError,
-    nearest,
-)
+from everstep.errors import CheckpointError, ConfigError, EverstepError, RunDirError, RunIndexError, nearest
 from everstep.index import GONE
 
 if TYPE_CHECKING:
@@ -34,9 +26,9 @@ if TYPE_CHECKING:
     from everstep.index.database import Database
 
 
-def _format_deletion(count: int, noun: str, deleted: bool) -> str:
+def _say_deleted(count: int, noun: str, deleted: bool) -> None:
     action = "deleted" if deleted else "would be deleted; pass --delete to delete"
-    return f"{plural(count, noun)} {action}"
+    cli.say(f"{plural(count, noun)} {action}")
 
 
 _ACTIONS = ("list", "verify", "pin", "unpin", "prune")
@@ -71,16 +63,17 @@ def checkpoints_command(
 
     run_dir = cli.find(run, index).path
     RunDir.open(run_dir, create=False)
-    store, rows = Store(run_dir, say=lambda text: cli.note([text])), checkpoints_of(run_dir)
-    if action in ("pin", "unpin") and not names:
-        raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
+    store = Store(run_dir, say=lambda text: cli.note([text]))
     chosen = [chosen_name(store, text) for text in names]
-    if action == "prune":
-        chosen = _prune_checkpoints(store, keep_last, delete)
-    elif action in ("pin", "unpin"):
+    if action in ("pin", "unpin"):
+        if not names:
+            raise ConfigError(f"{action} needs a NAME: give names that everstep checkpoints RUN lists")
         for name in chosen:
             store.pin(name) if action == "pin" else store.unpin(name)
-        rows, chosen = checkpoints_of(run_dir), []
+        chosen = []
+    rows = checkpoints_of(run_dir)
+    if action == "prune":
+        chosen = _prune_checkpoints(store, keep_last, delete)
     if chosen or action == "prune":
         by_name = {row["name"]: row for row in rows}
         rows = [by_name[str(name)] for name in chosen]
@@ -103,7 +96,7 @@ def checkpoints_command(
             if "problem" in row:
                 cli.say(in_line(row["problem"]))
         if action == "prune":
-            cli.say(_format_deletion(len(rows), "checkpoint", delete))
+            _say_deleted(len(rows), "checkpoint", delete)
         if action == "list" and not names and (best := best_weights(run_dir)):
             cli.say("\nbest weights")
             cli.print_table(best, BEST)
@@ -116,7 +109,7 @@ def chosen_name(store: Store, text: str) -> CheckpointName:
         if text == "latest":
             return store.newest()
         return store.at_step(int(text)) if text.isdecimal() else store.parse(text)
-    except NoCheckpointError as error:
+    except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
 
@@ -272,7 +265,7 @@ def prune_command(
         go = [row for row in rows if not row["stays"]]
         if go:
             cli.print_table(go, _PRUNED)
-        cli.say(_format_deletion(len(go), "run", delete))
+        _say_deleted(len(go), "run", delete)
     if stay and names:
         sys.exit(1)
 
@@ -326,14 +319,12 @@ def import_command(
         try:
             history = read()
             run_dir, is_new = bring(history, into)
+            values = sum(map(len, history.points.values()))
+            rows.append({"run": str(run_dir), "values": values, "new": is_new})
         except ImportError:
             raise
         except Exception as error:  # a file may hold anything, and must not stop the others
             problems.append(f"{place} is left out: {type(error).__name__}: {error}")
-        else:
-            rows.append(
-                {"run": str(run_dir), "values": sum(map(len, history.points.values())), "new": is_new}
-            )
     cli.note(problems)
     if not rows and not problems:
         raise ConfigError(f"no run of {format} in {path}; give the folder into which it has recorded")

@@ -36,9 +36,7 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: str) -> Non
 @cli.command()
 def show_command(
     run: str = cli.RUN,
-    metric: str | None = cli.option(
-        "NAME", "Print the rows of this metric: NAME, or PHASE/NAME (step/loss)."
-    ),
+    metric: str | None = cli.option("NAME", "Print rows of this metric: NAME or PHASE/NAME (step/loss)."),
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
 ) -> None:
@@ -64,10 +62,8 @@ def show_command(
         raise ConfigError(f"the run has no metric {metric!r}; {hint}")
     series = [{"phase": pair[0], "name": pair[1]} for pair in pairs]
     rows = ask(entry.database, "metrics", parse({"run": entry.facts["name"], "$or": series}))
-    if as_json:
-        cli.print_json(rows)
-    else:
-        cli.print_table(rows, ("epoch", "step", "phase", "name", "value"))
+    columns = ("epoch", "step", "phase", "name", "value")
+    cli.print_json(rows) if as_json else cli.print_table(rows, columns)
 
 
 def _print_run(run: dict[str, Any]) -> None:
@@ -300,12 +296,10 @@ def report_command(
 
     if out.suffix not in (".html", ".htm") or not out.parent.is_dir():
         raise ConfigError(f"--out {str(out)!r}: give a file that ends in .html, in a folder that exists")
-    is_ours = not os.path.lexists(out)
-    with suppress(OSError):
-        if not is_ours:
-            with open_regular(out) as file:
-                is_ours = file.read(len(BEGIN)) == BEGIN
-    if not is_ours:
+    begin = b"" if os.path.lexists(out) else BEGIN
+    with suppress(OSError), open_regular(out) as file:
+        begin = file.read(len(BEGIN))
+    if begin != BEGIN:
         raise ConfigError(f"{out} is not a report of everstep, and stays; give another file")
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(time.time())
     if not re.fullmatch(r"\d{1,10}(\.\d+)?", epoch):

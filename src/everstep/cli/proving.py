@@ -58,13 +58,14 @@ _OF_ANY_COMMAND = {"strikes", "power_cut", "resume_cmd"}
 _OF_A_SCRIPT = {"ranks", "kills", "max_steps", "hazards"}
 
 
-def _require_of(form: str, names: set[str], remedy: str) -> None:
-    """Refuse options that the other form of a drill has."""
+def _options_of(form: str, options: dict[str, Any], others: set[str], remedy: str) -> dict[str, Any]:
+    """Return the options of a form of a drill; refuse those that the other form has."""
     context = click.get_current_context()
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if option.name in names and source is click.core.ParameterSource.COMMANDLINE:
+        if option.name in others and source is click.core.ParameterSource.COMMANDLINE:
             raise ConfigError(f"{option.opts[0]} does nothing in a drill of {form}; {remedy}")
+    return {name: value for name, value in options.items() if name not in others}
 
 
 @cli.command(interspersed=False, **_DRILL)
@@ -106,17 +107,17 @@ def drill_command(
         program = str(script) if shutil.which(script) else os.path.join(os.curdir, script)
         if script.suffix in (".py", ".yaml", ".yml", ".ipynb") or shutil.which(program) is None:
             remedy = "leave it out, or drill the command: everstep drill [OPTION...] -- python train.py"
-            _require_of(f"a script that uses everstep ({script})", _OF_ANY_COMMAND, remedy)
-            some = {name: options[name] for name in options.keys() - _OF_ANY_COMMAND}
+            form = f"a script that uses everstep ({script})"
+            some = _options_of(form, options, _OF_ANY_COMMAND, remedy)
             report = campaign.drill(script, args, say=cli.say, **some)
         else:
             remedy = "leave it out, or drill a script that uses everstep: everstep drill [OPTION...] train.py"
-            _require_of(f"any command ({script})", _OF_A_SCRIPT, remedy)
-            some = {name: options[name] for name in options.keys() - _OF_A_SCRIPT - {"resume_cmd"}}
+            some = _options_of(f"any command ({script})", options, _OF_A_SCRIPT, remedy)
+            again = some.pop("resume_cmd") or ""
             try:
-                some["resume"] = shlex.split(options["resume_cmd"] or "")
+                some["resume"] = shlex.split(again)
             except ValueError as error:
-                raise ConfigError(f"--resume-cmd {options['resume_cmd']!r}: {error}") from None
+                raise ConfigError(f"--resume-cmd {again!r}: {error}") from None
             report = any_command.drill_command([program, *args], say=cli.say, **some)
         outcome: DrillReport | str = report
         result, status = report.as_dict(), report.exit_code

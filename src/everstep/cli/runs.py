@@ -15,18 +15,18 @@ from everstep.errors import ConfigError
 from everstep.index import FACTS, SHOWN
 
 if TYPE_CHECKING:
-    from everstep.index.columns import RunColumns
+    from everstep.index.run_queries import RunColumns
 
 
 def search(
     index: str | None, conditions: Sequence[str], filter_text: str | None, fields: Sequence[str] = ()
 ) -> tuple[RunColumns, list[dict[str, Any]], list[str]]:
     """Find runs; return the columns of the index, the runs, and the names in the conditions."""
-    from everstep.index.columns import RunColumns
     from everstep.index.filters import CONTAINS, Group, leaves, parse_json, parse_words
     from everstep.index.query import open_index
+    from everstep.index.run_queries import RunColumns
 
-    condition = Group(True, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
+    condition = Group(all, (parse_words(" ".join(conditions)), parse_json(filter_text or "{}")))
     names = [leaf.path for leaf in leaves(condition) if leaf.operator != CONTAINS]
     database, problems = open_index(index)
     cli.note(problems)
@@ -156,7 +156,4 @@ def sql_command(
         {name: f"{len(value)} bytes" if isinstance(value, bytes) else value for name, value in row.items()}
         for row in rows
     ]
-    if as_json:
-        cli.print_json(cells)
-    else:
-        cli.print_table(cells, list(result.keys()))
+    cli.print_json(cells) if as_json else cli.print_table(cells, list(result.keys()))

@@ -36,9 +36,7 @@ def sweep_command(
     seed: int = cli.option(click.IntRange(min=0), "Seed of the draws.", default=0),
     jobs: int = cli.option(cli.COUNT, "Number of trainings at once.", "-j --jobs", default=1),
     shown: tuple[str, ...] = cli.option("METRIC", "Metric to show in the table.", "--show", multiple=True),
-    run_dir: Path | None = cli.option(
-        cli.PATH, "Beginning of the run directories, not the config's run_dir."
-    ),
+    run_dir: Path | None = cli.option(cli.PATH, "Beginning of run directories, not the config's run_dir."),
     dry_run: bool = cli.DRY_RUN,
     index: str | None = cli.INDEX,
     as_json: bool = cli.JSON,
@@ -57,16 +55,8 @@ def sweep_command(
     ship_to(index)
     from everstep.experiment.sweep import trials
 
-    varied = trials(
-        files,
-        overrides,
-        grid=grid,
-        draws=draws,
-        count=count,
-        seed=seed,
-        run_dir=run_dir,
-        profile=options["profile"],
-    )
+    place = {"run_dir": run_dir, "profile": options["profile"]}
+    varied = trials(files, overrides, grid=grid, draws=draws, count=count, seed=seed, **place)
     distinct = list({trial.run_dir: trial for trial in varied}.values())
     if len(distinct) < len(varied):
         cli.note([f"{len(varied)} draws gave {len(distinct)} different settings; each is trained once"])

@@ -18,16 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from everstep.arguments import checked_keywords, plain
 from everstep.checkpoint import CheckpointName, Store, find_checkpoint
@@ -38,11 +30,10 @@ from everstep.data import arrays, as_stream
 from everstep.data.adapt import SequenceStream
 from everstep.durable import require_no_link, write_whole
 from everstep.errors import ConfigError, HiLossError, LossBoundError, MetricError, NoCheckpointError, nearest
-from everstep.experiment.calls import argument_faults
+from everstep.experiment.calls import ConfigMistakes, Mistake, argument_faults, mistakes_of
 from everstep.experiment.experiment import note_uncommitted
 from everstep.experiment.import_paths import CALL, admit, imported
 from everstep.experiment.predictions import as_array, npz
-from everstep.experiment.validation import ConfigMistakes, Mistake, mistakes_of
 from everstep.record import Evaluation, RunDir, RunJournal, located, record_evaluation, to_read
 from everstep.record.trust import distrust
 from everstep.redaction import without_credentials
@@ -54,6 +45,7 @@ from everstep.state import isolated, seed_all
 from everstep.supervisor import InitFrom, Loaded, load
 from everstep.supervisor.opening.configuration import Configuration
 from everstep.supervisor.opening.init_from import names_in
+from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import MultiRun, Trainer
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
@@ -259,12 +251,8 @@ def each_model(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 _FREE = (
-    "save_params",
-    "load_params",
-    "validation_params",
-    "train_params.num_steps",
-    "train_params.validate_first",
-    "train_params.thres_loss",
+    *("save_params", "load_params", "validation_params"),
+    *("train_params.num_steps", "train_params.validate_first", "train_params.thres_loss"),
 )
 """Parameters that may change between two starts: they touch no step; a resume compares services by itself."""
 _ORIGIN = ("source", "version")
@@ -402,9 +390,7 @@ class Example(UserDict[str, Any]):
 def by_name(batch: Any) -> dict[str, Any]:
     """Copy a batch, which has its parts by name."""
     if not isinstance(batch, Mapping):
-        raise ConfigError(
-            f"a batch is a {type(batch).__name__}; let data_params.func return data of dictionaries"
-        )
+        raise ConfigError(f"a batch is a {type(batch).__name__}; let data_params.func return dictionaries")
     return dict(batch)
 
 
@@ -514,9 +500,8 @@ class ParamsTask(Task):
 
     def eval_step(self, batch: ValidationBatch) -> Mapping[str, Any]:
         inputs = self._inputs(*batch)
-        metrics: Mapping[str, Any] = self._tree.validation_params[batch.name].targets(
-            inputs, self.model(inputs)
-        )
+        targets = self._tree.validation_params[batch.name].targets
+        metrics: Mapping[str, Any] = targets(inputs, self.model(inputs))
         return metrics
 
     def batch_size(self, batch: Any) -> float:
@@ -587,21 +572,12 @@ def train_from_params(
         for tree, run_dir, record in zip(trees, run_dirs, records, strict=True):
             begin, step = _beginning(tree, run_dir)
             data, streams = _validations(tree)
-            trainers.append(
-                Trainer(
-                    ParamsTask(tree, {"train": train, **data}, step),
-                    {"train": train.data, **streams},
-                    run_dir,
-                    services=_services(tree),
-                    seed=tree.model_params.seed,
-                    max_step=tree.train_params.num_steps,
-                    config=record,
-                    on_change=on_change,
-                    on_divergence=on_divergence,
-                    init_from=begin,
-                    resume=tree.load_params is None or tree.load_params.do_restore,
-                )
-            )
+            options: LoopOptions = {"config": record, "on_change": on_change, "on_divergence": on_divergence}
+            options["seed"], options["max_step"] = tree.model_params.seed, tree.train_params.num_steps
+            options["resume"] = tree.load_params is None or tree.load_params.do_restore
+            options["init_from"] = begin
+            task, named = ParamsTask(tree, {"train": train, **data}, step), {"train": train.data, **streams}
+            trainers.append(Trainer(task, named, run_dir, services=_services(tree), **options))
         training: Any = MultiRun(trainers) if len(trainers) > 1 else trainers[0]
         if dont_run:
             return training
@@ -660,14 +636,9 @@ def _services(tree: TrainingTree) -> list[Service]:
 def _evaluation(
     name: str, params: Validation, every: Every | None = None, validate_first: bool = False
 ) -> Evaluate:
-    return Evaluate(
-        name,
-        every,
-        num_steps=params.num_steps or -1,
-        validate_first=validate_first,
-        agg_func=params.agg_func,
-        online_agg_func=params.online_agg_func,
-    )
+    functions: Any = {"agg_func": params.agg_func, "online_agg_func": params.online_agg_func}
+    steps = params.num_steps or -1
+    return Evaluate(name, every, num_steps=steps, validate_first=validate_first, **functions)
 
 
 class _PinInitial(BuiltIn):
@@ -764,13 +735,9 @@ def _home(loaded: Loaded, save: SaveOfTest | None, seed: int) -> tuple[Path, Cal
         raise ConfigError(f"{loaded.path} is in no run directory; give a checkpoint inside one")
     if save is None or not save.do_save:
         return tested, lambda step: None
-    validates = {
-        "run": RunDir.open(tested, create=False).id,
-        "checkpoint": loaded.name,
-        "digest": loaded.digest,
-        "step": loaded.step,
-        "path": str(Path(loaded.path).absolute()),
-    }
+    at = {"checkpoint": loaded.name, "digest": loaded.digest, "step": loaded.step}
+    path = str(Path(loaded.path).absolute())
+    validates = {"run": RunDir.open(tested, create=False).id, **at, "path": path}
     home = RunDir.open(run_dir_of(save), seed=seed, about={"kind": "test", "validates": validates})
     if home.facts.get("kind") != "test":
         raise ConfigError(f"{home.path} is the run {home.id}, which is not a test; give another exp_id")
@@ -841,9 +808,8 @@ def index_of(place: Place, section: str) -> str | None:
     if host is None and port is None:
         return None
     if host is None or port == 27017 or ("://" in host and port is not None):
-        raise ConfigError(
-            f"{section}: port={port} with host={host!r}; give a PostgreSQL's host and port, or a URL as host"
-        )
+        remedy = "give a PostgreSQL's host and port, or a URL as host"
+        raise ConfigError(f"{section}: port={port} with host={host!r}; {remedy}")
     return host if "://" in host else f"postgresql://{host}:{port or 5432}/everstep"
 
 

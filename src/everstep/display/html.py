@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,18 +39,16 @@ def notebook_html(
 
 def charts_of(rows: Rows) -> list[Chart]:
     """Draw rows with "step", "value" and "name": a chart for each "phase" and name, a line for each "run"."""
-    lines: dict[str, dict[str, Line]] = defaultdict(dict)
+    charts = dict[str, Chart]()
     for row in rows:
         name = row.get("name")
         numbers = isinstance(row.get("value"), int | float) and isinstance(row.get("step"), int)
         if name is None or not numbers:
             return []
         title = f"{row['phase']}/{name}" if "phase" in row else str(name)
-        run = str(row.get("run", title))
-        line = lines[title].setdefault(run, Line(run, [], []))
-        line.x.append(row["step"])
-        line.y.append(row["value"])
-    return [Chart(title, list(each.values())) for title, each in lines.items()]
+        chart = charts.setdefault(title, Chart(title, {}))
+        chart.lines.setdefault(str(row.get("run", title)), []).append((row["step"], row["value"]))
+    return list(charts.values())
 
 
 def _escape(text: str) -> str:
@@ -89,27 +86,22 @@ _COLORS = ("#2f7fd0", "#d55e00", "#159a6c", "#c05fa0", "#a87d00", "#4aa3df", "#8
 """Colours of the lines, which differ in brightness, too, with a contrast of 3 and more to white and black."""
 
 
-class Line(NamedTuple):
-    """Line of a chart: its name, and the places of its points."""
-
-    name: str
-    x: list[float]
-    y: list[float]
+Points = list[tuple[float, float]]
 
 
 class Chart(NamedTuple):
-    """Chart of lines over the steps, such as the loss of several runs; the first eight are drawn."""
+    """Chart of lines by name, over the steps, such as the loss of several runs; the first eight are drawn."""
 
     title: str
-    lines: Sequence[Line]
+    lines: dict[str, Points]
 
     def legend(self) -> str:
         """Say what the chart shows: each line with its number of points and its last value."""
-        lines = (f"{line.name}: {len(line.y)} points, last {line.y[-1]:.6g}" for line in self.shown())
+        lines = (f"{name}: {len(points)} points, last {points[-1][1]:.6g}" for name, points in self.shown())
         return "; ".join([f"{self.title} by step", *lines, *self.rest()])
 
-    def shown(self) -> Sequence[Line]:
-        return self.lines[: len(_COLORS)]
+    def shown(self) -> list[tuple[str, Points]]:
+        return list(self.lines.items())[: len(_COLORS)]
 
     def rest(self) -> list[str]:
         more = len(self.lines) - len(_COLORS)
@@ -118,15 +110,13 @@ class Chart(NamedTuple):
 
 def draw_svg(chart: Chart) -> str:
     """Draw a chart as an SVG document; values that are not finite are left out and counted."""
-    points_of = [zip(line.x, line.y, strict=True) for line in chart.shown()]
-    finite = [[(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for points in points_of]
+    finite = [[point for point in line if all(map(math.isfinite, point))] for _, line in chart.shown()]
     marks = [f'fill="none" stroke="{color}" stroke-width="1.6"' for color in _COLORS]
     body = [_text(_LEFT, 15, chart.title, 'font-weight="600"'), *_plot(finite, marks)]
     y = HEIGHT
-    for line, points, mark in zip(chart.shown(), finite, marks, strict=False):
-        left_out = len(line.y) - len(points)
+    for (name, line), points, mark in zip(chart.shown(), finite, marks, strict=False):
+        left_out = len(line) - len(points)
         if len(chart.lines) > 1 or left_out:
-            name = line.name
             if len(name) > _LETTERS:
                 name = f"{name[: _LETTERS // 2]}…{name[1 - _LETTERS // 2 :]}"
             note = f" ({left_out} not finite)" if left_out else ""
@@ -140,9 +130,6 @@ def draw_svg(chart: Chart) -> str:
         f'viewBox="0 0 {WIDTH} {y}" font-family="sans-serif" font-size="11" fill="#7a7a7a">'
         f"{''.join(body)}</svg>"
     )
-
-
-Points = list[tuple[float, float]]
 
 
 def _plot(lines: Sequence[Points], marks: Sequence[str]) -> Iterator[str]:

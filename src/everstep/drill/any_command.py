@@ -8,6 +8,7 @@ undisturbed ones.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -15,18 +16,17 @@ import signal
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
 from everstep.arguments import integer, number
-from everstep.drill.campaign import LAST_STARTS, Campaign
+from everstep.drill.campaign import LAST_STARTS, Campaign, deadline_after
 from everstep.drill.processes import owned_folder, owned_process
 from everstep.drill.program import read_lines, too_long
-from everstep.drill.report import UNSTABLE, DrillReport, KillResult, StartSummary, deadline_after
+from everstep.drill.report import UNSTABLE, DrillReport, KillResult, StartSummary
 from everstep.errors import ConfigError, DrillError
 from everstep.record import Difference
 
@@ -34,9 +34,7 @@ OUT = "{out}"
 """Stands in a command for the folder in which one chain of starts keeps what it writes."""
 MOST_COPIED = 1 << 30
 """Bytes of a current directory that is copied for each chain of starts."""
-NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"
-)
+SKIPPED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache")
 TOO_LONG = 124
 """Status of a start that was ended because it took longer than its time."""
 
@@ -84,11 +82,6 @@ class Start:
     def updates(self) -> int:
         return len(self.of_rank(0, "update"))
 
-    @property
-    def updates_before_strike(self) -> int:
-        struck = next((n for n, line in enumerate(self.lines) if line["at"] == "strike"), 0)
-        return replace(self, lines=self.lines[:struck]).updates
-
 
 @dataclass
 class Chain:
@@ -105,7 +98,7 @@ class Chain:
         self.out, self.work = self.folder / "out", Path.cwd()
         if not any(OUT in part for part in self.command):
             self.work = self.folder / "work"
-            shutil.copytree(Path.cwd(), self.work, symlinks=True, ignore=NOT_COPIED)
+            shutil.copytree(Path.cwd(), self.work, symlinks=True, ignore=SKIPPED)
         site = self.folder / "site"
         site.mkdir()
         observer = Path(__file__).parents[1] / "backends" / "torch" / "observer.py"
@@ -118,9 +111,7 @@ class Chain:
         template = self.resume if self.starts else self.command
         env: dict[str, str] = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.folder / "site"), os.getenv("PYTHONPATH")])),
             "EVERSTEP_OBSERVED": str(trace),
             "EVERSTEP_STRIKE": strike,
             "EVERSTEP_OBSERVED_FOLDERS": os.pathsep.join([str(self.work), str(self.out)]),
@@ -183,7 +174,7 @@ def drill_command(
 def _require_small(folder: Path) -> None:
     size = 0
     for parent, names, files in os.walk(folder):
-        names[:] = [name for name in names if name not in NOT_COPIED(parent, names)]
+        names[:] = [name for name in names if name not in SKIPPED(parent, names)]
         size += sum(os.lstat(os.path.join(parent, file)).st_size for file in files)
         if size > MOST_COPIED:
             raise ConfigError(
@@ -236,40 +227,36 @@ class _CommandCampaign(Campaign):
 
     def _judge(self, name: str, starts: list[Start]) -> KillResult:
         reference, first, last = self.reference, starts[0], starts[-1]
-        spans, resumed, differences = list[tuple[int, int]](), list[int | None](), list[Difference | None]()
+        resumed, differences = list[int | None](), list[Difference]()
+        steps, summaries = list[list[int]](), list[StartSummary]()
+        before_strike = itertools.takewhile(lambda line: line["at"] != "strike", first.lines)
+        unharmed = sum(line["at"] == "update" and not line["rank"] for line in before_strike)
         for start in starts:
-            places = {rank: reference.place_of(start, rank) if spans else 0 for rank in reference.ranks}
-            resumed.append(places[0])
-            spans.append((places[0] or 0, start.updates))
-            if start.updates:
-                difference = reference.first_difference(start, places)
-                if (
-                    difference is not None
-                    and start is first
-                    and difference.step <= start.updates_before_strike
-                ):
-                    difference = difference._replace(note=EARLIER)
-                differences.append(difference)
-        end = max(map(sum, spans)) if not last.updates else sum(spans[-1])
-        for status, reached in ((first.status, sum(spans[0])), (last.status, end)):
-            if status == 0 and reached != reference.updates:
-                counts = str(reference.updates), str(reached)
+            places = {rank: reference.place_of(start, rank) if resumed else 0 for rank in reference.ranks}
+            at, seconds = places[0], round(start.seconds, 3)
+            resumed.append(at)
+            steps.append([*range((at or 0) + 1, (at or 0) + start.updates + 1)])
+            resumed_from, count = [at] if at else [], start.updates
+            summaries.append(StartSummary(start.strike or None, start.status, seconds, resumed_from, count))
+            if count and (difference := reference.first_difference(start, places)) is not None:
+                is_earlier = start is first and difference.step <= unharmed
+                differences.append(difference._replace(note=EARLIER) if is_earlier else difference)
+        reached = [(at or 0) + start.updates for at, start in zip(resumed, starts, strict=True)]
+        end = reached[-1] if last.updates else max(reached)
+        for status, update in ((first.status, reached[0]), (last.status, end)):
+            if status == 0 and update != reference.updates:
+                counts = str(reference.updates), str(update)
                 differences.append(Difference("journal", "updates", *counts, place="end", note=ENDED))
-        difference = next((each for each in differences if each is not None), None)
-        saved_update = reference.saved_before(first)
-        if difference is None and saved_update and starts[1].updates and not resumed[1]:
+        files = _files_by_update(first.lines)
+        # the last update after which tensors were saved, and another update was made
+        saved_update = max((n for n in range(first.updates) if reference.saves(files, n)), default=0)
+        if not differences and saved_update and starts[1].updates and not resumed[1]:
             values = f"a save after update {saved_update}", "the start"
-            difference = Difference("journal", "the place", *values, place="enter", note=LOST)
-        summaries = [
-            StartSummary(
-                start.strike or None, start.status, round(start.seconds, 3), [at] if at else [], count
-            )
-            for start, at, (_, count) in zip(starts, resumed, spans, strict=True)
-        ]
-        steps = [[*range(begin + 1, begin + count + 1)] for begin, count in spans]
+            differences.append(Difference("journal", "the place", *values, place="enter", note=LOST))
         struck = f"after update {first.updates}{reference.file_words(first)}"
         struck += ", hung" * (first.seconds >= self.timeout)
         hits = [bool(start.strike) for start in starts]
+        difference = next(iter(differences), None)
         result = self.result(name, summaries, steps, hits, last.log, difference, struck)
         if result.verdict != "exact" or not starts[1].updates or resumed[1] is None:
             return result
@@ -286,20 +273,14 @@ LEFT = ("settings", "weights", "moments", "buffers")
 
 
 def _difference(part: str, old: Any, new: Any, update: int, place: str = "step", rank: int = 0) -> Difference:
-    values = str(old)[:40], str(new)[:40]
-    return Difference(
-        COMPONENTS.get(part, part), part, *values, update, place=place, rank=rank, note=CAUSES[part]
-    )
+    facts = COMPONENTS.get(part, part), part, str(old)[:40], str(new)[:40], update
+    return Difference(*facts, place=place, rank=rank, note=CAUSES[part])
 
 
 def _in_turns(strikes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Order (kind, point) so that each kind comes once before one comes twice."""
-    counts = Counter[str]()
-    turns = list[int]()
-    for kind, _ in strikes:
-        counts[kind] += 1
-        turns.append(counts[kind])
-    return [strike for _, strike in sorted(zip(turns, strikes, strict=True), key=lambda pair: pair[0])]
+    turns: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    return sorted(strikes, key=lambda strike: next(turns[strike[0]]))
 
 
 Files: TypeAlias = dict[tuple[int, int], list[dict[str, Any]]]
@@ -333,7 +314,7 @@ class Reference:
         """Generators whose states are the same in each undisturbed start."""
         self.files = _files_by_update(start.lines)
         self.logs = set[str]()
-        saves = {update for _, update in self.files if self._saves(self.files, update)}
+        saves = {update for _, update in self.files if self.saves(self.files, update)}
         beside = [file for (_, n), files in self.files.items() if saves and n not in saves for file in files]
         self.logs |= {file["path"] for file in beside}
         """Files that also change where no tensors are saved."""
@@ -376,11 +357,9 @@ class Reference:
                     if old[part] != new[part]:
                         return _difference(part, old[part], new[part], place, "enter", rank)
             pairs = list(zip(self.lines[rank][place:], start.of_rank(rank, "update"), strict=False))
-            changed = (
-                n for n, (old, new) in enumerate(pairs) if any(old[part] != new[part] for part in LEFT)
-            )
-            if (end := next(changed, None)) is not None:
-                return self._cause(pairs[: end + 1], place, rank)
+            for n, (old, new) in enumerate(pairs, 1):
+                if any(old[part] != new[part] for part in LEFT):
+                    return self._cause(pairs[:n], place, rank)
         return None
 
     def _cause(self, pairs: list[tuple[dict[str, Any], dict[str, Any]]], place: int, rank: int) -> Difference:
@@ -443,16 +422,12 @@ class Reference:
             ]
             strikes[are_logs] = _in_turns(points)
         kinds = list(dict.fromkeys(name for name, _ in [*plan, *strikes[False], *strikes[True]]))
-        mixed = [each for pair in zip_longest(strikes[False], plan) for each in pair if each is not None]
+        pairs = itertools.zip_longest(strikes[False], plan)
+        mixed = [each for pair in pairs for each in pair if each is not None]
         first = _in_turns(mixed)[: count - len(strikes[True][: count // 12])]
         return [*first, *strikes[True]][:count], kinds
 
-    def saved_before(self, struck: Start) -> int:
-        """Return the last update after which a struck start had saved tensors and made another; 0 if none."""
-        files = _files_by_update(struck.lines)
-        return max((n for n in range(struck.updates) if self._saves(files, n)), default=0)
-
-    def _saves(self, files: Files, update: int) -> bool:
+    def saves(self, files: Files, update: int) -> bool:
         return self.save_at(files, update) != [] or any(
             _has_tensors(line) for rank in self.ranks for line in files.get((rank, update), [])
         )
@@ -494,9 +469,7 @@ class Reference:
         paths = {line["path"] for line in changes if line["kind"] != "remove"}
         other_lines = [line for rank in self.ranks[1:] for line in self.files[rank, update] if "kind" in line]
         ahead = [line for line in [*changes[struck - 1 :], *other_lines] if line["path"] not in self.logs]
-        copies = [
-            ever.get(line["path"]) for line in ahead if line["kind"] != "remove" or line["path"] in paths
-        ]
+        copies = [ever.get(one["path"]) for one in ahead if one["kind"] != "remove" or one["path"] in paths]
         stay = [keys for path, keys in at_strike.items() if path in complete and isinstance(path, str)]
         return any(all(copy == keys for copy in copies) for keys in stay)
 
@@ -519,11 +492,8 @@ class Reference:
         if any(len(numbers) < total for numbers in numbers_of.values()):
             return []
         changes = [line for line in lines if "kind" in line and line["path"] not in self.logs]
-        return [
-            (line["rank"], line["kind"], re.sub(r"\d+", "", Path(line["path"]).name))
-            for line in changes
-            if line["kind"] != "remove"
-        ]
+        made = [(each["rank"], each["kind"], Path(each["path"]).name) for each in changes]
+        return [(rank, kind, re.sub(r"\d+", "", name)) for rank, kind, name in made if kind != "remove"]
 
     def file_words(self, struck: Start) -> str:
         """Describe the file at which a start was struck; else the rank, if it was one of several."""

@@ -63,9 +63,7 @@ def owned_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a session of its own; after the block it has ended, with all that it started.
 
-    Args:
-        log: file for the output.
-        mark: name of a variable of `env` by which what is left in other sessions is found.
+    `mark` names a variable of `env` by which what is left in other sessions is found.
     """
     end_with_parent = with_parent(signal.SIGKILL)
 

@@ -80,14 +80,10 @@ class StepDigests(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramStart:
-    """Start of the program.
+    """Start of the program: the exit status, or the negative number of the signal that ended it.
 
-    Attributes:
-        strike: the strike that was aimed at the start, if any.
-        status: exit status; negative: the signal that ended the start.  Of several ranks the status of the
-            rank that was struck; torchrun turns a kill into 1, and the run a planned stop into 0.
-        began, seconds: time of the start (seconds since 1970), and its duration.
-        witnessed: what was found at each step, of all ranks.
+    Of several ranks it is the status of the rank that was struck: torchrun turns a kill into 1, and the run a
+    planned stop into 0.  `began` is in seconds since 1970, and `witnessed` what was found on all ranks.
     """
 
     strike: Strike | None
@@ -118,10 +114,7 @@ class ProgramStart:
 class Program:
     """Program, and all that a chain of its starts leaves in a folder; `root` inside has the run directories.
 
-    Attributes:
-        command: command line of a start; torchrun's if it starts several `ranks`.
-        timeout: seconds that a start may take; None for no limit.
-        env: variables of the environment that each start has besides.
+    `timeout`: seconds that a start may take; `env`: further variables of each start's environment.
     """
 
     command: tuple[str, ...]
@@ -151,11 +144,9 @@ class Program:
     def start(
         self, strike: Strike | None = None, trace: Path | None = None, *, witness: bool = True
     ) -> ProgramStart:
-        """Start the program, and wait until it ends.
+        """Start the program, and wait until it ends; with `witness`, digests of each step are written.
 
-        Args:
-            trace: file for the names of the hazards that the start passes, with "{rank}" in its name.
-            witness: whether digests of each step are written.
+        `trace`: file for the names of the hazards that the start passes, with "{rank}" in its name.
         """
         name = f"start-{len(self.starts) + 1}"
         log, file = self.folder / f"{name}.log", self.folder / f"{name}.jsonl"
@@ -315,13 +306,11 @@ def first_divergence(undisturbed: Program, other: Program) -> Difference | None:
 def in_entry(first: Difference, ends: Sequence[Difference], more: bool) -> Difference:
     """Name what differs inside an entry at the ends of two runs: a path, and the clock if it seems to be it.
 
-    Args:
-        more: whether anything but the entry differed before.
+    `more`: whether anything but the entry differed before.
     """
     within = [one for one in ends if one.component == "state" and one.name.startswith(f"{first.name}/")]
-    is_float = all(
-        re.fullmatch(r"-?\d+\.\d+(e-\d+)?", each) for one in within for each in (one.expected, one.actual)
-    )
+    texts = [each for one in within for each in (one.expected, one.actual)]
+    is_float = all(re.fullmatch(r"-?\d+\.\d+(e-\d+)?", text) for text in texts)
     is_named = all(_SECONDS.search(one.name.lower()) for one in within)
     is_clock = is_float and (is_named or not (more or len(within) < len(ends)))
     if not within or not (is_clock or first.component == "state"):
@@ -341,11 +330,7 @@ def by_place(records: Iterable[StepDigests]) -> Digests:
 def differing_digests(
     expected: Digests, records: Iterable[StepDigests], *, enters: bool = True
 ) -> Iterator[Difference]:
-    """Yield the parts that differ.
-
-    Args:
-        enters: whether the state at the entry is compared.
-    """
+    """Yield the parts that differ; `enters`: also those of the state at the entry."""
     for record in records:
         reference = expected.get(record.place)
         place = (record.step, record.epoch, record.at, record.run, record.rank)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from everstep.arguments import number
 from everstep.display.cells import in_line, plural
 from everstep.drill.program import ProgramStart, Strike, cause
 from everstep.record import Difference, first_difference
@@ -262,11 +259,7 @@ def struck_at(start: ProgramStart) -> str:
 
 
 def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = WIDTH) -> str:
-    """Draw columns of steps: done once, done again, struck, never done.
-
-    Args:
-        starts: the steps that each start did, from 1, and whether it was struck.
-    """
+    """Draw columns of steps, of which each start did some (from 1), and was struck or not."""
     times, struck, reached = Counter[int](), set[int](), 1
     for numbers, is_struck in starts:
         times.update(numbers)
@@ -282,12 +275,6 @@ def bars(total: int, starts: Iterable[tuple[Sequence[int], bool]], width: int = 
     return "".join(cells)
 
 
-def deadline_after(budget: float | None) -> float:
-    """Return the time, of `time.monotonic`, after which a drill of `budget` minutes strikes no more."""
-    minutes = number("budget", budget, of="minutes", none="for no limit")
-    return math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -301,8 +288,7 @@ def append_summary(file: Path, result: DrillReport | str) -> None:
 def write_junit(file: Path, script: str, result: DrillReport | str) -> None:
     """Write a JUnit file: a case for the undisturbed runs, and one for each program that was struck.
 
-    Args:
-        result: the report; or the reason why there is none, which is an error of the first case.
+    The reason why there is no report is an error of the first case.
     """
     cases = [("two undisturbed runs", 0.0, "error", str(result))]
     if isinstance(result, DrillReport):

@@ -21,19 +21,15 @@ from everstep.state import isolated, seed_all
 from everstep.supervisor import Ending
 from everstep.supervisor.settings import LoopOptions
 from everstep.trainer import Trainer
-from everstep.trainer.checkpoint_follower import Which
+from everstep.trainer.evaluations import Which
 from everstep.unattended import seed_or_drilled
 
 Maker = Callable[[], Any] | str
 """A function without arguments, or its import path `module:name`."""
 
 SCHEDULES = (
-    "train",
-    "evaluate",
-    "train_and_evaluate",
-    "continuous_eval",
-    "continuous_train_and_eval",
-    "test",
+    *("train", "evaluate", "train_and_evaluate"),
+    *("continuous_eval", "continuous_train_and_eval", "test"),
 )
 """The schedules: methods of `Experiment`, which `run` and `everstep train --schedule` take by name."""
 
@@ -100,10 +96,7 @@ class Experiment:
         self._task = _maker("task", task)
         makers = {"train": train_stream_fn, **eval_stream_fn}
         self._streams = {name: _maker(f"stream {name!r}", maker) for name, maker in makers.items()}
-        self._services = [
-            each if isinstance(each, Service) else _maker("a service", each)
-            for each in (*services, *export_strategies)
-        ]
+        self._services = [_maker("a service", each) for each in (*services, *export_strategies)]
         self.seed = seed_or_drilled(integer("seed", options.get("seed"), 0, none="to draw one"))
         self._strict_git, self._skip_check = strict_git, skip_check
         self._options: LoopOptions = {**options, "seed": self.seed}
@@ -118,7 +111,7 @@ class Experiment:
             # The same seed again: weights do not depend on how much the task's own function draws.
             self._make_seeded(partial(self._build, task), self.seed)
             streams = {name: self.stream(name) for name in self._streams}
-            services = [each if isinstance(each, Service) else each() for each in self._services]
+            services = [make() for make in self._services]
             self._trainer = Trainer(task, streams, self.run_dir, services=services, **self._options)
         return self._trainer
 
@@ -163,9 +156,8 @@ class Experiment:
             min_eval_frequency: steps from one evaluation to the next; None: as the `Evaluate` services
                 are scheduled; 0: only at the end.
         """
-        frequency = integer(
-            "min_eval_frequency", min_eval_frequency, 0, none="for the services' own schedules"
-        )
+        name, none = "min_eval_frequency", "for the services' own schedules"
+        frequency = integer(name, min_eval_frequency, 0, none=none)
         when = frequency is None or (Every(steps=frequency) if frequency else Never())
         trainer = self._to_train()
         return RunResult(trainer.run_training(evaluate=when, evaluate_end=True), trainer.evaluate_all())
@@ -232,6 +224,8 @@ def note_uncommitted(folder: Path, *, strict: bool = False) -> None:
 
 
 def _maker(name: str, maker: Any) -> Callable[[], Any]:
+    if isinstance(maker, Service):
+        return lambda: maker
     if isinstance(maker, str):
         return lambda: imported(maker)()
     if isinstance(maker, Task) or not callable(maker):

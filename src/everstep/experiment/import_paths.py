@@ -74,14 +74,8 @@ def admit(run_dir: Path, tree: Any, reason: str, trust: bool, facts: Mapping[str
     """Print which code a run's record names, and refuse it unless it is this user's.
 
     Called before the import.  From then on this process finds modules in the code's folders that `facts`
-    have, and imports nothing that a record names out of the run directory.
-
-    Args:
-        reason: why the code does not count as this user's, in words; "" if it does.
-        trust: whether the user said to use the code all the same.
-
-    Returns:
-        The folders of the code, without those in the run directory.
+    have, which are returned, and imports nothing that a record names out of the run directory.  `reason`:
+    why the code does not count as this user's; "" if it does.  `trust`: the user said to use it all the same.
     """
     entries, home = facts.get("code"), run_dir.resolve()
     folders = [Path(each) for each in entries if isinstance(each, str)] if isinstance(entries, list) else []

@@ -50,9 +50,7 @@ class Configured(Experiment):
         code: tuple[Path, ...],
         on_change: OnChange,
         trust: bool,
-        *,
-        strict_git: bool,
-        skip_check: bool,
+        git: Mapping[str, Any],
     ) -> None:
         self._on_change, self._code = on_change, code
         self._fork: Checkpoint | None = None
@@ -70,18 +68,10 @@ class Configured(Experiment):
             options["resume"] = str(self._fork.path)
         if self._fork is not None or on_change == "override":
             options["on_change"] = "override"
-        super().__init__(
-            config.task,
-            config.streams["train"],
-            {name: call for name, call in config.streams.items() if name != "train"},
-            run_dir,
-            services=config.services,
-            seed=config.seed,
-            config=_configuration(resolved, code),
-            strict_git=strict_git,
-            skip_check=skip_check,
-            **options,
-        )
+        options |= {"services": config.services, "seed": config.seed, **git}
+        evaluated = {name: call for name, call in config.streams.items() if name != "train"}
+        options["config"] = _configuration(resolved, code)
+        super().__init__(config.task, config.streams["train"], evaluated, run_dir, **options)
 
     def _choose(
         self, resolved: Resolved[ExperimentConfig], run_dir: Path, trust: bool
@@ -259,7 +249,7 @@ def open_config(
     resolved = resolve(ExperimentConfig, paths, overrides, profile=profile)
     folder = Path(run_dir or default_run_dir(resolved.config, paths))
     git = {"strict_git": strict_git, "skip_check": skip_check}
-    return Configured(resolved, folder, code, on_change, trust, **git)
+    return Configured(resolved, folder, code, on_change, trust, git)
 
 
 def default_run_dir(config: ExperimentConfig, files: Sequence[str | Path]) -> Path:
@@ -291,7 +281,7 @@ def open_run(
     resolved = resolve(ExperimentConfig, (), overrides, base=tree, profile=profile)
     git = {"strict_git": strict_git, "skip_check": skip_check}
     # Trusted by now: `admit` has refused all other runs.
-    return Configured(resolved, Path(run_dir), code, on_change, trust=True, **git)
+    return Configured(resolved, Path(run_dir), code, on_change, True, git)
 
 
 def look(run_dir: str | Path, overrides: Iterable[str] = (), *, profile: str | None = None) -> dict[str, Any]:

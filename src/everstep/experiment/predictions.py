@@ -51,9 +51,8 @@ def write(path: Path, predictions: Iterable[Any]) -> int:
         (samples,) = {len(array) for array in arrays.values()}
     except ValueError as error:
         shapes = {name: [piece.shape for piece in pieces[:3]] for name, pieces in parts.items()}
-        raise DataError(
-            f"the predictions do not fit together: {shapes}; return arrays of shape (samples, ...)"
-        ) from error
+        message = f"the predictions do not fit together: {shapes}; return arrays of shape (samples, ...)"
+        raise DataError(message) from error
     for name, array in arrays.items():
         if array.dtype.hasobject or (path.suffix == ".jsonl" and array.dtype.kind not in "biufU"):
             raise DataError(f"{name!r} is {array.dtype}, no type of {path.suffix}; return numbers or strings")

@@ -9,15 +9,14 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from everstep.errors import ConfigError, EverstepError
-from everstep.experiment.config import ExperimentConfig, resolve
-from everstep.experiment.config_layers import assignment, dotted
+from everstep.experiment.calls import dotted
+from everstep.experiment.config import ExperimentConfig, assignment, resolve
 from everstep.experiment.import_paths import findable
 from everstep.experiment.open_experiment import default_run_dir
 from everstep.record import RunJournal, located
@@ -59,18 +58,6 @@ def _name(settings: Mapping[str, Any]) -> str:
     if plain == text and len(plain) <= _LONGEST and clear:
         return plain
     return f"{plain[:_LONGEST]}-{xxhash.xxh3_64_hexdigest(_json(settings).encode())[:6]}"
-
-
-def _between(low: float, high: float, log: bool, source: random.Random) -> float:
-    """Draw a number, both ends included, an integer if both are; with `log`, uniformly by its logarithm."""
-    is_whole = isinstance(low, int) and isinstance(high, int)
-    if not log:
-        draw = source.randint if is_whole else source.uniform
-        return draw(low, high)  # type: ignore[arg-type]
-    value = math.exp(source.uniform(math.log(low), math.log(high)))
-    # Rounding in exp and log may lead just outside the range.
-    value = min(max(value, low), high)
-    return round(value) if is_whole else value
 
 
 def trials(
@@ -140,13 +127,23 @@ def _spaces(texts: Iterable[str], option: str, *, ranges: bool) -> dict[str, Any
     return spaces
 
 
-def _range(name: str, ends: Mapping[str, Any]) -> Callable[[random.Random], float]:
+def _range(name: str, ends: Mapping[str, Any]) -> Callable[[random.Random], Any]:
+    """Make the function that draws from a range: an integer if both ends are; with `log` by its logarithm."""
     low, high, log = (ends.get(name, False) for name in ("low", "high", "log"))
     numbers = all(type(end) in (int, float) for end in (low, high))
     known = type(log) is bool and ends.keys() <= {"low", "high", "log"}
     if not (numbers and known and -math.inf < low < high < math.inf) or (log and low <= 0):
         raise ConfigError(f"{name}: give a range, {{low: 1, high: 9, log: true}}, low < high, low > 0 if log")
-    return partial(_between, low, high, log)
+    is_whole = isinstance(low, int) and isinstance(high, int)
+
+    def draw(source: random.Random) -> Any:
+        if not log:
+            return source.randint(low, high) if is_whole else source.uniform(low, high)
+        value = math.exp(source.uniform(math.log(low), math.log(high)))
+        value = min(max(value, low), high)  # rounding in exp and log may lead just outside
+        return round(value) if is_whole else value
+
+    return draw
 
 
 def _json(value: Any) -> str:

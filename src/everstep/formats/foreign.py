@@ -2,28 +2,34 @@
 
 A folder of torch.distributed.checkpoint has a pickle with facts about arrays, and files with their chunks.
 The pickle is read as data (`read_pickle`), and each chunk, which torch.save has written, by torch's reader
-for weights only.  Objects other than tensors are pickles, too; they are left out and listed.
+for weights only.  Objects other than tensors are pickles, too; they are left out and listed.  For such
+programs `write_shards` writes safetensors files.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import math
+import os
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everstep.backends import torch_files
+from everstep.checkpoint import files, write_arrays
+from everstep.checkpoint.array_file import ITEM_BYTES, Span, parse_header
 from everstep.checkpoint.pieces import tile
 from everstep.contracts.state import HostArray, Unread
-from everstep.formats import safetensors_file
-from everstep.formats.safetensors_file import inside, refuse
-from everstep.untrusted_files import open_regular, parse_json, read_regular, readable
+from everstep.errors import CheckpointError, ConfigError
+from everstep.untrusted_files import is_file_name, open_regular, parse_json, read_regular, readable
 
 METADATA = ".metadata"
 LARGEST_METADATA = 256 << 20
@@ -149,7 +155,13 @@ def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -
     array: NDArray[np.uint8] | None = None
     extra: dict[str, Any] = {}
     for chunk in chunks:
-        part = _read_chunk(name, chunk)
+        with readable(chunk.file, refuse), open_regular(chunk.file) as file:
+            file.seek(chunk.start)
+            raw = file.read(chunk.size)
+        tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
+        if not isinstance(tensor, Unread):
+            refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
+        part = tensor.read()
         if part.extra.get("dtype", part.dtype) != dtype or part.shape != chunk.shape:
             refuse(chunk.file, f"has {part.dtype} {part.shape} for the chunk {chunk.offset} of {name!r}")
         extra = {key: value for key, value in part.extra.items() if key == "dtype"}
@@ -160,16 +172,6 @@ def _read(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -
         array[place] = part.data.reshape(*part.shape, item)
     data = np.empty(0, np.uint8) if array is None else array.reshape(-1)
     return HostArray("U8" if extra else dtype, shape, data, "torch", extra)
-
-
-def _read_chunk(name: str, chunk: _Chunk) -> HostArray:
-    with readable(chunk.file, refuse), open_regular(chunk.file) as file:
-        file.seek(chunk.start)
-        raw = file.read(chunk.size)
-    tensor = torch_files().read_saved(io.BytesIO(raw), f"{chunk.file} (at byte {chunk.start:,})")
-    if not isinstance(tensor, Unread):
-        refuse(chunk.file, f"has a {type(tensor).__name__} for {name!r}, which should be a tensor")
-    return tensor.read()
 
 
 def _kind(value: Any) -> str:
@@ -225,8 +227,8 @@ def open_foreign(path: Path, say: Callable[[str], None]) -> Foreign | None:
             some = ", ".join(names[:5])
             say(f"{path}: {len(names)} values that are not tensors are pickles, and are not read: {some}")
         return Foreign(path, DISTRIBUTED, tree)
-    files = [path / name for name in (*_INDICES, *_WHOLE)] if path.is_dir() else [path]
-    for file in files:
+    places = [path / name for name in (*_INDICES, *_WHOLE)] if path.is_dir() else [path]
+    for file in places:
         if file.exists() and file.name.endswith(_INDEX):
             return Foreign(path, "shards with an index", _open_shards(file))
         if file.exists():
@@ -238,7 +240,7 @@ def _open_file(path: Path) -> tuple[str, dict[str, Any]]:
     with readable(path, refuse), open_regular(path) as file:
         start = file.read(9)
     if start[8:] == b"{":
-        return "safetensors", dict(safetensors_file.open_file(path))
+        return "safetensors", dict(_open_safetensors(path))
     if not start.startswith((b"PK\x03\x04", b"\x80")):
         refuse(path, "is neither a safetensors file nor a file of torch.save", remedy="give one of these")
     tree = torch_files().read_saved(path, str(path))
@@ -269,3 +271,99 @@ def _open_shards(index: Path) -> dict[str, Any]:
             refuse(path, f"{fault} {', '.join(odd[:3])}: the shards and {index.name} are of different models")
         tree |= arrays
     return {name: tree[name] for name in weight_map}
+
+
+# ------------------------------------------------------------------------- safetensors files
+
+LARGEST_HEADER = 100_000_000
+"""Most bytes of a header; the limit of the safetensors library."""
+
+
+def _open_safetensors(path: Path) -> dict[str, Unread]:
+    """List the arrays of a file by name, from its header; each is read when it is needed."""
+    with readable(path, refuse), open_regular(path) as file:
+        spans = _spans(path, file)
+    return {n: Unread(each.dtype, each.shape, partial(_read_at, path, n, each)) for n, each in spans.items()}
+
+
+def _spans(path: Path, file: FileIO) -> dict[str, Span]:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, LARGEST_HEADER):
+        refuse(path, f"is damaged: its header would have {length:,} bytes, and the file has {size:,}")
+    try:
+        spans, _ = parse_header(file.read(length), size - 8 - length)
+        for span in spans.values():
+            if not all(type(number) is int and number >= 0 for number in span.shape):
+                raise ValueError(f"{span.shape!r:.200} has other numbers than sizes")
+            if span.dtype not in ITEM_BYTES:
+                raise ValueError(f"{span.dtype!r:.50} is not a known element type: {', '.join(ITEM_BYTES)}")
+            if math.prod(span.shape) * ITEM_BYTES[span.dtype] != span.end - span.start:
+                room = f"{span.end - span.start:,} bytes"
+                raise ValueError(f"{span.dtype} {span.shape!r:.200} does not fit {room}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        refuse(path, f"is damaged: its header cannot be understood ({type(error).__name__}: {error})", error)
+    data = 8 + length
+    return {name: span._replace(start=data + span.start, end=data + span.end) for name, span in spans.items()}
+
+
+def _read_at(path: Path, name: str, span: Span) -> HostArray:
+    with readable(path, refuse), open_regular(path) as file:
+        file.seek(span.start)
+        data = np.fromfile(file, np.uint8, span.end - span.start)
+    if len(data) < span.end - span.start:
+        refuse(path, f"ended early while array {name!r} was read")
+    return HostArray(span.dtype, span.shape, data, "")
+
+
+def refuse(
+    path: Path, problem: str, cause: Exception | None = None, remedy: str = "give another copy of it"
+) -> NoReturn:
+    raise CheckpointError(f"{path} {problem}; {remedy}") from cause
+
+
+def inside(folder: Path, name: object, source: Path) -> Path:
+    """Return the path of a file of a folder; `source` is the file that names it."""
+    if not is_file_name(name):
+        refuse(source, f"names the file {name!r:.200}, which is not a name in its folder and is not followed")
+    return folder / name
+
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def byte_count(size: int | str) -> int:
+    """Return a size as a number of bytes: 500_000_000, "500MB" or "2GiB"."""
+    match = re.fullmatch(r"(\d+) ?([A-Za-z]*)", str(size))
+    if match is None or match[2].upper() not in _UNITS or int(match[1]) < 1:
+        raise ConfigError(f'{size!r} is not a size: give bytes, or as in "500MB", "5GB", "2GiB"')
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def write_shards(folder: Path, arrays: Mapping[str, HostArray], most: int | None = None) -> None:
+    """Write arrays as `model.safetensors`, or, of more than `most` bytes, as shards with an index."""
+    shards = _divided(arrays, most)
+    # some readers of Hugging Face refuse a file that does not name the framework
+    about = {"format": "pt"} if {array.backend for array in arrays.values()} == {"torch"} else {}
+    if len(shards) == 1:
+        write_arrays(folder / "model.safetensors", arrays, about)
+        return
+    by_file = {f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
+    for name, shard in by_file.items():
+        write_arrays(folder / name, {each: arrays[each] for each in shard}, about)
+    total = sum(array.data.nbytes for array in arrays.values())
+    weight_map = {each: name for name, shard in by_file.items() for each in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    files.write_new(folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode() + b"\n")
+
+
+def _divided(arrays: Mapping[str, HostArray], most: int | None) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, array in arrays.items():
+        size += array.data.nbytes
+        if most is not None and shards[-1] and size > most:
+            shards.append([])
+            size = array.data.nbytes
+        shards[-1].append(name)
+    return shards

@@ -185,9 +185,8 @@ def _events_in(file: Path, history: History, times: list[float]) -> dict[str, Po
                 points[value.tag].append((event.step, make_ndarray(value.tensor).item(), event.wall_time))
             elif plugin.plugin_name == "hparams":
                 hparams = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
-                history.config |= {
-                    n: getattr(v, v.WhichOneof("kind") or "string_value") for n, v in hparams.items()
-                }
+                for name, kinds in hparams.items():
+                    history.config[name] = getattr(kinds, kinds.WhichOneof("kind") or "string_value")
             else:
                 history.about.setdefault("left_out", Counter())[plugin.plugin_name] += 1
     return points
@@ -282,11 +281,7 @@ def _read_records(files: Iterable[Path]) -> History:
             elif kind == "history":
                 row = dict(flat(_values(record.history.item)))
                 step, time = int(row.get("_step", record.history.step.num)), float(row.get("_timestamp", 0))
-                media = {
-                    name.removesuffix("_type"): value
-                    for name, value in row.items()
-                    if name.endswith("._type")
-                }
+                media = {n.removesuffix("_type"): kind for n, kind in row.items() if n.endswith("._type")}
                 plain = {name: value for name, value in row.items() if not name.startswith(("_", *media))}
                 for name, value in plain.items():
                     if isinstance(value, int | float):

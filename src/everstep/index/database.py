@@ -148,24 +148,20 @@ class Database:
 
     def _make_file(self) -> None:
         """Make a file without tables, in WAL mode: to change the mode SQLite writes a rollback journal."""
-        with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-            empty.execute("PRAGMA user_version = 0")  # so that there is a first page
-            page = bytearray(empty.serialize())
-        page[18:20] = b"\2\2"  # the versions of the format that mean WAL
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             # which nobody else can read: it gets the values of private runs.  And which is whole at once: in
             # an empty one another process would change the mode
             with tempfile.NamedTemporaryFile(dir=self._file.parent, prefix=f"{self._file.name}.") as file:
-                file.write(page)
-                file.flush()
+                with contextlib.closing(sqlite3.connect(file.name)) as empty:
+                    empty.execute("PRAGMA journal_mode = WAL")
                 try:
                     os.link(file.name, self._file)
                 except FileExistsError:
                     raise
                 except OSError:  # a file system without hard links
                     with open(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-                        out.write(page)
+                        out.write(file.read())
         except FileExistsError:
             return  # another process was first
         except OSError as error:

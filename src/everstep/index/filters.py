@@ -19,12 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from everstep.errors import ConfigError, nearest
 from everstep.index import STATUSES
 
-_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
+_ORDERS = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
 _TAKES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("$eq", "$ne"), (object, "")),
     **dict.fromkeys(_ORDERS, (bool | int | float | str, "a number, a string, true or false")),
@@ -47,26 +42,19 @@ class Leaf(NamedTuple):
     operator: str
     value: Any
 
-    @property
-    def about_missing(self) -> bool:
-        """Whether it may hold of a document without a value."""
-        return self.operator == "$exists" or (self.operator == "$in" and None in self.value)
-
-
-class Not(NamedTuple):
-    """Negation of a condition."""
-
-    part: Node
-
 
 class Group(NamedTuple):
-    """Conjunction or disjunction of conditions."""
+    """Conditions of which `all`, `any` or `none` must hold."""
 
-    every: bool
+    holds: Callable[[Iterable[bool]], bool]
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = Leaf | Not | Group
+def none(values: Iterable[bool]) -> bool:
+    return not any(values)
+
+
+Node: TypeAlias = Leaf | Group
 Values: TypeAlias = Callable[[str], Sequence[Any]]
 """Returns the values at a path of a document."""
 
@@ -75,8 +63,8 @@ def leaves(node: Node, required: bool = False) -> Iterator[Leaf]:
     """Yield all conditions in their order, or only those without which the whole does not hold."""
     if isinstance(node, Leaf):
         yield node
-    elif not required or (isinstance(node, Group) and node.every):
-        for part in [node.part] if isinstance(node, Not) else node.parts:
+    elif not required or node.holds is all:
+        for part in node.parts:
             yield from leaves(part, required)
 
 
@@ -113,14 +101,14 @@ def _filter(where: Any) -> Node:
         elif not isinstance(value, list | tuple) or not value:
             raise ConfigError(f"{key} takes a list of one or more filters; change {value!r}")
         else:
-            parts.append(Group(key == "$and", tuple(map(_filter, value))))
-    return Group(True, tuple(parts))
+            parts.append(Group(all if key == "$and" else any, tuple(map(_filter, value))))
+    return Group(all, tuple(parts))
 
 
 def _conditions(path: str, value: Any) -> Node:
     """Read the conditions on a field: a value to equal, or operators."""
     if isinstance(value, Mapping) and any(str(key).startswith("$") for key in value):
-        return Group(True, tuple(_condition(path, key, item) for key, item in value.items()))
+        return Group(all, tuple(_condition(path, key, item) for key, item in value.items()))
     if isinstance(value, Mapping) and value and all(f"${key}" in _TAKES for key in value):
         raise ConfigError(f"{path}: operators begin with $; change {value!r}, or ask for {{'$eq': ...}}")
     return _condition(path, "$eq", value)
@@ -136,15 +124,13 @@ def _condition(path: str, sign: str, value: Any) -> Node:
     if not fits:
         raise ConfigError(f"{path}: {sign} takes {noun}; change {value!r}")
     if sign == "$not":
-        return Not(_conditions(path, value))
+        return Group(none, (_conditions(path, value),))
     try:
         value = json.loads(json.dumps(value))
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{path}: {value!r} is not a JSON value; give numbers, strings, lists ..."
-        ) from None
+        raise ConfigError(f"{path}: {value!r} is not a JSON value; give numbers, strings, lists") from None
     leaf = Leaf(path, "$in", [value]) if sign in ("$eq", "$ne") else Leaf(path, sign, value)
-    return Not(leaf) if sign == "$ne" else leaf
+    return Group(none, (leaf,)) if sign == "$ne" else leaf
 
 
 _PART = re.compile(
@@ -173,9 +159,9 @@ def parse_words(text: str) -> Group:
             )
         word = match["word"]
         part = Leaf("name", CONTAINS, word) if word else _comparison(*match.group(1, 2, 3))
-        parts.append(Group(False, (part, Leaf("status", "$in", [word]))) if word in STATUSES else part)
+        parts.append(Group(any, (part, Leaf("status", "$in", [word]))) if word in STATUSES else part)
         at = match.end()
-    return Group(True, tuple(parts))
+    return Group(all, tuple(parts))
 
 
 def _comparison(name: str, sign: str, text: str) -> Node:
@@ -186,17 +172,14 @@ def _comparison(name: str, sign: str, text: str) -> Node:
     if sign in _SIGNS:
         return Leaf(name, _SIGNS[sign], value)
     equal = Leaf(name, "$in", [value, value == "true"] if value in ("true", "false") else [value])
-    return Not(equal) if sign == "!=" else equal
+    return Group(none, (equal,)) if sign == "!=" else equal
 
 
 def matcher(node: Node) -> Callable[[Values], bool]:
     """Turn a filter into a function that says whether it holds of a document's values."""
-    if isinstance(node, Not):
-        part = matcher(node.part)
-        return lambda values: not part(values)
     if isinstance(node, Group):
-        parts, every = [matcher(part) for part in node.parts], node.every
-        return lambda values: (all if every else any)(part(values) for part in parts)
+        holds, parts = node.holds, [matcher(part) for part in node.parts]
+        return lambda values: holds(part(values) for part in parts)
     path, operand = node.path, node.value
     if node.operator == "$exists":
         return lambda values: bool(values(path)) == operand

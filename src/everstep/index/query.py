@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -24,18 +23,14 @@ from everstep.index.location import FILE, Location, as_location, index_from_here
 if TYPE_CHECKING:
     import pandas
     import polars
-    from sqlalchemy import Connection
 
     from everstep.index.database import Database
 
 _MOST_METRICS = 8
 """Most metrics in a table of runs."""
 _ROW = ("run", "phase", "name", "epoch", "step", "seq", "value", "count", "wall", "segment")
-_FIELDS = {
-    "metrics": _ROW,
-    "evaluations": _ROW,
-    "checkpoints": ("run", "name", "step", "segment", "bytes", "time"),
-}
+_SAVE = ("run", "name", "step", "segment", "bytes", "time")
+_FIELDS = {"metrics": _ROW, "evaluations": _ROW, "checkpoints": _SAVE}
 """Fields of the documents of a collection; those of runs differ."""
 COLLECTIONS = ("runs", *_FIELDS)
 
@@ -158,6 +153,8 @@ def ask(
     fields: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return the documents of a collection that a query asks for: see `query`."""
+    from everstep.index.run_queries import rows_of
+
     # the first name counts most: documents are sorted by it last
     order = [(name.removeprefix("-"), name.startswith("-")) for name in reversed(sort)]
     if collection == "runs":
@@ -169,7 +166,10 @@ def ask(
         if name not in known:
             raise ConfigError(f"{collection} have no field {name!r}; {nearest(name, known)}")
     holds = matcher(where)
-    with database.read() as connection, contextlib.closing(_rows(connection, collection, where)) as rows:
+    with (
+        database.read() as connection,
+        contextlib.closing(rows_of(connection, collection, known, where)) as rows,
+    ):
         matches: Iterable[dict[str, Any]] = (row for row in rows if holds(lambda name, row=row: [row[name]]))  # type: ignore[misc]
         for name, descending in order:
             matches = ordered(matches, name, descending)
@@ -177,51 +177,19 @@ def ask(
         return [{name: row[name] for name in fields or known} for row in islice(matches, most)]
 
 
-def _rows(connection: Connection, collection: str, where: Node) -> Generator[dict[str, Any], None, None]:
-    """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
-    from sqlalchemy import select
-
-    from everstep.index.sql_tables import checkpoints, runs, valid_metrics
-    from everstep.labels import clean
-
-    is_save, v, c = collection == "checkpoints", valid_metrics.c, checkpoints.c
-    columns: dict[str, Any] = {name: (c if is_save else v)[name] for name in _FIELDS[collection]}
-    order: tuple[Any, ...] = v.phase, v.name, v.segment, v.offset, v.row
-    if is_save:
-        columns["run"], order = runs.c.name, (c.segment, c.offset)
-    query = select(*(column.label(name) for name, column in columns.items()))
-    query = query.order_by(columns["run"], *order)
-    if is_save:
-        query = query.where(runs.c.id == checkpoints.c.run)
-    elif collection == "evaluations":
-        query = query.where(v.phase.not_in(("head", "step")))
-    for leaf in leaves(where, required=True):
-        if leaf.operator != "$in" or leaf.path not in ("run", "phase", "name"):
-            continue
-        if all(isinstance(value, str) and value == clean(value) for value in leaf.value):
-            query = query.where(columns[leaf.path].in_(leaf.value))
-    with connection.execute(query, execution_options={"yield_per": 10_000}) as result:
-        for row in map(dict, result.mappings()):
-            if "value" in row:
-                value = math.nan if row["value"] is None else row["value"]
-                row |= {"wall": bool(row["wall"]), "value": value}
-            yield row
+Order = Sequence[tuple[str, bool]]
+"""Names to sort by, the one that counts most last, and whether the largest come first."""
 
 
 def _ask_runs(
-    database: Database,
-    where: Node,
-    order: Sequence[tuple[str, bool]],
-    limit: int | None,
-    fields: Sequence[str],
+    database: Database, where: Node, order: Order, limit: int | None, fields: Sequence[str]
 ) -> list[dict[str, Any]]:
-    from everstep.index.columns import RunColumns
-    from everstep.index.run_queries import last_values_of, newest_facts
+    from everstep.index.run_queries import RunColumns, last_values_of, newest_facts
 
-    columns = RunColumns(database)
+    columns, names = RunColumns(database), [*(leaf.path for leaf in leaves(where)), *(n for n, _ in order)]
     rows = columns.find(where, [*(name for name, _ in order), *fields])
+    columns.add(rows, names)
     for name, descending in order:
-        columns.add(rows, [name])
         rows = ordered(rows, name, descending)
     rows = rows[:limit]
     keys = [row["id"] for row in rows]
@@ -236,8 +204,6 @@ def _ask_runs(
         return documents
     with database.read() as connection:
         trees, last = newest_facts(connection, keys), last_values_of(connection, keys)
-    names = [*(leaf.path for leaf in leaves(where)), *(name for name, _ in order)]
-    columns.add(rows, names)
     documents = []
     for row in rows:
         # reversed: the phase that a bare name means comes first, and counts

@@ -1,22 +1,29 @@
-"""SQL queries for runs, and for the rows of a run."""
+"""Queries to the index in SQL: for runs, their columns, and the rows of a run."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
 from everstep.contracts.metrics import better_when, phases_and_names
+from everstep.display.cells import flat
 from everstep.errors import ConfigError, nearest
-from everstep.index import GONE
+from everstep.index import FACTS, GONE, STATUSES
+from everstep.index.filters import Node, leaves, matcher, values_at
 from everstep.index.sql_tables import events, facts, metrics, runs, segments, series, stored, valid_metrics
+from everstep.labels import NAMES as LABELS
 from everstep.labels import clean
 
 if TYPE_CHECKING:
+    from everstep.index.database import Database
     from everstep.record import Rollback  # it brings NumPy, which a list of runs does not need
 
 _MOST_KEYS = 10_000
@@ -30,21 +37,9 @@ def by_phase(phase: str) -> tuple[int, str]:
 
 
 def run_rows(connection: Connection) -> dict[int, dict[str, Any]]:
-    """Map the key of each run to its row in the table `runs`, the newest start last.
-
-    `duration` is the number of seconds in which its starts were alive, as far as the journal tells; None
-    without a start.  Only imports have starts that overlap, as each repeats the one before: each second
-    counts once.
-    """
-    s = segments.c
-    earlier = func.max(s.last).over(partition_by=s.run, order_by=s.number, rows=(None, -1))
-    begin = case((earlier > s.started, earlier), else_=s.started)
-    spans = select(s.run, (s.last - begin).label("seconds")).where(s.started > 0).subquery()
-    duration = func.sum(case((spans.c.seconds > 0, spans.c.seconds), else_=0.0)).label("duration")
-    alive = select(spans.c.run, duration).group_by(spans.c.run).subquery()
-    query = select(runs, alive.c.duration).outerjoin(alive, alive.c.run == runs.c.id)
-    query = query.order_by(runs.c.started.nulls_first(), runs.c.name)
-    return {row["id"]: dict(row) for row in connection.execute(query).mappings()}
+    """Map the key of each run to its row in the table `runs`, the newest start last."""
+    rows = connection.execute(select(runs).order_by(runs.c.started.nulls_first(), runs.c.name))
+    return {row["id"]: dict(row) for row in rows.mappings()}
 
 
 def names_of(name: str) -> list[str]:
@@ -145,10 +140,6 @@ def rollbacks(connection: Connection, run: int) -> list[Rollback]:
     return Rollback.among((stored(row.data), row.segment) for row in decisions)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _last(column: ColumnElement[Any]) -> Any:
     """Select the last valid value of a column of `metrics`, for the series of the outer query."""
     return (
@@ -166,6 +157,12 @@ _FINITE = valid_metrics.c.value.between(-1.7976931348623157e308, 1.7976931348623
 """Infinities are stored, NaN is NULL."""
 _INSIDE = ("step", "head")
 _MEASURES_A_RUN = series.c.phase.not_in(_INSIDE)
+_EXTREMES = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
+_MEASURED = (
+    select(series.c.id, series.c.run, series.c.phase, series.c.name, *_EXTREMES)
+    .join(valid_metrics, valid_metrics.c.series == series.c.id)
+    .group_by(series.c.id)
+)
 
 
 def _is_metric(name: str) -> ColumnElement[bool]:
@@ -189,7 +186,7 @@ def last_values_of(
     by_run: dict[int, dict[tuple[str, str], float]] = {}
     for run, phase, name, step, value in sorted(connection.execute(query), key=lambda row: by_phase(row[1])):
         if step is not None:
-            by_run.setdefault(run, {})[phase, name] = _number(value)
+            by_run.setdefault(run, {})[phase, name] = math.nan if value is None else value
     return by_run
 
 
@@ -225,15 +222,12 @@ def best_of(
 
     Where a run has a `Best` for the metric, its value counts.
     """
-    extremes = [extreme(valid_metrics.c.value).filter(_FINITE) for extreme in (func.min, func.max)]
-    query = select(series.c.run, series.c.phase, series.c.name, *extremes).group_by(series.c.id)
-    query = query.join(valid_metrics, valid_metrics.c.series == series.c.id)
-    query = query.where(_MEASURES_A_RUN, _is_metric(metric))
+    rows = connection.execute(_MEASURED.where(_MEASURES_A_RUN, _is_metric(metric)))
     better_of, best = _better(directions), dict[int, float]()
     bests = {run: pair[0] for run, each in kept_best(connection).items() if (pair := each.get(clean(metric)))}
     # the phase that a bare name means comes last, and counts
-    for row in sorted(connection.execute(query), key=lambda row: by_phase(row.phase), reverse=True):
-        run, _, name, smallest, largest = row
+    by_rank = sorted(rows, key=lambda row: by_phase(row.phase), reverse=True)
+    for _, run, _, name, smallest, largest in by_rank:
         if run in bests:
             continue
         better = better_of(run, name)
@@ -256,24 +250,20 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     services or the metric's name say it; metrics of single steps have none: they measure no run.  With a
     `Best` they are its value and step, in the phase that has the value, or else in "step".
     """
-    m = valid_metrics.c
-    extremes = func.min(m.value).filter(_FINITE), func.max(m.value).filter(_FINITE)
-    query = select(series.c.id, series.c.phase, series.c.name, func.count(m.step))
-    query = query.add_columns(_last(metrics.c.step), _last(metrics.c.value), *extremes)
-    query = query.join(valid_metrics, m.series == series.c.id).where(series.c.run == run)
-    if not steps:
-        query = query.where(_MEASURES_A_RUN)
-    entries = []
-    results = connection.execute(query.group_by(series.c.id)).all()
+    m, entries = valid_metrics.c, []
+    query = _MEASURED.add_columns(func.count(m.step), _last(metrics.c.step), _last(metrics.c.value))
+    query = query.where(series.c.run == run, *[] if steps else [_MEASURES_A_RUN])
+    results = connection.execute(query).all()
     better_of = _better(watched(connection, [run]))
     if not all(row.phase in _INSIDE or better_of(run, row.name) for row in results):
         better_of = _better(watched(connection))
-    for key, phase, name, rows, step, last, smallest, largest in results:
+    for key, _, phase, name, smallest, largest, rows, step, last in results:
         better = None if phase in _INSIDE else better_of(run, name)
         best = {"min": smallest, "max": largest}.get(str(better))
         first = select(m.step).where(m.series == key, m.value == best).order_by(m.segment, m.offset, m.row)
         best_step = None if best is None else connection.execute(first.limit(1)).scalar()
-        one = {"phase": phase, "name": name, "rows": rows, "step": step, "last": _number(last)}
+        one = {"phase": phase, "name": name, "rows": rows, "step": step}
+        one |= {"last": math.nan if last is None else last}
         one |= {"smallest": smallest, "largest": largest, "best": best, "best_step": best_step}
         entries.append(one)
     entries.sort(key=lambda one: (by_phase(one["phase"]), one["name"]))
@@ -289,7 +279,182 @@ def summaries(connection: Connection, run: int, *, steps: bool = True) -> list[d
     return entries
 
 
+def rows_of(
+    connection: Connection, collection: str, fields: Sequence[str], where: Node
+) -> Generator[dict[str, Any], None, None]:
+    """Yield documents as they were written; the database leaves out those of other runs, phases and names."""
+    from everstep.record.journal_format import step_of
+
+    v, e = valid_metrics.c, events.c
+    selective: dict[str, Any] = {"run": v.run, "phase": v.phase, "name": v.name}
+    if collection == "checkpoints":
+        query = select(runs.c.name.label("run"), e.segment, e.time, e.data).join(runs, runs.c.id == e.run)
+        query = query.where(e.kind == "checkpoint").order_by(runs.c.name, e.segment, e.offset)
+        selective = {"run": runs.c.name}
+    else:
+        query = select(*(v[name] for name in fields))
+        query = query.order_by(v.run, v.phase, v.name, v.segment, v.offset, v.row)
+    if collection == "evaluations":
+        query = query.where(v.phase.not_in(("head", "step")))
+    for leaf in leaves(where, required=True):
+        if leaf.operator != "$in" or leaf.path not in selective:
+            continue
+        if all(isinstance(value, str) and value == clean(value) for value in leaf.value):
+            query = query.where(selective[leaf.path].in_(leaf.value))
+    with connection.execute(query, execution_options={"yield_per": 10_000}) as result:
+        for row in map(dict, result.mappings()):
+            if "value" in row:
+                value = math.nan if row["value"] is None else row["value"]
+                row |= {"wall": bool(row["wall"]), "value": value}
+            else:
+                saved = stored(row.pop("data"))
+                row |= {"step": step_of(saved.get("name")), **saved}
+            yield row
+
+
 def metric_names(connection: Connection, run: int) -> list[tuple[str, str]]:
     """List (phase, name) of every metric of a run, those measured outside steps first."""
     pairs = connection.execute(select(series.c.phase, series.c.name).where(series.c.run == run))
     return sorted(((p, n) for p, n in pairs), key=lambda one: (by_phase(one[0]), one[1]))
+
+
+BEST = "best/"
+"""Beginning of the names of columns of best values: "best/valid_loss", "best/tail/valid_loss" for a phase."""
+
+_MOST_READ = 100
+"""Most runs whose records are read for a hint."""
+
+
+class RunColumns:
+    """Columns of all runs, read when first needed; `rows`: key -> row in `runs`, the newest start last."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._columns: dict[str, dict[int, list[Any]]] = {}
+        self._records: dict[str, dict[int, dict[str, Any]]] = {}
+        with database.read() as connection:
+            self.rows = run_rows(connection)
+
+    def find(self, where: Node, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Return the rows of the runs for which a filter holds; a name that no run has is an error.
+
+        `names`: further names, to sort by or to show.
+        """
+        conditions = list(leaves(where))
+        # "$exists" and null may hold of a run without a value
+        demands = [one for one in conditions if one.operator != "$exists"]
+        paths = [one.path for one in demands if one.operator != "$in" or None not in one.value]
+        for name in dict.fromkeys([*paths, *names]):
+            self._require(name)
+        for leaf in conditions:
+            if leaf.path == "status" and leaf.operator == "$in":
+                for status in set(map(str, leaf.value)) - {*STATUSES, "None"}:
+                    raise ConfigError(f"there is no status {status!r}; {nearest(status, STATUSES)}")
+        holds = matcher(where)
+        return [
+            row
+            for run, row in self.rows.items()
+            if holds(lambda path, run=run: self.values(path).get(run, ()))  # type: ignore[misc]
+        ]
+
+    def values(self, name: str) -> Mapping[int, list[Any]]:
+        """Return run -> values of a name, of those runs that have any: a metric hides no setting."""
+        if name not in self._columns and name in FACTS:
+            self._columns[name] = {
+                run: names_of(row["name"]) if name == "name" else [row[name]]
+                for run, row in self.rows.items()
+            }
+        if name not in self._columns:
+            top = name.partition(".")[0]
+            with self.database.read() as connection:
+                if top not in self._records:
+                    self._records[top] = newest_facts(connection, names=[top])
+                last = last_values_of(connection, metric=name)
+                metrics = {run: next(iter(values.values())) for run, values in last.items()}
+                if name.startswith(BEST):
+                    metrics = metrics or best_of(connection, name.removeprefix(BEST), self.watched)
+            settings = {run: values_at(tree, name) for run, tree in self._records[top].items()}
+            column = {run: [value] for run, value in metrics.items()}
+            column |= {run: values for run, values in settings.items() if values}
+            self._columns[name] = column  # at once: other threads of the page read it
+        return self._columns[name]
+
+    def first(self, name: str) -> dict[int, Any]:
+        """Return run -> first value of a name; lists and objects as JSON."""
+        return {
+            run: json.dumps(values[0]) if isinstance(values[0], list | dict) else values[0]
+            for run, values in self.values(name).items()
+        }
+
+    def add(self, rows: Iterable[dict[str, Any]], names: Iterable[str]) -> None:
+        """Give some rows the first values of some names."""
+        for name in dict.fromkeys(names):
+            if name not in FACTS:
+                column = self.first(name)
+                for row in rows:
+                    row.update({name: column[row["id"]]} if row["id"] in column else {})
+
+    def _require(self, name: str) -> None:
+        if not self.rows or name in (*FACTS, *LABELS) or self.values(name):
+            return
+        above = self.values(name.rpartition(".")[0])
+        if above and all(value is None for values in above.values() for value in values):
+            return  # as `git.commit` of runs outside a repository
+        with self.database.read() as connection:
+            newest = newest_facts(connection, list(self.rows)[-_MOST_READ:])
+            tops = connection.execute(select(facts.c.name).distinct()).scalars().all()
+        paths = {*tops, *(path for tree in newest.values() for path in _paths_in(tree))}
+        ends = [path for path in paths if path.endswith(f".{name}")]  # a setting, named by its last word
+        match = min(ends, key=lambda path: (not path.startswith("config."), len(path), path), default=None)
+        metric = name.removeprefix(BEST)
+        if metric != name and metric in self._metrics:
+            raise ConfigError(
+                f"no run has {name!r}: {metric!r} was measured inside steps alone; give {metric!r} for the "
+                f'last value; runs with watch=({metric!r}, "min") or "max" have a best one'
+            )
+        best = {f"{BEST}{metric}" for metric in self._metrics} if name.startswith(BEST) else ()
+        names = {*FACTS, *self._metrics, *paths, *best}
+        hint = f"did you mean {match!r}?" if match else nearest(name, names, most=10)
+        raise ConfigError(f"no run has {name!r}; {hint}")
+
+    @cached_property
+    def _metrics(self) -> Counter[str]:
+        """Name of each metric -> number of its series in all runs."""
+        with self.database.read() as connection:
+            rows = connection.execute(select(series.c.name, func.count()).group_by(series.c.name))
+            return Counter({name: count for name, count in rows})
+
+    @cached_property
+    def watched(self) -> dict[int, dict[str, str]]:
+        with self.database.read() as connection:
+            return watched(connection)
+
+    @cached_property
+    def _machine_metrics(self) -> set[str]:
+        """Names of metrics of the clock and the machine, as their newest series in all runs says."""
+        newest = select(series.c.name, func.max(series.c.id).label("id")).group_by(series.c.name).subquery()
+        wall = select(metrics.c.wall).where(metrics.c.series == newest.c.id).limit(1).scalar_subquery()
+        with self.database.read() as connection:
+            return set(connection.execute(select(newest.c.name).where(wall == 1)).scalars())
+
+    def telling_metric(self) -> str | None:
+        """Return the metric that tells most: that which most runs watch, or else one of validation.
+
+        None of the clock and the machine (`Throughput`, `System`).
+        """
+        # by the name, too: imports do not say what is of the clock
+        names = [n for n in self._metrics if n not in self._machine_metrics and not n.endswith("time")]
+        votes = Counter(metric for metrics in self.watched.values() for metric in [*metrics][:1])
+
+        def key(name: str) -> tuple[int, bool, int, bool]:
+            return votes[name], name.startswith(("val", "eval", "test")), self._metrics[name], "loss" in name
+
+        return max(names, key=key, default=None)
+
+
+def _paths_in(tree: Mapping[str, Any]) -> Iterable[str]:
+    for path, value in flat(tree):
+        yield path
+        for item in value if isinstance(value, list) else ():
+            if isinstance(item, dict):
+                yield from (f"{path}.{below}" for below in _paths_in(item))

@@ -25,17 +25,7 @@ from everstep.index import GONE
 from everstep.index.database import Database
 from everstep.index.location import facts_at, id_at, is_run
 from everstep.index.run_queries import newest_facts, run_rows
-from everstep.index.sql_tables import (
-    blocks,
-    checkpoints,
-    events,
-    facts,
-    metrics,
-    runs,
-    segments,
-    series,
-    stored,
-)
+from everstep.index.sql_tables import blocks, events, facts, metrics, runs, segments, series, stored
 from everstep.labels import NAMES as LABELS
 from everstep.labels import clean, has_labels, labels
 
@@ -48,7 +38,6 @@ _ALIVE_SECONDS = 120.0
 _SEGMENT = re.compile(r"segment-(?!0000)([0-9]{4}|[1-9][0-9]{4,8})\.evj")
 """File name of a segment; `everstep.record.journal_format`, which makes the names, would import NumPy."""
 _MOST_PROBLEMS = 3
-"""Most problems of a run that are listed."""
 _FOREVER = 1 << 62
 _BATCH = 50_000
 _Starts = dict[int, dict[str, Any]]
@@ -184,8 +173,8 @@ def _unchanged(run_dir: Path, known: Mapping[str, Mapping[str, Any]], pause: Cal
     if row["status"] == "running" and not _is_held(run_dir):
         return False
     with contextlib.suppress(RunDirError):  # shipping reports the fault
-        same = bool(row["sizes"] == journal_sizes(run_dir))
-        return same and (not has_labels(run_dir) or row["labels"] == labels(run_dir).as_json())
+        labelled = labels(run_dir).as_json() if has_labels(run_dir) else {}
+        return bool(row["sizes"] == journal_sizes(run_dir) and row["labels"] == labelled)
     return False
 
 
@@ -199,9 +188,8 @@ def _is_foreign(run_dir: Path) -> bool:
 def _is_in(known: Mapping[str, Mapping[str, Any]], run_dir: Path) -> bool:
     """Whether the index has this very run: who cannot read a run does not know its time and seed."""
     record = facts_at(run_dir) or {"id": None}
-    row = known.get(str(record["id"]), {})
-    seeds = _seed(record), _seed({**record, "imported": None})  # earlier indexes have a seed of an import
-    return bool(row) and row["created"] == record.get("created") and row["seed"] in seeds
+    row = known.get(str(record["id"]))
+    return row is not None and (row["created"], row["seed"]) == (record.get("created"), _seed(record))
 
 
 def _seed(facts: Mapping[str, Any]) -> int | None:
@@ -276,11 +264,10 @@ def ship(database: Database, run_dir: Path, *, alive: bool = False) -> Shipped:
             start["valid_to"] = valid.get(number, 0)
         problems = _conclude(connection, row, run.path, starts, alive, is_held)
         for number, start in starts.items():
-            if number not in earlier:
+            if start != earlier.get(number):
+                place = (segments.c.run == row["id"]) & (segments.c.number == number)
+                connection.execute(delete(segments).where(place))
                 connection.execute(insert(segments).values(**start))
-            elif new := {name: value for name, value in start.items() if value != earlier[number][name]}:
-                condition = (segments.c.run == row["id"]) & (segments.c.number == number)
-                connection.execute(update(segments).where(condition).values(**new))
     if len(problems) > _MOST_PROBLEMS:
         more = len(problems) - _MOST_PROBLEMS
         problems[_MOST_PROBLEMS:] = [f"{more} more problems; everstep show {run.path} --json lists them"]
@@ -309,7 +296,7 @@ def _forget(connection: Connection, run: int) -> None:
     keys = select(series.c.id).where(series.c.run == run)
     for table in (metrics, blocks):
         connection.execute(delete(table).where(table.c.series.in_(keys)))
-    for table in (series, facts, checkpoints, events, segments):
+    for table in (series, facts, events, segments):
         connection.execute(delete(table).where(table.c.run == run))
 
 
@@ -335,20 +322,18 @@ def _read_on(
     start["last"] = max([start["last"] or 0.0, *times]) or None
     for event in segment.events:
         _note(start, event)
-    new = [(e, (run, number, e.offset)) for e in segment.events if e.kind not in ("segment", "progress")]
-    rows: list[tuple[Any, ...]]
-    rows = [(*at, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e, at in new]
-    _insert(connection, events, rows)
-    saves = [(e, at) for e, at in new if e.kind == "checkpoint"]
-    rows = [(*at, e.data["name"], e.data["bytes"], e.time, e.completed[0]) for e, at in saves]
-    _insert(connection, checkpoints, rows)
+    new = [event for event in segment.events if event.kind not in ("segment", "progress")]
+    _insert(
+        connection,
+        events,
+        [(run, number, e.offset, clean(e.kind), e.time, int(e.wall), json.dumps(e.data)) for e in new],
+    )
     return start, _ship_blocks(connection, run, start, segment.blocks)
 
 
 _NEW: dict[str, Any] = {
-    **dict.fromkeys(("parent", "parent_offset", "started", "last", "said", "status", "reason", "torn")),
-    **dict.fromkeys(("badge", "how", "diverged_at", "again")),
-    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch"), 0),
+    **dict.fromkeys(segments.c.keys()),
+    **dict.fromkeys(("size", "begun", "valid_to", "step", "epoch", "zero"), 0),
     "facts": "{}",
     "problems": "[]",
 }
@@ -455,6 +440,7 @@ def _conclude(
         "epoch": next((start["epoch"] for start in reversed(begun_starts) if start["epoch"]), 0),
         "host": None if (host := record.get("host")) is None else clean(str(host)),
         **_note_verification(connection, row["id"], run_dir, starts),
+        "duration": _note_zeros(starts),
         "step": newest["step"],
         "problems": json.dumps(problems),
     }
@@ -464,6 +450,16 @@ def _conclude(
     if any(row[name] != value for name, value in values.items()):  # or the file would change at each look
         connection.execute(update(runs).where(runs.c.id == row["id"]).values(**values))
     return problems
+
+
+def _note_zeros(starts: _Starts) -> float | None:
+    """Note of each start the pauses before it; return the seconds in which starts were alive."""
+    zero = latest = 0.0
+    for start in starts.values():
+        begin = start["started"] or start["last"] or 0.0
+        zero += max(0.0, begin - latest)  # imports overlap: each second counts once
+        start["zero"], latest = zero, max(latest, start["last"] or begin)
+    return latest - zero if any(start["started"] for start in starts.values()) else None
 
 
 def _note_verification(connection: Connection, run: int, run_dir: Path, starts: _Starts) -> dict[str, Any]:
@@ -486,12 +482,11 @@ def _note_verification(connection: Connection, run: int, run_dir: Path, starts: 
         began = None if checkpoint is None else step_of(checkpoint)
         entries.append(Start(start["number"], began, start["step"], start["status"] == "running"))
     reported = badges_in((start, kind, data) for start, _, kind, data in rows if kind != "decision")
-    kinds = []
     for start, (step, badge) in zip(trained, judge_starts(entries, reported), strict=True):
         count = reported.get(start["number"], badge).steps
         start |= {"step": step or 0, "badge": badge.kind, "how": badge.report, "again": count}
         start["diverged_at"] = badge.at
-        kinds.append(badge.kind)
+    kinds = {start["badge"] for start in trained}
     accepted = [(start, data["step"]) for start, _, _, data in rows if data.get("what") == ACCEPTED]
     diverged = [
         int(data["step"])

@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 SECONDS = 30.0
 """Seconds between two shippings of a run that has nothing new: the heartbeat that shows that it is alive."""
 
-PAUSE = 1.0
-"""Least seconds between two shippings to a server, which gets new rows at once: other machines look there."""
+PAUSE, _LOOK = 1.0, 0.2
+"""Least seconds between two shippings to a server, and seconds between two looks at the journal's size."""
 
-_LOOK = 0.2
-"""Seconds between two looks at the size of the journal."""
-
-PATIENCE = 2.0
-"""Seconds that the end of a run waits for the index; an earlier shipping does not wait."""
-
-FILE_PATIENCE = 10.0
-"""Further seconds that the end of a run waits if the index is a file."""
+PATIENCE, FILE_PATIENCE = 2.0, 10.0
+"""Seconds that the end of a run waits for the index, and further ones if that is a file."""
 
 
 class IndexWriter:
@@ -102,6 +96,4 @@ class IndexWriter:
     def _warn(self, message: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._say(
-                f"warning: {message}. The training continues; nothing is lost: the journal has every row"
-            )
+            self._say(f"warning: {message}. The training goes on; nothing is lost: the journal has every row")

@@ -7,7 +7,6 @@
     metrics      one per value; NaN is NULL
     blocks       one per block of values, as the journal packs it: for charts, which want all values at once
     valid_metrics, evaluations   (views) the valid values with their names, and those measured outside steps
-    checkpoints  one per commit in the journal; the run directory decides which are still on the disk
     events       one per event
 
 A row lies at (segment, offset, row): the place of its block in what the segment wrote, and its place
@@ -37,7 +36,7 @@ from sqlalchemy import (
     table,
 )
 
-VERSION = 8
+VERSION = 9
 """Version of these tables.  Another version has tables of its own, beside these; the journals fill both."""
 
 metadata = MetaData()
@@ -64,6 +63,7 @@ runs = Table(
     Column("created", Float, nullable=False),  # seconds since 1970, as every time here
     Column("started", Float),  # the newest start
     Column("heartbeat", Float),  # when it was last seen alive
+    Column("duration", Float),  # seconds in which its starts were alive, NULL without a start
     *_columns(_Big, "step", "epoch"),  # the last ones that the newest start is known to have completed
     *_columns(_Big, "seed", "diverged", nullable=True),  # the first step that differed, NULL if none did
     *_columns(_Words, "reason", "host", nullable=True),  # of the newest start
@@ -91,6 +91,7 @@ segments = Table(
     *_columns(_Big, "valid_to", "size"),  # `size`: bytes of the file that are here
     Column("begun", Integer, nullable=False),  # 0: killed before its start was written
     *_columns(Float, "started", "last", nullable=True),  # `last`: the newest time in it
+    Column("zero", Float, nullable=False),  # what its times are less, as seconds in which the run was alive
     *_columns(_Words, "said", "status", "reason", nullable=True),  # `said`: how it ended, by its own words
     *_columns(_Big, "step", "epoch"),
     *_columns(_Words, "facts", "problems"),  # JSON
@@ -128,17 +129,6 @@ blocks = Table(
     # before the values, which a database reads more slowly: `everstep.record.journal_format.sketch`
     Column("sketch", LargeBinary, nullable=False),
     Column("packed", LargeBinary, nullable=False),  # `everstep.record.journal_format.pack_block`
-)
-
-checkpoints = Table(
-    "checkpoints",
-    metadata,
-    *_place(Column("run", ForeignKey("runs.id"), primary_key=True)),
-    Column("name", _Words, nullable=False),
-    Column("bytes", _Big, nullable=False),
-    Column("time", Float, nullable=False),
-    Column("step", _Big, nullable=False),
-    sqlite_with_rowid=False,
 )
 
 events = Table(

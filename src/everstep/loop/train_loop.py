@@ -10,13 +10,14 @@ from typing import Any, Unpack
 
 from everstep import backends
 from everstep.arguments import checked_keywords, flag, integer
+from everstep.contracts.group import Group
 from everstep.contracts.services import Moment, Service
 from everstep.errors import ConfigError, MetricError, UsageError
 from everstep.loop.epochs import Epochs, Steps
 from everstep.metrics import MetricFormatter, Window, environment_table, log_line, parameter_table
 from everstep.metrics.collector import Reader, all_stats, is_wall, resolve, to_scalar
 from everstep.metrics.formatting import checked_formatter
-from everstep.metrics.statistics import AcrossRanks, Stats
+from everstep.metrics.statistics import mean_of_means
 from everstep.services.best import Best, direction
 from everstep.services.judges import EarlyStop
 from everstep.state import isolated
@@ -290,15 +291,15 @@ class TrainLoop(Door):
                 return  # these values were printed the first time; later values are printed later
             lines = self._epoch_lines
             lines.add_outside("epoch_time", self.step, self._epochs.epoch_seconds)
-        stats = all_stats(lines)
-        new = {best.metric for best in self._engine.board.bests if best.is_on_line(lines)}
-        lines.clear()
+        self.print_line(lines)
+
+    def print_line(self, readings: Reader) -> None:
+        """Print a line of the metrics in a window, tell observers its statistics, and clear the window."""
+        stats = all_stats(readings)
+        new = {best.metric for best in self._engine.board.bests if best.is_on_line(readings)}
+        readings.clear()
         tag, eta = self._epochs.tag(with_eta=False), self._epochs.shown_eta
         self.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
-        self.announce_printed(stats)
-
-    def announce_printed(self, stats: Mapping[str, Stats]) -> None:
-        """Tell observers the statistics of a printed line."""
         announce = self._engine.board.announce
         announce(Moment.METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if not is_wall(n)})
         announce(Moment.TIME_METRIC_STATS_PRINTED, {n: s for n, s in stats.items() if is_wall(n)})
@@ -395,7 +396,7 @@ def _default_best(services: Sequence[Service]) -> Best:
 class MetricMean:
     """The weighted mean of what was collected, on all ranks."""
 
-    def __init__(self, name: str, across: AcrossRanks | None = None) -> None:
+    def __init__(self, name: str, across: Group | None = None) -> None:
         self._name, self._across = name, across
         self._window = Window()
 
@@ -412,4 +413,4 @@ class MetricMean:
         """The mean so far, None before the first value; every rank asks for it."""
         stats = self._window.stats()
         mean, weight = (None, 0.0) if stats is None else (stats.mean, stats.weight)
-        return mean if self._across is None else self._across.mean(self._name, mean, weight)
+        return mean if self._across is None else mean_of_means(self._across, self._name, mean, weight)

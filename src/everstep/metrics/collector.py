@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from everstep import backends
+from everstep.contracts.group import Group
 from everstep.contracts.metrics import Block
 from everstep.errors import MetricError
-from everstep.metrics.statistics import AcrossRanks, Stats, Window
+from everstep.metrics.statistics import Stats, Window, means_of_steps, means_of_values
 
 Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
@@ -206,7 +207,7 @@ class Collector:
         self.open_rows: dict[str, tuple[int, float, int]] = {}
         """Metrics that were read in the middle of a step: name -> (step, sum, count of values)."""
         self.epoch = epoch
-        self.across: AcrossRanks | None = None
+        self.across: Group | None = None
         self.weights: dict[int, float] = {}
         """Weight of this rank's part of a step's batch, for steps in `pending`; 1.0 where missing."""
         self.alone = False
@@ -262,7 +263,7 @@ class Collector:
         at, seq = ordinals.get(name, (step, 0))
         seq = seq if at == step else 0
         ordinals[name] = (step, seq + 1)
-        self._emit(phase, name, clocked, [step], [number], [1], seq)
+        self._emit(phase, name, [(step, number, 1)], seq, wall)
         for seen in () if passing else self._watchers.get(name, ()):
             seen(number)
 
@@ -270,7 +271,8 @@ class Collector:
         """Reduce values collected outside steps over the ranks; every rank calls this with the same names."""
         if self.across is None or self.alone or not values:
             return values
-        return dict(self.across.values(dict(zip(values, resolve(list(values.values())), strict=True))))
+        resolved = dict(zip(values, resolve(list(values.values())), strict=True))
+        return dict(means_of_values(self.across, resolved))
 
     def require_alone(self, writer: str, step: int, name: str) -> None:
         """Refuse a second writer of a name at the same moment: a best value would mix the two."""
@@ -320,7 +322,7 @@ class Collector:
         for name, (step, total, count) in list(self.open_rows.items()):
             if step != self.open_step:
                 del self.open_rows[name]
-                self._emit("step", name, is_wall(name), [step], [total / count], [count])
+                self._emit("step", name, [(step, total / count, count)])
 
     def _take_columns(self) -> list[Column]:
         """Take the pending values out, as columns by name; on a device they are read here."""
@@ -329,7 +331,7 @@ class Collector:
         if self.across is not None:
             numbers = resolve([value for _, _, value in items])
             items = [(step, name, number) for (step, name, _), number in zip(items, numbers, strict=True)]
-            items = self.across.steps(items, self.weights)
+            items = means_of_steps(self.across, items, self.weights)
             self.weights.clear()
         by_name = defaultdict[str, tuple[list[int], list[Any]]](lambda: ([], []))
         for step, name, value in items:
@@ -345,34 +347,22 @@ class Collector:
     def _step_rows(self, name: str, steps: list[int], values: list[float]) -> None:
         """Fold values into a row per step; the last row stays open: its step may collect again."""
         previous = self.open_rows.pop(name, None)
-        if previous is None and len(set(steps)) == len(steps):
-            done, means, counts = steps[:-1], values[:-1], [1] * (len(steps) - 1)
-            last = (steps[-1], values[-1], 1)
-        else:
-            folded: list[tuple[int, float, int]] = [] if previous is None else [previous]
-            for step, value in zip(steps, values, strict=True):
-                if folded and folded[-1][0] == step:
-                    _, total, count = folded[-1]
-                    folded[-1] = (step, total + value, count + 1)
-                else:
-                    folded.append((step, value, 1))
-            last = folded.pop()
-            done, counts = [step for step, _, _ in folded], [count for _, _, count in folded]
-            means = [total / count for _, total, count in folded]
-        self.open_rows[name] = last
-        if done:
-            self._emit("step", name, is_wall(name), done, means, counts)
+        rows = [] if previous is None else [previous]
+        for step, value in zip(steps, values, strict=True):
+            if rows and rows[-1][0] == step:
+                _, total, count = rows[-1]
+                rows[-1] = (step, total + value, count + 1)
+            else:
+                rows.append((step, value, 1))
+        self.open_rows[name] = rows.pop()
+        if rows:
+            self._emit("step", name, [(step, total / count, count) for step, total, count in rows])
 
     def _emit(
-        self,
-        phase: str,
-        name: str,
-        wall: bool,
-        steps: list[int],
-        values: list[float],
-        counts: list[int],
-        seq: int = 0,
+        self, phase: str, name: str, rows: Sequence[tuple[int, float, int]], seq: int = 0, wall: bool = False
     ) -> None:
+        steps, values, counts = map(list, zip(*rows, strict=True))
+        wall = wall or is_wall(name)
         self.emit(Block(self.epoch(), phase, name, wall, steps, values, counts, [seq] * len(steps)))
 
     def abandon_step(self) -> None:
@@ -391,7 +381,7 @@ class Collector:
         self.read()
         for name, stats in all_stats(self._epoch).items():
             if not is_wall(name):
-                self._emit("epoch", name, False, [step], [stats.mean], [stats.count])
+                self._emit("epoch", name, [(step, stats.mean, stats.count)])
         self._ended.update(self._epoch.names())
         self._epoch.clear()
 

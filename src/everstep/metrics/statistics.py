@@ -16,6 +16,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
@@ -141,7 +142,7 @@ _COMPRESS_AT = 4096
 def checked_statistics(stats: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     if not isinstance(stats, Mapping):
         raise ConfigError(
-            f'stats={stats!r}: give metrics and their statistics, as in {{"loss": ["std", "q90"]}}'
+            f'stats={stats!r}: give metrics and their statistics, as {{"loss": ["std", "q90"]}}'
         )
     checked = {}
     for metric, names in stats.items():
@@ -179,7 +180,11 @@ class ExactSum:
             else:
                 self._special += value
         if len(self._parts) > _COMPRESS_AT:
-            self._parts = _expansion(self._parts)
+            parts: list[float] = []  # a few floats with exactly the same sum
+            with suppress(OverflowError):
+                while rest := math.fsum([*self._parts, *(-part for part in parts)]):
+                    parts.append(rest)
+                self._parts = parts
 
     @property
     def value(self) -> float:
@@ -187,17 +192,6 @@ class ExactSum:
             return self._special or math.fsum(self._parts)
         except OverflowError:
             return sum(self._parts)
-
-
-def _expansion(values: Sequence[float]) -> list[float]:
-    """Return a few floats with exactly the same sum."""
-    parts: list[float] = []
-    try:
-        while rest := math.fsum([*values, *(-part for part in parts)]):
-            parts.append(rest)
-    except OverflowError:
-        return list(values)
-    return parts
 
 
 class Mean:
@@ -307,52 +301,41 @@ class _Moments:
 
 
 # ------------------------------------------------------------------------- over the ranks of a run
+# Means are equal on each rank, and every rank makes the same calls.  Of ranks that compute with the same
+# samples together the first one counts.
 
-Value: TypeAlias = tuple[int, str, float]
-"""(step, name, value)."""
+Value: TypeAlias = tuple[int, str, float]  # step, name, value
 
 
-class AcrossRanks:
-    """Reduces the metrics of all ranks to weighted means, equal on each; every rank makes the same calls.
+def means_of_steps(group: Group, values: Sequence[Value], weights: Mapping[int, float]) -> list[Value]:
+    """Return the means of values that were collected inside steps, weighted by step (else by 1).
 
-    Of ranks that compute with the same samples together the first one counts.
+    The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
+    has none takes no part.
     """
+    own_values = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
+    parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
+    for part in group.data.of_parts(group.gather_lists(own_values, "the metrics of the last steps")):
+        seen: Counter[tuple[int, str]] = Counter()
+        for step, name, number, weight in part:
+            seen[step, name] += 1
+            parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
+    # the sort is stable: within a step the order of collection stays
+    by_step = sorted(parts.items(), key=lambda item: item[0][0])
+    return [(step, name, _mean(pairs)) for (step, name, _), pairs in by_step]
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
 
-    def steps(self, values: Sequence[Value], weights: Mapping[int, float]) -> list[Value]:
-        """Return the means of values that were collected inside steps, weighted by step (else by 1).
+def means_of_values(group: Group, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of values that every rank has collected outside steps, by name."""
+    parts = group.data.of_parts(group.gather(dict(values), f"the metrics {', '.join(sorted(values))}"))
+    return {name: _mean([(part[name], 1.0) for part in parts if name in part]) for name in values}
 
-        The n-th value of a name in a step is reduced with the n-th values of the other ranks; a rank that
-        has none takes no part.
-        """
-        own_values = [(step, name, value, weights.get(step, 1.0)) for step, name, value in values]
-        parts: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
-        by_rank = self._group.gather_lists(own_values, "the metrics of the last steps")
-        for part in self._group.data.of_parts(by_rank):
-            seen: Counter[tuple[int, str]] = Counter()
-            for step, name, number, weight in part:
-                seen[step, name] += 1
-                parts.setdefault((step, name, seen[step, name]), []).append((number, weight))
-        # the sort is stable: within a step the order of collection stays
-        by_step = sorted(parts.items(), key=lambda item: item[0][0])
-        return [(step, name, _mean(pairs)) for (step, name, _), pairs in by_step]
 
-    def values(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the means of values that every rank has collected outside steps, by name."""
-        parts: dict[str, list[tuple[float, float]]] = {}
-        by_rank = self._group.gather(dict(values), f"the metrics {', '.join(sorted(values))}")
-        for part in self._group.data.of_parts(by_rank):
-            for name, number in part.items():
-                parts.setdefault(name, []).append((number, 1.0))
-        return {name: _mean(parts[name]) for name in values}
-
-    def mean(self, name: str, mean: float | None, weight: float) -> float | None:
-        """Return the mean of the ranks' weighted means; None where no rank has a value."""
-        by_part = self._group.data.of_parts(self._group.gather([mean, weight], f"the mean of {name}"))
-        parts = [(number, amount) for number, amount in by_part if number is not None]
-        return _mean(parts) if parts else None
+def mean_of_means(group: Group, name: str, mean: float | None, weight: float) -> float | None:
+    """Return the mean of the ranks' weighted means; None where no rank has a value."""
+    by_part = group.data.of_parts(group.gather([mean, weight], f"the mean of {name}"))
+    parts = [(number, amount) for number, amount in by_part if number is not None]
+    return _mean(parts) if parts else None
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:

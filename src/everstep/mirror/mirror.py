@@ -144,12 +144,9 @@ Parts: TypeAlias = tuple[Part, ...]
 
 
 class Source(NamedTuple):
-    """File of the run directory that belongs to what is committed.
+    """File of the run directory: how many bytes of it are committed, and their xxh3_128.
 
-    Attributes:
-        path: the local file.
-        bytes: how many bytes of it belong to what is committed.
-        digest: their xxh3_128; None for a journal, which grows and is cut into parts.
+    A journal, which grows and is cut into parts, has no digest.
     """
 
     path: Path
@@ -166,17 +163,14 @@ class Committed(NamedTuple):
 
 
 class Mirror:
-    """Lists and files at a place.  One thread at a time calls it.
-
-    Attributes:
-        contents: the newest whole list, as last read or written; None in an empty mirror.
-        is_over: set by any thread: an upload that runs is given up before its next file.
-    """
+    """Lists and files at a place.  One thread at a time calls it."""
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self.place, self._name = place, f"the mirror {place.name}"
         self.contents: Contents | None = None
+        """The newest whole list, as last read or written; None in an empty mirror."""
         self.is_over = False
+        """Set by any thread: an upload that runs is given up before its next file."""
         self._last = 0
         """Number of the newest list that was ever seen, whole or not."""
         self._token = secrets.token_hex(8)
@@ -202,7 +196,7 @@ class Mirror:
                 continue  # its writer has written newer lists meanwhile, and deletes old ones
             if numbers:
                 raise MirrorError(
-                    f"the mirror {self.place.name} has {len(numbers)} lists of contents and none is whole: "
+                    f"{self._name} has {len(numbers)} lists of contents and none is whole: "
                     "give another mirror, or delete this one if nothing in it is needed"
                 )
             return None
@@ -233,31 +227,24 @@ class Mirror:
         for _ in range(3):
             reach("mirror.contents")
             self.place.create(new.key, new.packed())
-            newest = self.look()
-            self._require_held(newest)
-            if newest is not None and newest.packed() == new.packed():
+            if self._require_held(self.look()).packed() == new.packed():
                 return
             # an earlier attempt, whose answer was lost, has the number
             new = replace(new, number=self._last + 1)
-        raise MirrorError(
-            f"the mirror {self.place.name} does not keep the lists of contents that it accepts: give another"
-        )
+        raise MirrorError(f"{self._name} does not keep the lists of contents that it accepts: give another")
 
-    def _require_held(self, newest: Contents | None) -> None:
+    def _require_held(self, newest: Contents | None) -> Contents:
         if newest is None:
-            raise RunLockedError(f"the mirror {self.place.name} was emptied by somebody else: start again")
+            raise RunLockedError(f"{self._name} was emptied by somebody else: start again")
         holder = newest.holder
         if holder.token != self._token:
-            raise RunLockedError(
-                f"the mirror {self.place.name} was taken over by process {holder.pid} on host {holder.host}, "
-                f"in {holder.directory}"
-            )
+            other = f"process {holder.pid} on host {holder.host}, in {holder.directory}"
+            raise RunLockedError(f"{self._name} was taken over by {other}")
+        return newest
 
     def upload(self, committed: Committed) -> list[str]:
         """Make the mirror hold exactly this, and delete the rest; return sentences for the user."""
-        contents = self.contents
-        self._require_held(contents)
-        assert contents is not None
+        contents = self._require_held(self.contents)
         self._delete()
         present, problems = self._present_parts(contents)
         files: dict[str, Parts] = {}
@@ -268,14 +255,22 @@ class Mirror:
                 key = f"files/{self._last + 1:08d}/{path}"
                 files[path] = self._upload_source(key, source, present.get(path, ()))
             except DamagedCheckpointError as error:
-                problems.append(f"not in the mirror {self.place.name}: {error}")
+                problems.append(f"not in {self._name}: {error}")
                 gaps.add(folder)
             except FileNotFoundError:
                 if source.digest is None or source.path.exists():
                     raise
                 gaps.add(folder)  # retention has deleted it
         # no checkpoint is listed that lacks a file
-        self._list(contents, committed, {p: f for p, f in files.items() if p.rpartition("/")[0] not in gaps})
+        files = {path: parts for path, parts in files.items() if path.rpartition("/")[0] not in gaps}
+        holder = replace(contents.holder, ended=committed.ended)
+        new = replace(contents, files=files, notes=dict(committed.notes), holder=holder)
+        if new != contents:
+            self._append(replace(new, number=self._last + 1))
+            self._garbage |= (contents.keys() | set(self._unlisted)) - new.keys()
+            self._garbage.add(replace(contents, number=contents.number - 1).key)
+            self._unlisted.clear()
+            self._delete()
         return problems
 
     def _present_parts(self, contents: Contents) -> tuple[dict[str, Parts], list[str]]:
@@ -291,20 +286,8 @@ class Mirror:
             for path, parts in contents.files.items()
         }
         count = sum(present[path] != parts for path, parts in contents.files.items())
-        sentence = f"the mirror {self.place.name} has lost {count} of its files, which are uploaded again"
+        sentence = f"{self._name} has lost {count} of its files, which are uploaded again"
         return present, [sentence] if count else []
-
-    def _list(self, contents: Contents, committed: Committed, files: dict[str, Parts]) -> None:
-        """Write the list that has these files, then delete what it does not refer to."""
-        holder = replace(contents.holder, ended=committed.ended)
-        new = replace(contents, files=files, notes=dict(committed.notes), holder=holder)
-        if new == contents:
-            return
-        self._append(replace(new, number=self._last + 1))
-        self._garbage |= (contents.keys() | set(self._unlisted)) - new.keys()
-        self._garbage.add(replace(contents, number=contents.number - 1).key)
-        self._unlisted.clear()
-        self._delete()
 
     def _upload_source(self, key: str, source: Source, parts: Parts) -> Parts:
         if source.digest is None:

@@ -14,20 +14,10 @@ from typing import Any, TypeVar
 
 import xxhash
 
+from everstep import durable
 from everstep.checkpoint import CheckpointName, Store, place_apart, read_manifest
-from everstep.checkpoint import files as durable_files
+from everstep.checkpoint import files as checkpoint_files
 from everstep.display.cells import plural
-from everstep.durable import (
-    create,
-    discard,
-    discard_leftovers,
-    make_dirs,
-    placed,
-    require_no_link,
-    temporary,
-    write,
-    write_whole,
-)
 from everstep.errors import CheckpointError, ConfigError, EverstepError, MirrorError, RunLockedError
 from everstep.hazard import reach
 from everstep.mirror.mirror import NOTES, Committed, Contents, Mirror, Part, Source
@@ -48,15 +38,8 @@ GRACE = 5.0
 class RunMirror:
     """Mirror of one run; without an address, as on ranks that do not write, it does nothing.
 
-    What waits while an upload runs is replaced by what is newer.
-
-    Args:
-        at: its address.
-        wait: seconds that the end of the run waits for the last upload.
-        say, warn: take sentences for the user, from any thread.
-
-    Attributes:
-        facts: content of the mirrored run's `run.json`; empty where there is none.
+    What waits while an upload runs is replaced by what is newer.  The end of the run waits some seconds for
+    the last upload.  `say` and `warn` take sentences for the user, from any thread.
     """
 
     def __init__(
@@ -64,6 +47,7 @@ class RunMirror:
     ) -> None:
         self._at, self._wait, self._say, self._warn = at, wait, say, warn
         self.facts: dict[str, Any] = {}
+        """Content of the mirrored run's `run.json`; empty where there is none."""
         self._changed = threading.Condition()
         self._store: Store | None = None  # until this start has taken the mirror over
         self._segment = 0
@@ -312,7 +296,9 @@ class Restoring:
         self._place, self._contents, self._top = place, contents, run_dir
         self._journals = [path for path in sorted(contents.files) if path.startswith("journal/")]
         names = {path.split("/")[1] for path in contents.files if path.startswith("checkpoints/")}
-        self._checkpoints = {CheckpointName.parse(name) for name in names if CheckpointName.matches(name)}
+        checkpoints = [CheckpointName.parse(name) for name in names if CheckpointName.matches(name)]
+        self._newest = str(max(checkpoints)) if checkpoints else "no checkpoint"
+        self._apart = f"{run_dir} and its mirror {place.name} were trained apart"
 
     def is_ahead(self) -> bool:
         """Whether the mirror has a part of the journal that the directory lacks."""
@@ -321,20 +307,15 @@ class Restoring:
         return any(self._size(path) < self._contents.size(path) for path in self._journals)
 
     def _size(self, path: str) -> int:
-        try:
-            return (self._top / path).stat().st_size
-        except FileNotFoundError:
-            return 0
+        file = self._top / path
+        return file.stat().st_size if file.exists() else 0
 
     def _require_same_history(self, path: str) -> None:
         at, size = 0, self._size(path)
         for part in self._contents.files[path]:
             end = min(at + part.bytes, size)
             if at < end and digest_of(self._top / path, at, end) != self._digest(part, end - at):
-                raise MirrorError(
-                    f"{self._top} and its mirror {self._place.name} were trained apart: {path} differs from "
-                    f"byte {at:,} on; {_CHOICE}"
-                )
+                raise MirrorError(f"{self._apart}: {path} differs from byte {at:,} on; {_CHOICE}")
             at += part.bytes
 
     def _digest(self, part: Part, size: int) -> str:
@@ -359,9 +340,8 @@ class Restoring:
         for facts in store.facts():
             if not self._is_known(store.path(facts.name)):
                 raise MirrorError(
-                    f"{self._top} and its mirror {self._place.name} were trained apart: only the directory "
-                    f"has {facts.name}, and the mirror went on without it, up to "
-                    f"{max(self._checkpoints, default='no checkpoint')}; {_CHOICE}"
+                    f"{self._apart}: only the directory has {facts.name}, and the mirror went on without it, "
+                    f"up to {self._newest}; {_CHOICE}"
                 )
 
     def _is_known(self, folder: Path) -> bool:
@@ -384,7 +364,7 @@ class Restoring:
 
         A FileNotFoundError says that a file is gone from the mirror: its list is not the newest any more.
         """
-        discard_leftovers(self._top / "journal", ROOM)  # of an earlier start that was killed here
+        durable.discard_leftovers(self._top / "journal", ROOM)  # of an earlier start that was killed here
         folders: dict[str, list[str]] = {}
         for path in self._contents.files.keys() - set(self._journals):
             folders.setdefault(path.rpartition("/")[0], []).append(path)
@@ -393,18 +373,17 @@ class Restoring:
             if CheckpointName.matches(folder.name) and f"checkpoints/{folder.name}" not in folders:
                 self._set_aside(folder)
         for name, note in self._contents.notes.items():
-            write_whole(self._top / name, note.encode("latin-1"), ROOM)
+            durable.write_whole(self._top / name, note.encode("latin-1"), ROOM)
         for path in self._journals:
             if self._size(path) < self._contents.size(path):
-                require_no_link(self._top / path, self._top)
-                make_dirs((self._top / path).parent, ROOM)
-                with placed(self._top / path, ROOM) as new:
+                durable.require_no_link(self._top / path, self._top)
+                durable.make_dirs((self._top / path).parent, ROOM)
+                with durable.placed(self._top / path, ROOM) as new:
                     self._fetch(path, new)
         count = sum(folder.startswith("checkpoints/") for folder in restored)
         say(
             f"the run comes from its mirror {self._place.name}, which is ahead of {self._top}: "
-            f"{plural(count, 'checkpoint')} brought, the newest is "
-            f"{max(self._checkpoints, default='no checkpoint')}"
+            f"{plural(count, 'checkpoint')} brought, the newest is {self._newest}"
         )
 
     def _bring_folder(self, folder: str, paths: list[str]) -> bool:
@@ -425,17 +404,17 @@ class Restoring:
     def _set_aside(self, path: Path) -> None:
         if path.exists():
             name = f"{path.name}.before-the-mirror"
-            durable_files.move(path, self._top / "superseded", name, top=self._top)
+            checkpoint_files.move(path, self._top / "superseded", name, top=self._top)
 
     def _fetch(self, path: str, file: Path) -> int:
         """Write a file of the run from its parts, each verified, and make it durable; returns its size."""
-        piece = temporary(file.with_name(f"{file.name}.part"))
+        piece = durable.temporary(file.with_name(f"{file.name}.part"))
         try:
-            with create(file, ROOM) as target:
+            with durable.create(file, ROOM) as target:
                 for part in self._contents.files[path]:
                     reach("mirror.fetch")
                     for block in blocks(self._fetch_part(part, piece)):
-                        write(target, block, ROOM)
+                        durable.write(target, block, ROOM)
         finally:
-            discard(piece, ROOM)
+            durable.discard(piece, ROOM)
         return self._contents.size(path)

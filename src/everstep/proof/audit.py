@@ -89,16 +89,10 @@ def audit(run_dir: str | Path) -> Audit:
         notes.append(f"no ledger: no {none}")
     verdicts = {finding.verdict for finding in passes}
     verdict: Verdict = "proven" if verdicts == {"proven"} else "not provable"
-    return Audit(
-        run.id,
-        "wrong" if problems or "wrong" in verdicts else verdict,
-        status.ended is not None,
-        status.step,
-        sum(segment.started for segment in segments),
-        passes,
-        problems[:_LONGEST],
-        notes[:_LONGEST],
-    )
+    if problems or "wrong" in verdicts:
+        verdict = "wrong"
+    place = status.ended is not None, status.step, sum(segment.started for segment in segments)
+    return Audit(run.id, verdict, *place, passes, problems[:_LONGEST], notes[:_LONGEST])
 
 
 def _newest_checkpoint(run: RunDir, notes: list[str]) -> Position | None:
@@ -139,9 +133,8 @@ def _read_ledger(run: RunDir, journal: RunJournal, problems: list[str]) -> list[
             try:
                 stream.read_event(facts, event.segment, is_override=event.segment in overridden)
             except (ValueError, TypeError, AttributeError) as error:  # odd values
-                problems.append(
-                    f"segment {event.segment}: the ledger's entry at {event.offset} cannot be read: {error}"
-                )
+                at = f"segment {event.segment}: the ledger's entry at {event.offset}"
+                problems.append(f"{at} cannot be read: {error}")
     for stream in streams.values():
         stream.close("so far")
     return [finding for stream in streams.values() for finding in stream.findings]
@@ -272,9 +265,7 @@ class _Stream:
         elif isinstance(own.plan, str) and entry.chain is None:
             own.unknown = "their contents are not digested (several ranks, or nothing to digest)"
         elif chain not in (None, entry.chain) and not own.faults:
-            own.faults.append(
-                f"the chain differs in {batches} (start {start}): these are not the samples of the pass"
-            )
+            own.faults.append(f"the chain differs in {batches} (start {start}): not the samples of the pass")
         own.chain = entry.chain
         own.left_out += entry.left_out
         if entry.over:
@@ -304,10 +295,8 @@ class _Stream:
     def _samples(self, own: _Pass, plan: Plan, how: str) -> str:
         """Say what is known of a pass whose samples are known."""
         places = [(self.name, own.number, each) for each in own.left_out]
-        reasons = [
-            f"batch {place[2] + 1} ({self._why_out.get(place, 'by everstep.data.checked')})"
-            for place in places[:8]
-        ]
+        why = {at: self._why_out.get(at, "by everstep.data.checked") for at in places[:8]}
+        reasons = [f"batch {at[2] + 1} ({reason})" for at, reason in why.items()]
         reasons += [f"{len(places) - 8} more"] * (len(places) > 8)
         out = f"; left out: {', '.join(reasons)}" if reasons else ""
         batches, length = own.place - len(places), len(plan.order)

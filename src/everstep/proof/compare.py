@@ -85,11 +85,8 @@ def _component(path: str) -> tuple[str, str]:
 
 def _facts(run_dir: Path) -> _Facts:
     RunDir.open(run_dir, create=False)
-    journal, store, facts = (
-        RunJournal(run_dir),
-        Store(run_dir),
-        defaultdict[tuple[int, str], list[bytes]](list),
-    )
+    journal, store = RunJournal(run_dir), Store(run_dir)
+    facts: _Facts = defaultdict(list)
     facts[0, "ended"] = [repr(journal.ended()).encode()]
     for key, value in journal.comparable():
         facts[0, f"row/{'/'.join(map(str, key))}"].append(struct.pack(">Qq", *value))

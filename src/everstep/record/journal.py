@@ -98,7 +98,7 @@ class Journal:
             if os.path.lexists(path):
                 raise JournalError(f"{path} exists; open the next segment, RunDir.next_segment()")
             path.parent.mkdir(exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = _create(path)
         journal = cls(descriptor, path, segment, warn)
         journal._tail += pack_header(segment, parent)
         if facts is not None:
@@ -231,6 +231,7 @@ class Journal:
         with self._syncing:
             with self._lock:
                 self._require_open()
+                self._require_place()
                 size = self._written_size
                 if self._durable_size + size < position.offset:
                     code = errno.ENOSPC if self._error is None else self._error.errno or errno.ENOSPC
@@ -260,6 +261,23 @@ class Journal:
                     self._note_recovery()
             self._send_warnings()
 
+    def _require_place(self) -> None:
+        """Write the file again where its name was taken away: without one it ends with this process.
+
+        OSError: something else has the name.
+        """
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                return
+        require_no_link(self.path.parent, self.path.parent.parent)
+        self.path.parent.mkdir(exist_ok=True)
+        nameless, self._fd = self._fd, _create(self.path)
+        self._tail[:0] = os.pread(nameless, self._durable_size, 0)
+        os.close(nameless)
+        self._durable_size, self._written_size, self._has_name = 0, 0, False
+        self._write()
+        self._messages.append(f"{self.path} was removed or moved; it is written again, and nothing is lost")
+
     def _note_recovery(self) -> None:
         """Take note that nothing waits in memory any more, and declare what was dropped."""
         self._error = None
@@ -274,6 +292,10 @@ class Journal:
         """Pass the messages on while no lock is held: `warn` may use this journal, and may raise."""
         while self._messages:
             self._warn(self._messages.pop(0))
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 class NoJournal(Journal):

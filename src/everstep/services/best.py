@@ -23,10 +23,9 @@ def name_patterns(service: str, metrics: Sequence[str]) -> tuple[tuple[str, ...]
     if isinstance(metrics, str):
         raise ConfigError(f"{service}(metrics={metrics!r}): give a list of names, [{metrics!r}]")
     metrics = tuple(metrics)
-    if wrong := [metric for metric in metrics if not isinstance(metric, str)]:
-        raise ConfigError(
-            f"{service}(metrics={metrics!r}): {wrong[0]!r} is not the name of a metric; give names"
-        )
+    for metric in metrics:
+        if not isinstance(metric, str):
+            raise ConfigError(f"{service}(metrics=): {metric!r} is not the name of a metric; give names")
     return metrics, tuple(metric for metric in metrics if not set("*?[") & set(metric))
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
@@ -22,11 +22,11 @@ from typing import Any, ClassVar, TextIO
 
 from everstep import hazard
 from everstep.arguments import number
-from everstep.contracts.services import Boundary, Moment, RunView, Service
+from everstep.contracts.services import Boundary, Moment, Readings, RunView, Service
 from everstep.durable import require_no_link
 from everstep.metrics import MetricFormatter
 from everstep.metrics.collector import all_stats
-from everstep.metrics.formatting import checked_formatter, counter, humanize_duration, log_line, log_tag
+from everstep.metrics.formatting import checked_formatter, counter, humanize_duration, log_line
 from everstep.metrics.statistics import Stats
 from everstep.redaction import redacted
 from everstep.schedule import Every, Schedule
@@ -106,7 +106,7 @@ class Console(Service):
         """
         with self._lock:
             if self._log is not None:
-                self._log.write(text)
+                self._log.print(text)
             self._emit(text, shorten)
 
     def close(self) -> None:
@@ -137,10 +137,13 @@ class Console(Service):
             yield
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EIO):
-                _discard(sys.stdout if self._line is None else self._line.stream)
+                # nobody reads it: it leads nowhere, so that no flush fails at Python's exit
+                with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as nowhere:
+                    stream = sys.stdout if self._line is None else self._line.stream
+                    os.dup2(nowhere.fileno(), stream.fileno())
             if self._log is not None and not self._complained:
                 self._complained = True
-                self._log.write(f"standard output fails ({error}); lines go to this file only")
+                self._log.print(f"standard output fails ({error}); lines go to this file only")
 
     def _content(self) -> str:
         run = self._run
@@ -169,7 +172,7 @@ class LogFile:
         self._path, self._complain = path.absolute(), complain  # the program may change its directory
         self._complained = False
 
-    def write(self, text: str) -> None:
+    def print(self, text: str, shorten: bool = False) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
         lines = "\n".join(f"{stamp} {line}" for line in text.split("\n"))
         try:
@@ -184,26 +187,23 @@ class LogFile:
 
 
 class Voice:
-    """Says and warns for all parts of a run; `console` keeps the log, None for a run without a console."""
+    """Says and warns for all parts of a run, by its console or into a log alone; without both it prints."""
 
     def __init__(self) -> None:
-        self.console: Console | None = None
+        self.console: Console | LogFile | None = None
         self.warnings: list[str] = []
-        self._file: LogFile | None = None
         self._waiting: list[tuple[str, bool]] | None = []
         """Lines said before the console has its log; None once the log is open."""
 
     def speak_to(self, path: Path) -> None:
         """Say everything to a log file alone, from now on."""
-        self.console, self._file = None, LogFile(path, lambda problem: None)
+        self.console = LogFile(path, lambda problem: None)
         self.release()
 
     def say(self, message: str, shorten: bool = False) -> None:
         """Print a line, above the live line and into the run's log; `shorten` as for `Console.print`."""
         message = redacted(message)
-        if self._file is not None:
-            self._file.write(message)
-        elif self.console is None:
+        if self.console is None:
             print(message, flush=True)
         elif self._waiting is not None:
             self._waiting.append((message, shorten))
@@ -222,33 +222,23 @@ class Voice:
 
 
 class EpochLine(Service):
-    """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline.
-
-    `printed` is called with the statistics on the line; new best values of `bests` are marked ` (*)`.
-    """
+    """Print the means of an epoch's steps and the results of its evaluations; at first, the baseline."""
 
     isolate = False
     moments = frozenset({Moment.BEFORE_EPOCH, Moment.AFTER_EPOCH})
     default_schedule = Every(epochs=1)
 
-    def __init__(self, show_eta: bool = True, formatter: MetricFormatter | None = None) -> None:
+    print_line: Callable[[Readings], object]
+    """Prints the metrics in a window, and clears it."""
+
+    def __init__(self) -> None:
         super().__init__("epoch line")
-        self._show_eta, self._formatter = show_eta, formatter
-        self.bests: Sequence[Best] = ()
-        self.printed: Callable[[Mapping[str, Stats]], object] = lambda stats: None
 
     def run(self, boundary: Boundary) -> None:
-        if boundary.moment is Moment.BEFORE_EPOCH and boundary.step:
-            return  # a baseline comes before step 1 only; a resumed epoch keeps its window
-        readings, run = boundary.readings, self._run
-        stats = all_stats(readings)
-        new = {best.metric for best in self.bests if best.is_on_line(readings)}
-        readings.clear()
-        if stats:
-            tag = log_tag(run.epoch, run.max_epoch, run.step, run.max_step, None)
-            eta = run.get_eta() if self._show_eta else None
-            run.println(log_line(tag, stats, new, self._formatter, eta), shorten=True)
-            self.printed(stats)
+        # a baseline comes before step 1 only; a resumed epoch keeps its window
+        is_line = boundary.moment is not Moment.BEFORE_EPOCH or not boundary.step
+        if is_line and boundary.readings.names():
+            self.print_line(boundary.readings)
 
     finish = run
 
@@ -427,13 +417,3 @@ def _write(stream: TextIO, text: str) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
-
-
-def _discard(stream: TextIO) -> None:
-    """Let a `stream` that nobody reads lead nowhere, so that no flush fails at Python's exit."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nowhere, stream.fileno())
-        finally:
-            os.close(nowhere)

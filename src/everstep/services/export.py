@@ -18,14 +18,15 @@ from everstep.backends import torch_files
 from everstep.checkpoint import Checkpoint, CheckpointName, files, find_checkpoint, is_finite, place_apart
 from everstep.contracts.services import Boundary, BuiltIn, EvalStep, Moment, RunView, Stage
 from everstep.contracts.state import BESIDE, HostArray
+from everstep.display.cells import with_leaves
 from everstep.durable import require_no_link, temporary
 from everstep.errors import ConfigError, MetricError, NoCheckpointError, nearest
 from everstep.formats import DISTRIBUTED, byte_count, write_shards
 from everstep.metrics.collector import all_stats, is_wall
 from everstep.record import RunDir, to_read, user_path
 from everstep.schedule import Never, Schedule
-from everstep.services import sink
 from everstep.services.judges import Condition, Conditional
+from everstep.services.sink import json_leaf
 from everstep.state import Encoded, array_name, array_paths, children, digest, encode, make_entry, within
 
 FORMATS = ("safetensors", "torch.export")
@@ -252,9 +253,7 @@ def export(
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     if checkpoint is None:
-        raise NoCheckpointError(
-            f"there is no checkpoint yet in {place}; train the run first, or check the path"
-        )
+        raise NoCheckpointError(f"there is no checkpoint yet in {place}; train the run, or check the path")
     arrays = _arrays(checkpoint, entry)
     meta: Any = checkpoint.meta or {}
     about = _description(
@@ -419,12 +418,9 @@ class Dump(BuiltIn):
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    """Turn arrays and tensors, also those in trees and in arrays of objects, into lists."""
+    return with_leaves(value, lambda leaf: _plain(leaf.tolist()) if hasattr(leaf, "tolist") else leaf)
 
 
 def _json(value: Any) -> str:
-    return json.dumps(sink.json_value(value), ensure_ascii=False, default=str)
+    return json.dumps(with_leaves(value, json_leaf), ensure_ascii=False, default=str)

@@ -26,16 +26,7 @@ from everstep.errors import ConfigError
 from everstep.formats.histories import WANDB_BEGINNING, WANDB_BLOCK, WANDB_HEAD, wandb_records
 from everstep.record import Item, RunJournal
 from everstep.schedule import Schedule
-from everstep.services.sink import (
-    Line,
-    Parts,
-    RemoteSink,
-    Sink,
-    describe_root,
-    last_status,
-    lines,
-    require_package,
-)
+from everstep.services.sink import Line, Parts, RemoteSink, Sink, describe_root, last_status, require_package
 
 _POSITION = [f"everstep.position.{number}" for number in range(20)]
 """Tags of MLflow's: after hundreds of starts a position is longer than one may be."""
@@ -100,6 +91,8 @@ class WandB(Sink):
         if self._mode not in ("online", "offline", "disabled"):
             origin = "mode" if mode else "WANDB_MODE"
             raise ConfigError(f'WandB({origin}={self._mode!r}): give "online", "offline" or "disabled"')
+        if self._mode == "disabled":
+            self.moments = frozenset()
         require_package("WandB", "wandb")
         self.timeout = number("timeout", timeout, of="seconds", none="to wait until the upload ends")
         self._names = {"project": project, "entity": entity or "", "run_group": group or ""}
@@ -177,7 +170,7 @@ class WandB(Sink):
         )
 
     def write(self, file: IO[bytes], items: Iterable[Item]) -> None:
-        for line in lines(items):
+        for line in self.lines(items):
             if line["step"] != self._step:
                 self._put_row(file)
                 self._step = line["step"]
@@ -193,10 +186,6 @@ class WandB(Sink):
         self._warn_of_changes()
         code = int(last_status(self._run.run_dir) != "finished")
         self._put(file, exit={"exit_code": code, "runtime": int(self._now - self._began)})
-
-    def catch_up(self) -> None:
-        if self._mode != "disabled":
-            super().catch_up()
 
     def close(self) -> None:
         if self._mode == "disabled":

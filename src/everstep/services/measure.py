@@ -122,13 +122,13 @@ class Profile(BuiltIn):
             self._path = self._folder / f"step-{boundary.step:08d}.json"
             self._until = boundary.step + self.steps
             self.schedule = self._begins | At(self._until)  # the loop asks after that step, too
-            self._trace = self._backend.Trace()
+            self._trace = self._backend.start_profile()
             return
         trace = self._stop()
         require_no_link(self._folder, self._folder.parent.parent)
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_name("unfinished.json")
-        trace.export(unfinished)
+        trace.export_chrome_trace(str(unfinished))
         os.replace(unfinished, self._path)
         if self.keep is not None:
             for old in sorted(self._folder.glob("step-*.json"))[: -self.keep]:

@@ -25,8 +25,7 @@ from everstep.redaction import HIDDEN, redacted
 EVENTS = {"failed": "has failed", "diverged": "has diverged", "stuck": "is stuck", "finished": "is finished"}
 _AGAIN = ("diverged", "finished")
 """Events that a resume meets again: the same step is compared again, a finished run is opened again."""
-_NOTE = "notified"
-"""Kind of the journal's event that a message was sent."""
+_NOTE = "notified"  # kind of the event that a message was sent
 _LAST_WORDS, _LONGEST = 3.0, 2000
 """Seconds that a process which ends itself waits for a message, and most characters of a reason."""
 
@@ -110,13 +109,6 @@ class Notify(BuiltIn):
     A command gets JSON on its standard input, a URL a POST of the same: "text" (a sentence, which chats
     show), "event", "reason", "run", "run_dir", "step", "epoch", "start", "host", "time" (seconds since 1970).
 
-    | event | when |
-    |---|---|
-    | failed | an error or a guard ends a start; `everstep run` tells it of a process that was killed, too |
-    | diverged | a step that is executed again has other results than the first time |
-    | stuck | the run's `HangWatch` finds that nothing moves for long |
-    | finished | the run came to its end |
-
     A message is sent by a thread; the end of a start waits for it, `timeout` seconds at most.  A message that
     cannot be sent is a warning, once.  A resume does not send it again; a process that is killed just before
     sends nothing.
@@ -124,7 +116,9 @@ class Notify(BuiltIn):
     Args:
         command: a command and its arguments.
         url: an address with http or https.  The record and the warnings name its host only.
-        on: the events to tell.
+        on: the events to tell: "failed" (an error or a guard ends a start; `everstep run` tells it of a
+            process that was killed, too), "diverged" (a step that is executed again has other results than
+            the first time), "stuck" (the run's `HangWatch` finds that nothing moves), "finished".
         timeout: seconds that one message may take.
     """
 
@@ -147,9 +141,7 @@ class Notify(BuiltIn):
         if bool(command) == (url is not None):
             raise ConfigError('Notify: give one of command=["PROGRAM", "ARGUMENT"] and url="https://..."')
         if isinstance(command, str) or not all(isinstance(part, str) and part for part in command):
-            raise ConfigError(
-                f'command={command!r}: give a list of strings, as in ["mail", "me@example.org"]'
-            )
+            raise ConfigError(f'command={command!r}: give a list of strings, as ["mail", "me@example.org"]')
         address = "" if url is None else _address(url)
         self.target = Target(tuple(command), address, number("timeout", timeout, of="seconds"))
         self._is_open = False
@@ -206,12 +198,10 @@ class Notify(BuiltIn):
             # first: a process that is killed here tells nothing, rather than the same thing twice
             self._run.note(_NOTE, message, wall=True)
             self._run.flush()
-            problem = self.target.send(facts)
-        if problem is not None and not self._warned:
+            fault = self.target.send(facts)
+        if fault is not None and not self._warned:
             self._warned = True
-            self._run.println(
-                f"warning: {self.target} was not told that {facts['text']}: {redacted(problem)}"
-            )
+            self._run.println(f"warning: {self.target} was not told that {facts['text']}: {redacted(fault)}")
 
 
 def _address(url: str) -> str:

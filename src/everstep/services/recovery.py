@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -48,7 +47,7 @@ class Recovery(BuiltIn):
         super().__init__("recovery")
         self.max_rollbacks = integer("max_rollbacks", max_rollbacks)
         self.reset_after = integer("reset_after", reset_after, none="to count all of them")
-        self._batches: deque[Drawn] = deque()
+        self._batches: list[Drawn] = []
 
     def drew(self, step: int, stream: str, pass_index: int, batch_index: int) -> None:
         self._batches.append(Drawn(step, stream, pass_index, batch_index))
@@ -77,18 +76,16 @@ class Recovery(BuiltIn):
         """Forget batches too far before a checkpoint: they are never blamed."""
         step = CheckpointName.parse(boundary.payload).step
         old = [batch for batch in self._batches if batch.step <= step]
-        for _ in range(len(old) - len(_of_last_steps(old, self.max_rollbacks))):
-            self._batches.popleft()
+        self._batches = _of_last_steps(old, self.max_rollbacks) + self._batches[len(old) :]
 
     def state_dict(self) -> list[list[Any]]:
         return [list(batch) for batch in _of_last_steps(self._batches, self.max_rollbacks)]
 
     def load_state_dict(self, state: Any) -> None:
-        self._batches = deque(Drawn(*each) for each in state)
+        self._batches = [Drawn(*each) for each in state]
 
 
-def _of_last_steps(entries: Iterable[Drawn], count: int) -> list[Drawn]:
-    batches = list(entries)
+def _of_last_steps(batches: Sequence[Drawn], count: int) -> list[Drawn]:
     steps = sorted({each.step for each in batches})[-count:]
     return [each for each in batches if each.step in steps]
 

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeAlias
@@ -25,6 +25,7 @@ from everstep.arguments import number
 from everstep.checkpoint import CheckpointName, read_manifest
 from everstep.contracts.metrics import Block
 from everstep.contracts.services import Boundary, Moment, RunView, Service
+from everstep.display.cells import with_leaves
 from everstep.durable import require_no_link
 from everstep.errors import ConfigError, UsageError, to_install
 from everstep.record import Event, Follower, Item, Position, RunDir, RunJournal
@@ -72,7 +73,10 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
 
     for item in items:
         if isinstance(item, Event):
-            if (checkpoint := _checkpoint(item)) is not None:
+            # announced, or gone on from without an announcement
+            resumed_from = item.data["facts"].get("resumed_from") if item.kind == "segment" else None
+            checkpoint = item.data["name"] if item.kind == "checkpoint" else resumed_from
+            if checkpoint is not None:
                 name = CheckpointName.parse(checkpoint)
                 # one of an epoch's end comes after all rows of its step but those of the run's end
                 yield from in_order(name.step + (name.epoch is not None))
@@ -88,16 +92,6 @@ def lines(items: Iterable[Item]) -> Iterator[Line]:
             line[column] = value
             line.time = max(line.time, time + seq / 1000)
     yield from in_order()
-
-
-def _checkpoint(event: Event) -> str | None:
-    """Return the checkpoint that an event announces, or from which a start goes on without announcing it."""
-    name: str | None = None
-    if event.kind == "checkpoint":
-        name = event.data["name"]
-    elif event.kind == "segment":
-        name = event.data["facts"].get("resumed_from")
-    return name
 
 
 def divide_at_last_step(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
@@ -127,13 +121,11 @@ def require_package(service: str, package: str) -> None:
         raise ConfigError(f"{service}() needs the package {package}: {to_install(package)}")
 
 
-def json_value(value: Any) -> Any:
-    """Convert NaN and infinities, which JSON lacks, to None and strings; also inside lists and mappings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    if isinstance(value, Mapping):
-        return {key: json_value(part) for key, part in value.items()}
-    return [json_value(part) for part in value] if isinstance(value, list) else value
+def json_leaf(value: Any) -> Any:
+    """Convert NaN and infinities, which JSON lacks, to None and strings."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)
 
 
 class Sink(Service, ABC):
@@ -217,9 +209,6 @@ class Sink(Service, ABC):
         self._run, self._follower, self._is_over = run, None, False
 
     def run(self, boundary: Boundary) -> None:
-        self.catch_up()
-
-    def finish(self, boundary: Boundary) -> None:
         self.catch_up()
 
     def close(self) -> None:
@@ -387,9 +376,8 @@ class RemoteSink(Service, ABC):
         if self._follower is None:
             self._load_position()
             self._follower = Follower(self.run_dir, self._run.segment)
-        self._unsent += [
-            item for item in self._follower.news() if item.offset >= self._sent_to.get(self._this_start, 0)
-        ]
+        sent_to = self._sent_to.get(self._this_start, 0)
+        self._unsent += [item for item in self._follower.news() if item.offset >= sent_to]
         items = [item for item in self._unsent if item.offset < end]
         unsent = [self._without_sent(line) for line in lines([*self._unsent_older, *items])]
         if items:
@@ -490,7 +478,7 @@ class JSONLines(Sink):
         super().__init__(path, every=every, name=name)
 
     def write(self, file: IO[str], items: Iterable[Item]) -> None:
-        file.writelines(f"{json.dumps(json_value(line))}\n" for line in lines(items))
+        file.writelines(f"{json.dumps(with_leaves(line, json_leaf))}\n" for line in lines(items))
 
 
 class CSV(Sink):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -13,15 +13,12 @@ import xxhash
 from everstep.contracts.state import HostArray, Json
 from everstep.state.codec import Encoded, component, components, inside, tag_of, text_of
 
-Bytes: TypeAlias = Any
-"""Type of bytes, or of a 1-D uint8 array."""
-
 _ITEMS = {"$tuple", "$deque"}
 _PAIRS = {"$dict", "$ordered", "$counter", "$defaultdict"}
 
 
-def leaves(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
-    """Yield (path, bytes) of every leaf, sorted by path: equal trees give equal leaves, and only they do.
+def leaves(encoded: Encoded) -> Iterator[tuple[str, Any]]:
+    """Yield (path, bytes or uint8) of every leaf, by path: equal trees give equal leaves, and only they do.
 
     An array gives two leaves: its elements at its path, and its form (dtype, shape ...) at path + "#".  The
     kind of a container is at path + "#", too, the kind of a value that a backend packed at path + "##".  The
@@ -56,7 +53,7 @@ def digest(encoded: Encoded, skip: Collection[str] = ("wall",)) -> str:
     return total.hexdigest()
 
 
-def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, Bytes]]:
+def _walk(node: Any, path: str, arrays: Mapping[str, HostArray]) -> Iterator[tuple[str, Any]]:
     tag = tag_of(node)
     if tag == "$array":
         host = arrays[node[tag]]

@@ -321,13 +321,9 @@ def _restored(live: Any, saved: Any) -> Any:
     if type(live) is type(saved) and not is_array:
         if isinstance(live, tuple) and len(live) == len(saved):
             return tuple(_restored(*pair) for pair in zip(live, saved, strict=True))
-        if isinstance(live, set):
+        if isinstance(live, set | bytearray) or (isinstance(live, deque) and live.maxlen == saved.maxlen):
             live.clear()
-            live.update(saved)
-            return live
-        if isinstance(live, bytearray) or (isinstance(live, deque) and live.maxlen == saved.maxlen):
-            live.clear()
-            live.extend(saved)
+            (live.update if isinstance(live, set) else live.extend)(saved)
             return live
     try:
         entry = _entry(live)

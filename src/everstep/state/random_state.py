@@ -11,17 +11,17 @@ from typing import Any
 import xxhash
 
 from everstep import backends
-from everstep.backends.numpy import python_tree, set_python_state
+from everstep.backends.numpy import set_state_of, state_of
 
 
 def capture() -> dict[str, Any]:
     """Return the global random state: {"python": ..., "numpy": ..., and each other framework in use}."""
-    return {"python": python_tree(random.getstate()), **{b.name: b.random_state() for b in backends.active()}}
+    return {"python": state_of(random), **{b.name: b.random_state() for b in backends.active()}}
 
 
 def restore(tree: dict[str, Any]) -> None:
     """Restore what `capture` returned; a framework that is not imported yet is imported for this."""
-    set_python_state(random, tree["python"])
+    set_state_of(random, tree["python"])
     for name, state in tree.items():
         if name != "python":
             backends.get(name).set_random_state(state)

@@ -14,7 +14,6 @@ from everstep.contracts.services import Moment, RunView
 from everstep.errors import ProgressError, ServiceError, UsageError, some
 from everstep.group import write_error_file
 from everstep.metrics.collector import Collector
-from everstep.metrics.statistics import AcrossRanks
 from everstep.record import CHOSEN, WARNED, FailurePages, StepComparison, read_earlier_steps, traceback_lines
 from everstep.services.console import Voice
 from everstep.services.replayed import Replayed
@@ -181,7 +180,7 @@ class Engine:
         )
         self.collector.emit = self.recording.add
         if self.ranks.several:
-            self.collector.across = AcrossRanks(self.ranks.group)
+            self.collector.across = self.ranks.group
         self.program_checks = ProgramChecks(
             self.user, self.progress, recovered.step, self.voice, self.warn_once
         )

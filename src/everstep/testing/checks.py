@@ -39,29 +39,19 @@ from everstep.record import Row, RunJournal
 from everstep.schedule import Every, Instant
 from everstep.services.checkpoints import Checkpoints
 from everstep.services.sink import RemoteSink
-from everstep.state import (
-    Encoded,
-    PerRank,
-    array_name,
-    capture,
-    decode,
-    digest,
-    encode,
-    isolated,
-    leaves,
-    make_entry,
-    restore,
-)
+from everstep.state import Encoded, PerRank, array_name, decode, digest, encode, leaves, make_entry
 from everstep.state.entries import StatefulEntry
-from everstep.state.random_state import seed_all
+from everstep.state.random_state import capture, isolated, restore, seed_all
 from everstep.supervisor import Ending
 from everstep.supervisor.board import require_service
 from everstep.testing.tools import ManualClock, nothing_left
 
 _PASSES = 3
 _BEFORE, _AFTER = 128, 2
-"""Most batches that `try_stream` draws before a position, and the number that it compares after it."""
+"""Most batches that `_try_stream` draws before a position, and the number that it compares after it."""
 _END = object()
+_GRACE = 1.0
+"""Seconds in which a stream's thread may end after `close()`."""
 
 
 class Verdict(NamedTuple):
@@ -74,6 +64,9 @@ class Verdict(NamedTuple):
 
     kept: bool | None
     why: str
+
+    def __str__(self) -> str:
+        return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[self.kept] }: {self.why}"
 
 
 def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> None:
@@ -108,9 +101,7 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
             # a resume at the end of a pass opens only the next one
             restore(at.random_state)
             following, _ = _read(make_stream(), most, begin=at.pass_index + 1)
-            law = (
-                "opened by a new process (a stream that goes on from pass to pass has carries_over = True): "
-            )
+            law = "opened by a new process (one that goes on from pass to pass has carries_over = True): "
             _require_equal(passes[at.pass_index + 1 :], following, law, at.pass_index + 1)
     for size in (2, 3) if shares else ():
         _check_shares(make_stream, size)
@@ -119,39 +110,30 @@ def check_stream(make_stream: Callable[[], Stream], *, shares: bool = True) -> N
             print("the cursor has no remaining(): a run killed in an epoch's tail may resume without a step")
 
 
-def try_stream(stream: Stream) -> Verdict:
-    """Try a stream on copies: opened at a position, it must give the batches that came after it.
+def _try_stream(first: Stream, second: Stream, third: Stream, fourth: Stream) -> Verdict:
+    """Try copies of a stream: opened at a position, it must give the batches that came after it.
 
     The position is one behind many batches: data that reads ahead in blocks tells the start of a block first.
     The pass is left there, and the next one must begin with the same batches, too.
     """
-    try:
-        first, second, third, fourth = (copy.deepcopy(stream) for _ in range(4))
-    except Exception as error:
-        return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
-    try:
-        (batches,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
-        if len(batches) < 2:
-            return Verdict(None, "it gave one batch only" if batches else "it gave no batch")
-        if all(batch is None for batch, _ in batches):
-            return Verdict(None, "its batches hold nothing that can be compared")
-        last = max(1, len(batches) - _AFTER)
-        most = [last + _AFTER, _AFTER]
-        passes, places = _read(second, most, counts=range(last, last + _AFTER + 1), strict=False)
-        in_first = [place for place in places if place.pass_index == 0]
-        at, end = in_first[0], in_first[-1]
-        resumed, _ = _read(third, most, at, strict=False)
-        _require_equal([passes[0][last:], passes[1]], resumed, f"opened at {at}: ")
-        # a resume at the end of a pass opens the next one in a new process
-        if fourth.carries_over:
-            fourth.open("train", 0, end.position, seed=0).close()
-        restore(end.random_state)
-        fresh, _ = _read(fourth, most, begin=1, strict=False)
-        _require_equal([passes[1]], fresh, "the pass after a resume: ", 1)
-    except (AssertionError, NotResumableError) as error:
-        return Verdict(False, str(error))
-    except Exception as error:
-        return Verdict(False, f"{type(error).__name__}: {error}")
+    (batches,), _ = _read(first, [_BEFORE + _AFTER], strict=False)
+    if len(batches) < 2:
+        return Verdict(None, "it gave one batch only" if batches else "it gave no batch")
+    if all(batch is None for batch, _ in batches):
+        return Verdict(None, "its batches hold nothing that can be compared")
+    last = max(1, len(batches) - _AFTER)
+    most = [last + _AFTER, _AFTER]
+    passes, places = _read(second, most, counts=range(last, last + _AFTER + 1), strict=False)
+    in_first = [place for place in places if place.pass_index == 0]
+    at, end = in_first[0], in_first[-1]
+    resumed, _ = _read(third, most, at, strict=False)
+    _require_equal([passes[0][last:], passes[1]], resumed, f"opened at {at}: ")
+    # a resume at the end of a pass opens the next one in a new process
+    if fourth.carries_over:
+        fourth.open("train", 0, end.position, seed=0).close()
+    restore(end.random_state)
+    fresh, _ = _read(fourth, most, begin=1, strict=False)
+    _require_equal([passes[1]], fresh, "the pass after a resume: ", 1)
     return Verdict(True, f"{_AFTER} batches drawn again were the same")
 
 
@@ -248,7 +230,11 @@ def _read(
         passes.append(batches)
         for _ in range(2):
             cursor.close()
-        threads = [each.name for each in set(threading.enumerate()) - before if "everstep" in each.name]
+        # foreign data may have threads of its library, which end with the process
+        own = [each for each in set(threading.enumerate()) - before if strict or "everstep" in each.name]
+        for thread in own:
+            thread.join(_GRACE)
+        threads = [each.name for each in own if each.is_alive()]
         assert not threads, f"{prefix}threads {threads} are alive after close()"
         children = multiprocessing.active_children() if strict else ()
         assert not children, f"{prefix}processes {children} are alive after close()"
@@ -354,12 +340,7 @@ class Checked:
     run: Verdict
 
     def __str__(self) -> str:
-        word = "none" if self.word is None else _format_verdict(self.word)
-        return f"its own state_dict: {word}\nin a run of everstep: {_format_verdict(self.run)}"
-
-
-def _format_verdict(verdict: Verdict) -> str:
-    return f"{ {True: 'kept', False: 'not kept', None: 'not tried'}[verdict.kept] }: {verdict.why}"
+        return f"its own state_dict: {self.word or 'none'}\nin a run of everstep: {self.run}"
 
 
 def check(obj: Any, change: Change | None = None) -> Checked:
@@ -379,8 +360,8 @@ def check(obj: Any, change: Change | None = None) -> Checked:
     no_batches = isinstance(obj, Mapping) or any(each.entry(obj) is not None for each in backends.active())
     if change is None and not no_batches and (hasattr(obj, "__iter__") or hasattr(obj, "open")):
         return _check_data(obj)
-    word = _try_state(obj, change, StatefulEntry) if isinstance(obj, Stateful) else None
-    return Checked("state", word, _try_state(obj, change, partial(make_entry, "state")))
+    word = _tried(obj, 2, partial(_try_state, StatefulEntry, change)) if isinstance(obj, Stateful) else None
+    return Checked("state", word, _tried(obj, 2, partial(_try_state, partial(make_entry, "state"), change)))
 
 
 def _check_data(data: Any) -> Checked:
@@ -401,8 +382,24 @@ def _try_unspent(stream: Stream) -> Verdict:
     if stream.spent or isinstance(stream.keeps_place, Iterator):
         exact = "a resume is exact until it draws at random again, as a DataLoader does at a second pass"
         return Verdict(None, f"it is an iterator, which can be read once only; {exact}")
+    return _tried(stream, 4, _try_stream)
+
+
+def _tried(obj: Any, count: int, trial: Callable[..., Verdict]) -> Verdict:
+    """Give copies of an object to a trial; what the trial raises is a verdict, too."""
     with isolated(), _quiet():
-        return try_stream(stream)
+        try:
+            copies = [copy.deepcopy(obj) for _ in range(count)]
+        except Exception as error:
+            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
+        try:
+            return trial(*copies)
+        except (AssertionError, NotResumableError) as broken:
+            return Verdict(False, str(broken))
+        except StateError as error:
+            return Verdict(False, f"refused: {error}")
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -418,28 +415,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _try_state(obj: Any, change: Change | None, entry_of: Callable[[Any], Entry]) -> Verdict:
-    with isolated(), _quiet():
-        try:
-            one, other = copy.deepcopy(obj), copy.deepcopy(obj)
-        except Exception as error:
-            return Verdict(None, f"it cannot be copied ({type(error).__name__}: {error})")
-        try:
-            shows = _require_comes_back(one, other, change or (lambda each: None), entry_of)
-        except AssertionError as broken:
-            return Verdict(False, str(broken))
-        except StateError as error:
-            return Verdict(False, f"refused: {error}")
-        except Exception as error:
-            return Verdict(False, f"{type(error).__name__}: {error}")
-        if change is not None and not shows:
-            return Verdict(None, "the change shows neither in the state nor in what it returns")
-        return Verdict(True, "a copy that was given its state does the same")
-
-
-def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable[[Any], Entry]) -> bool:
-    """Require that an object that is given another's state does the same; return whether the changes show."""
-    first, second = entry_of(one), entry_of(other)
+def _try_state(entry_of: Callable[[Any], Entry], given: Change | None, one: Any, other: Any) -> Verdict:
+    """Try two copies of an object: the one that is given the other's state must do the same."""
+    first, second, change = entry_of(one), entry_of(other), given or (lambda each: None)
     for entry in (first, second):  # each notes what it was given before the first change, as in a loop
         entry.enter()
     first_content = _content(encode(first.save()))
@@ -459,7 +437,9 @@ def _require_comes_back(one: Any, other: Any, change: Change, entry_of: Callable
         message = f"after {count} more changes the restored object differs"
         assert comparable(change(other)) == expected, f"{message} in what the change returns"
         _require_same(_content(encode(second.save())), _content(encode(first.save())), message)
-    return state != first_content or any(result is not None for result in results)
+    if given is not None and state == first_content and all(result is None for result in results):
+        return Verdict(None, "the change shows neither in the state nor in what it returns")
+    return Verdict(True, "a copy that was given its state does the same")
 
 
 def _content(encoded: Encoded) -> dict[Any, Any]:
@@ -519,7 +499,9 @@ def check_service(
         make_state: makes more entries of the state, for a service that looks at them, such as "model"; called
             for each start.
     """
-    _check_in_runs(make_service, metrics, values, lambda run_dir, where: None, make_state)
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program = _Program(make_service, metrics, values, Path(folder), make_state)
+        _check_in_runs(program, lambda run_dir, label: None)
 
 
 def check_sink(
@@ -547,14 +529,14 @@ def check_sink(
             f"{[*(actual - expected)][:5]} (step, name, value); write each valid row once"
         )
 
-    if isinstance(make_sink(), RemoteSink):
-        with isolated(), tempfile.TemporaryDirectory() as folder:
-            program, lines = _Program(make_sink, (), {}, Path(folder)), 0
-            while not program.lines_to_kill:  # the run before was killed
-                lines += 1
-                program.lines_to_kill = lines
-                inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
-    _check_in_runs(make_sink, (), {}, inspect)
+    with isolated(), tempfile.TemporaryDirectory() as folder:
+        program, lines = _Program(make_sink, (), {}, Path(folder, "killed")), 0
+        is_remote = isinstance(make_sink(), RemoteSink)
+        while is_remote and not program.lines_to_kill:  # the run before was killed
+            lines += 1
+            program.lines_to_kill = lines
+            inspect(program.run().run_dir, f"killed in {program.killed_in} and started again")
+        _check_in_runs(_Program(make_sink, (), {}, Path(folder)), inspect)
 
 
 def _count_rows(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
@@ -562,57 +544,48 @@ def _count_rows(rows: Iterable[Value]) -> Counter[tuple[int, str, str]]:
         return Counter((int(step), name, repr(np.float32(value))) for step, name, value in rows)
 
 
-def _check_in_runs(
-    make_service: Callable[[], Service],
-    metrics: Sequence[str],
-    values: Mapping[str, Sequence[float]],
-    inspect: Callable[[Path, str], None],
-    make_state: Callable[[], Mapping[str, Any]] = dict,
-) -> None:
+def _check_in_runs(program: _Program, inspect: Callable[[Path, str], None]) -> None:
     """Check a service; `inspect` is called with the directory of each run and how it was disturbed."""
-    _check_attributes(make_service)
-    for name, series in values.items():
+    _check_attributes(program.make)
+    for name, series in program.values.items():
         count, each = (_EPOCHS * _STEPS, "step") if name == "loss" else (_EPOCHS, "epoch")
-        assert len(series) == count, (
-            f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        message = f"values={{{name!r}: {list(series)}}}: give {count} values, one for each {each}"
+        assert len(series) == count, message
+    service = program.make()
+    undisturbed = program.run()
+    assert program.calls["run"] or program.calls["finish"], (
+        f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
+    )
+    known = sorted({row.name for row in RunJournal(undisturbed.run_dir).rows()})
+    for metric in service.watches:
+        assert metric in known, (
+            f"the service watches {metric!r}, which has no values in this check "
+            f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
         )
-    service = make_service()
-    with isolated(), tempfile.TemporaryDirectory() as folder:
-        program = _Program(make_service, metrics, values, Path(folder), make_state)
-        undisturbed = program.run()
-        assert program.calls["run"] or program.calls["finish"], (
-            f"the service never ran in {_EPOCHS} epochs of {_STEPS} steps; give it a schedule that is due"
-        )
-        known = sorted({row.name for row in RunJournal(undisturbed.run_dir).rows()})
-        for metric in service.watches:
-            assert metric in known, (
-                f"the service watches {metric!r}, which has no values in this check "
-                f"({nearest(metric, known)}); correct the name, or give metrics=[{metric!r}]"
-            )
-        inspect(undisturbed.run_dir, "undisturbed")
-        alone = None if service.controller else program.run(without=True)
+    inspect(undisturbed.run_dir, "undisturbed")
+    alone = None if service.controller else program.run(without=True)
+    if alone is not None:
+        broken = "an observer must change nothing, but with this service these differ"
+        _require_same(undisturbed.content, alone.content, broken, _is_of(service))
+    # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
+    for place, strike in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
+        label = f"{strike} in {place} and started again"
+        resumed = program.run(strike, place)
+        broken = f"its state_dict must hold all that run() remembers, but {label} these differ"
+        _require_same(resumed.content, undisturbed.content, broken)
+        inspect(resumed.run_dir, label)
+    program.require_tried(program.make())
+    failing_run = None
+    with suppress(_PlantedError):
+        failing_run = program.run(failing=True)
+    assert (failing_run is not None) == (service.stage is Stage.REPORT), (
+        "a failure in REPORT, and in no other stage, lets the training continue"
+    )
+    if failing_run is not None:
+        assert any("planted" in text for text in failing_run.warnings), "a failure must be warned about"
         if alone is not None:
-            broken = "an observer must change nothing, but with this service these differ"
-            _require_same(undisturbed.content, alone.content, broken, _is_of(service))
-        # steps and tails, each kind in both ways: the pattern of places has three parts, that of ways two
-        for place, strike in zip(_PLACES, cycle(("interrupted", "crashed")), strict=False):
-            label = f"{strike} in {place} and started again"
-            resumed = program.run(strike, place)
-            broken = f"its state_dict must hold all that run() remembers, but {label} these differ"
-            _require_same(resumed.content, undisturbed.content, broken)
-            inspect(resumed.run_dir, label)
-        program.require_tried(make_service())
-        failing_run = None
-        with suppress(_PlantedError):
-            failing_run = program.run(failing=True)
-        assert (failing_run is not None) == (service.stage is Stage.REPORT), (
-            "a failure in REPORT, and in no other stage, lets the training continue"
-        )
-        if failing_run is not None:
-            assert any("planted" in text for text in failing_run.warnings), "a failure must be warned about"
-            if alone is not None:
-                broken = "a failing REPORT service must change nothing, but these differ"
-                _require_same(failing_run.content, alone.content, broken, _is_of(service))
+            broken = "a failing REPORT service must change nothing, but these differ"
+            _require_same(failing_run.content, alone.content, broken, _is_of(service))
 
 
 def _check_attributes(make_service: Callable[[], Service]) -> None:
@@ -668,7 +641,7 @@ class _Program:
         folder: Path,
         make_state: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._make, self._values, self._folder, self._make_state = make_service, values, folder, make_state
+        self.make, self.values, self._folder, self._make_state = make_service, values, folder, make_state
         collected = dict.fromkeys(("valid_loss", "valid_accuracy", *metrics, *values))
         self._metrics = [name for name in collected if name != "loss"]
         self.calls: Counter[str] = Counter()
@@ -687,7 +660,7 @@ class _Program:
         run_dir = self._folder / str(self._runs)
         for _ in range(_STARTS):
             with nothing_left():
-                service = None if without else self._make()
+                service = None if without else self.make()
                 if service is not None:
                     self._count(service, failing)
                 if isinstance(service, RemoteSink) and self.lines_to_kill:
@@ -738,8 +711,8 @@ class _Program:
                 state = fingerprint(service.state_dict())
                 if state not in self.states:
                     self.states.append(state)
-                if method in ("run", "finish") and outcome:
-                    self.calls["action"] += len(outcome.actions)
+                if method in ("run", "finish"):  # what is no Outcome is an error of the run
+                    self.calls["action"] += len(getattr(outcome, "actions", ()))
                 return outcome
 
             return call
@@ -800,7 +773,7 @@ class _Program:
         return loop.ending
 
     def _value(self, metric: str, index: int, usual: float) -> float:
-        return self._values[metric][index] if metric in self._values else usual
+        return self.values[metric][index] if metric in self.values else usual
 
 
 def _final(run_dir: Path, ending: Ending) -> _Final:

@@ -5,41 +5,33 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from everstep.arguments import checked_keywords, integer
+from everstep import record
+from everstep.arguments import checked_keywords, integer, number
+from everstep.checkpoint import Store, is_interim, read_manifest
 from everstep.contracts.data import Stream
 from everstep.contracts.group import Group, require_same
 from everstep.contracts.services import Moment, Service
 from everstep.contracts.tasks import Task
-from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError
+from everstep.errors import CheckpointError, ConfigError, NoCheckpointError, RunDirError, UsageError, nearest
 from everstep.group import find_group, group_size
-from everstep.record import (
-    Evaluation,
-    RunDir,
-    RunJournal,
-    evaluations,
-    located,
-    record_evaluation,
-    to_read,
-    values_line,
-)
 from everstep.schedule import Every
 from everstep.services.evaluate import Evaluate, Evaluator, steps
 from everstep.supervisor import Loaded, best, load
-from everstep.supervisor.data_ranks import divide, read_data_ranks
+from everstep.supervisor.data_ranks import divide
 from everstep.supervisor.opening.configuration import Configuration
-from everstep.supervisor.settings import LoopOptions
-from everstep.trainer.checkpoint_follower import CheckpointFollower, Which
-from everstep.trainer.eval_loop import evaluate, evaluating, prefixed
-from everstep.trainer.eval_ranks import EvalRanks, refuse_several, whole, why_whole
+from everstep.supervisor.settings import Settings
+from everstep.trainer.eval_loop import EvalRanks, evaluate, evaluating, refuse_several, whole, why_whole
 from everstep.trainer.named_streams import NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
+
+Which = Literal["each", "newest"]
 
 
 class Evaluating:
@@ -54,12 +46,11 @@ class Evaluating:
     """Source of the task's objects, while they are as the run left them."""
     _facts: dict[str, Any] | None = None
 
-    def __init__(self, services: Sequence[Service], options: LoopOptions) -> None:
+    def __init__(self, services: list[Service], settings: Settings) -> None:
         self._services = services
         self._by_stream = {each.stream: each for each in evaluates(services) if each.evaluator is None}
         """The services that evaluate a stream of the Trainer, by its name."""
-        self._data_ranks = read_data_ranks(options.get("data_ranks"))
-        self._config = Configuration.of(options.get("config")) or Configuration({})
+        self._data_ranks, self._config = settings.data_ranks, settings.config or Configuration({})
         looking = [each for each in services if Moment.AFTER_EVAL_STEP in each.moments]
         self._takes = {name for each in looking for name in each.output_names}
         """Outputs of evaluations that services look at."""
@@ -89,7 +80,7 @@ class Evaluating:
             return self._loop.seed
         assert self._weights is not None
         seed = self._weights.seed
-        return RunDir.open(to_read(self.run_dir), create=False).seed if seed is None else seed
+        return record.RunDir.open(record.to_read(self.run_dir), create=False).seed if seed is None else seed
 
     def run_evaluation(self, stream: Any = "valid", *, weights: str | Path | None = None) -> dict[str, float]:
         """Evaluate all of a stream on the run's newest checkpoint, and print the metrics.
@@ -100,7 +91,7 @@ class Evaluating:
         if weights is None:
             self._load(None, newest=True)
         metrics = self.evaluate(stream, weights=weights)
-        print(values_line(metrics))
+        print(record.values_line(metrics))
         return metrics
 
     def evaluate(
@@ -150,38 +141,23 @@ class Evaluating:
         with self._together() as group:
             return self._metrics(group, name, stream, num_steps)
 
-    def _evaluate_saved(self, name: str, num_steps: int) -> Evaluation:
+    def _evaluate_saved(self, name: str, num_steps: int) -> record.Evaluation:
         """Evaluate a stream outside the loop, and record it."""
         with self._together() as group:
             weights, began = self._weights, time.monotonic()
             assert weights is not None
             metrics = self._metrics(group, name, self._streams.get(name), num_steps)
-            seconds = time.monotonic() - began
-            evaluation = Evaluation(
-                name,
-                weights.name,
-                weights.digest,
-                weights.step,
-                weights.epoch,
-                num_steps,
-                metrics,
-                time.time(),
-            )
+            wall = {f"{name}/eval_time": time.monotonic() - began}
+            at = weights.name, weights.digest, weights.step, weights.epoch
+            evaluation = record.Evaluation(name, *at, num_steps, metrics, time.time())
             if group.writer:
-                self._record(evaluation, seconds)
+                self._facts = self._facts or self._config.facts(self._seed, self._services)
+                try:
+                    record.record_evaluation(record.to_read(self.run_dir), evaluation, self._facts, wall)
+                except OSError as error:
+                    problem = f"an evaluation is not recorded: {error}; repair the disk, or free space"
+                    warnings.warn(problem, RuntimeWarning, 3)
         return evaluation
-
-    def _record(self, evaluation: Evaluation, seconds: float) -> None:
-        """Record an evaluation that took some seconds; warn of a disk that refuses."""
-        wall = {f"{evaluation.stream}/eval_time": seconds}
-        if self._facts is None:
-            self._facts = self._config.facts(self._seed, self._services)
-        try:
-            record_evaluation(to_read(self.run_dir), evaluation, self._facts, wall)
-        except OSError as error:
-            warnings.warn(
-                f"an evaluation is not recorded: {error}; repair the disk, or free space", RuntimeWarning, 4
-            )
 
     @contextmanager
     def _together(self) -> Iterator[Group]:
@@ -205,20 +181,18 @@ class Evaluating:
             self._streams.require_apart(name, stream, "evaluation")
         comes_again = loop is not None or stream in self._streams.named.values()
         updates = None if loop is None else loop.updates
-        look: dict[str, Any] = {"takes": self._takes, "comes_again": comes_again}
+        ranks = EvalRanks(group, why_whole(self.task, service, self._looks_at_batches))
+        look: dict[str, Any] = {"takes": self._takes, "comes_again": comes_again, "ranks": ranks}
         if loop is not None:
             look |= {"say": loop.println, "poll": loop.poll_evaluation, "on_step": loop.look_at}
-        ranks = EvalRanks(group, why_whole(self.task, service, self._looks_at_batches))
-        metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look, ranks=ranks)
+        metrics = evaluate(self.task, stream, name, num_steps, self._seed, service, **look)
         if (notice := ranks.notice(name)) is not None and notice not in self._printed:
             self._printed.add(notice)
             if loop is not None:
                 loop.println(notice)
         if loop is not None and loop.updates != updates:
-            raise UsageError(
-                f"an optimizer of the state stepped while stream {name!r} was evaluated; train in train_step"
-            )
-        return prefixed(f"{name}/", metrics)
+            raise UsageError(f"an optimizer stepped while stream {name!r} was evaluated; train in train_step")
+        return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
     def predict(self, stream: Any = "test", *, weights: str | Path | None = None) -> Iterator[Any]:
         """Iterate over what `inference_step` returns for each batch of a stream; weights as for `evaluate`.
@@ -255,7 +229,7 @@ class Evaluating:
         throttle: float = 0.0,
         timeout: float | None = 3600.0,
         max_step: int | None = None,
-    ) -> Iterator[Evaluation]:
+    ) -> Iterator[record.Evaluation]:
         """Evaluate the checkpoints of this run while another process trains it; iterate over the results.
 
             for found in trainer.watch("valid"):
@@ -284,7 +258,7 @@ class Evaluating:
             raise UsageError("watch() inside the loop; call it in another process than the one that trains")
         refuse_several("watch()", "start a single process beside them, which evaluates their checkpoints")
         max_step = integer("max_step", max_step, none="for no limit")
-        follower = CheckpointFollower(located(self.run_dir), every, throttle, timeout)
+        follower = CheckpointFollower(record.located(self.run_dir), every, throttle, timeout)
         if streams is None:
             streams = self._evaluated()
         names = [streams] if isinstance(streams, str) else list(streams)
@@ -294,10 +268,10 @@ class Evaluating:
 
     def _watch(
         self, follower: CheckpointFollower, names: Sequence[str], max_step: int | None
-    ) -> Iterator[Evaluation]:
+    ) -> Iterator[record.Evaluation]:
         """Evaluate checkpoints that another process saves, each stream of each once; yield the results."""
         try:
-            earlier = evaluations(located(self.run_dir))
+            earlier = record.evaluations(record.located(self.run_dir))
         except RunDirError:  # the run does not exist yet
             earlier = []
         recorded = {(e.stream, e.num_steps, e.checkpoint, e.digest) for e in earlier}
@@ -332,12 +306,11 @@ class Evaluating:
         metrics: dict[str, float] = {}
         names = self._evaluated()
         with self._together() as group:
+            found = {name: {} if is_asked else self._known_metrics(name) for name in names}
             # the writer's: the others may have read the record before its last pages
-            known = group.share(
-                [{} if is_asked else self._known_metrics(name) for name in names], "earlier evaluations"
-            )
-        for name, earlier in zip(names, known, strict=True):
-            metrics |= earlier or self.evaluate(name, self._num_steps(name))
+            found = group.share(found, "earlier evaluations")
+        for name in names:
+            metrics |= found[name] or self.evaluate(name, self._num_steps(name))
         return metrics
 
     def _known_metrics(self, stream: str) -> dict[str, float]:
@@ -345,19 +318,19 @@ class Evaluating:
 
         That of the loop is read in the journal: an earlier start may have made it.
         """
-        service, weights, run_dir = self._by_stream.get(stream), self._weights, to_read(self.run_dir)
+        service, weights, run_dir = self._by_stream.get(stream), self._weights, record.to_read(self.run_dir)
         assert weights is not None
         stats = {} if service is None else service.stats
         required = {f"{stream}/{metric}/{name}" for metric, names in stats.items() for name in names}
         if service is not None and Path(weights.path).resolve().is_relative_to(run_dir.resolve()):
-            rows = [row for row in RunJournal(run_dir).rows() if row.phase == f"eval/{service.name}"]
+            rows = [row for row in record.RunJournal(run_dir).rows() if row.phase == f"eval/{service.name}"]
             last = max((row.step for row in rows), default=None)
             metrics = {row.name: row.value for row in rows if row.step == last}
             metrics.pop(f"{stream}/eval_time", None)
             if last == weights.step and required <= metrics.keys():
                 return metrics
         key = stream, self._num_steps(stream), weights.digest
-        for each in reversed(evaluations(run_dir)):
+        for each in reversed(record.evaluations(run_dir)):
             if (each.stream, each.num_steps, each.digest) == key and required <= each.metrics.keys():
                 return each.metrics
         return {}
@@ -400,11 +373,101 @@ def weights_of(run_dir: str | Path, spec: str | Path) -> Path:
     """Return the path of best weights ("best", "best/METRIC"), of a checkpoint by its name, or as given."""
     first, _, metric = str(spec).partition("/")
     if first == "best":
-        paths = {name: record.path for name, record in best(run_dir).items() if record.path is not None}
+        paths = {name: each.path for name, each in best(run_dir).items() if each.path is not None}
         names = [name for name in paths if metric in ("", name, name.replace("/", "."))]
         if len(names) != 1:
             known = ", ".join(f"'best/{name}'" for name in paths) or "none; add Best(metric)"
             raise ConfigError(f"weights={str(spec)!r}: give one that the run keeps: {known}")
         return Path(paths[names[0]])
-    path = to_read(run_dir) / "checkpoints" / str(spec)
+    path = record.to_read(run_dir) / "checkpoints" / str(spec)
     return path if path.exists() else Path(spec)
+
+
+# ------------------------------------------------------------------------- a run that another process trains
+
+POLL = 0.25
+"""Seconds between two looks at the run directory."""
+
+Committed: TypeAlias = tuple[str, str]
+"""Name of a committed checkpoint, and the digest of its state."""
+
+
+class CheckpointFollower:
+    """Reader of a run that another process trains: takes no lock, waits for none, writes nothing."""
+
+    def __init__(self, run_dir: Path, which: Which, throttle: float, timeout: float | None) -> None:
+        if which not in get_args(Which):
+            raise ConfigError(f"every={which!r}: give one of two; {nearest(str(which), get_args(Which))}")
+        throttle = number("throttle", throttle, of="seconds", zero=True)
+        timeout = number("timeout", timeout, of="seconds", zero=True, none="for no limit")
+        self.run_dir, self._which, self._throttle, self._timeout = run_dir, which, throttle, timeout
+        self._store = Store(run_dir)
+        self._known: dict[object, Committed | None] = {}
+        """Mark of each folder that was looked at -> its checkpoint, None for an interim one."""
+        self._newest_file: object = None
+        """Name and size of the newest journal file when the end was looked for last."""
+        self._over = False
+        self._alive_at = time.monotonic()
+
+    def checkpoints(self, skipped: Collection[Committed]) -> Iterator[Committed]:
+        """Yield each committed checkpoint once, or always the newest, until the run has ended."""
+        yielded = set(skipped)
+        last = float("-inf")
+        while True:
+            # asked first, so that a run that has ended has its last checkpoint in the list made next
+            over = self.has_ended()
+            committed = self._committed()
+            candidates = committed[-1:] if self._which == "newest" else committed
+            waiting = [one for one in candidates if one not in yielded]
+            now = time.monotonic()
+            if waiting and now - last >= self._throttle:
+                last = self._alive_at = now
+                yielded.add(waiting[0])
+                yield waiting[0]
+                continue
+            if not waiting and (over or self._has_given_up()):
+                return
+            time.sleep(POLL)
+
+    def _committed(self) -> list[Committed]:
+        """List the checkpoints on disk, oldest first; those that vanish meanwhile are left out."""
+        committed = []
+        for name in self._store.names():
+            path = self._store.path(name)
+            try:
+                status = path.stat()
+                mark = (name, status.st_ino, status.st_ctime_ns)
+                if mark not in self._known:
+                    body = read_manifest(path)
+                    self._known[mark] = None if is_interim(body["meta"]) else (str(name), str(body["digest"]))
+            except (OSError, CheckpointError):
+                continue
+            committed.append(self._known[mark])
+        return [one for one in committed if one is not None]
+
+    def has_ended(self) -> bool:
+        """Whether the run came to its end and nobody has it open."""
+        try:
+            is_open = record.is_held(self.run_dir)
+        except OSError:  # a file system without locks: the journal alone tells
+            is_open = False
+        files = sorted((self.run_dir / "journal").glob("segment-*.evj"))
+        newest_file = [(path.name, path.stat().st_size) for path in files[-1:]]
+        if is_open or newest_file != self._newest_file:
+            self._alive_at = time.monotonic()
+        if is_open:
+            return False
+        if newest_file != self._newest_file:
+            self._newest_file = newest_file
+            try:
+                self._over = record.RunJournal(self.run_dir).ended() is not None
+            except RunDirError:
+                self._over = False
+        return self._over
+
+    def _has_given_up(self) -> bool:
+        if self._timeout is None or time.monotonic() - self._alive_at < self._timeout:
+            return False
+        state = "nobody trains it" if self.run_dir.exists() else "it is not there"
+        print(f"{self.run_dir} has not ended, and {state} for {self._timeout:g} s: the watch ends here")
+        return True

@@ -16,7 +16,7 @@ from everstep.data.cursor import StreamWrapper
 from everstep.errors import ConfigError, Interrupted
 from everstep.state import capture, isolated, restore
 from everstep.supervisor import Ending
-from everstep.trainer.eval_ranks import refuse_several
+from everstep.trainer.eval_loop import refuse_several
 from everstep.trainer.trainer import Trainer
 from everstep.trainer.trainer_loop import TrainerLoop
 
@@ -54,9 +54,8 @@ class MultiRun:
         seeds, described = [trainer.seed for trainer in self.trainers], stream.describe(0)
         own_seed = described is not None and described == stream.describe(1)
         if not own_seed and (None in seeds or len(set(seeds)) > 1):
-            raise ConfigError(
-                f"the runs have the seeds {seeds}; give all Trainers one seed, or the stream one of its own"
-            )
+            remedy = "give all Trainers one seed, or the stream one of its own"
+            raise ConfigError(f"the runs have the seeds {seeds}; {remedy}")
         self._stream = stream
 
     def run_training(self) -> list[Ending]:
@@ -123,6 +122,10 @@ class _Training:
         self._steps.close()
 
 
+_END: Any = object()
+"""Takes the place of the batch after a pass."""
+
+
 class _Place(NamedTuple):
     """Place in the data (purpose, pass, position in the pass or None), and what the cursor tells there."""
 
@@ -130,10 +133,8 @@ class _Place(NamedTuple):
     done: int | None
     left: int | None
     passed_over: Sequence[int] = ()
-
-
-_END: Any = object()
-"""Takes the place of the batch after a pass."""
+    batch: Any = _END
+    """The batch before the place."""
 
 
 class SharedStream(StreamWrapper):
@@ -150,7 +151,6 @@ class SharedStream(StreamWrapper):
         self.cursor: Cursor | None = None
         self._known: list[_Place] = []
         """Places before and after the batch read last; the cursor stands at the last place."""
-        self._batch: Any = None
         self._end: tuple[tuple[str, int, Any], _Place] | None = None
         """Place after which a pass was found to end, and that of the end, for runs that are not yet there."""
 
@@ -171,22 +171,22 @@ class SharedStream(StreamWrapper):
         self._known = [_Place(at, self.cursor.done, self.cursor.remaining())]
         return self._known[0]
 
-    def read(self, at: tuple[str, int, Any], seed: int) -> tuple[Any, _Place]:
-        """Return the batch after a place, or `_END`, and the place after the batch."""
+    def read(self, at: tuple[str, int, Any], seed: int) -> _Place:
+        """Return the place after the next batch from a place, or that of the pass's end."""
         if self._end is not None and self._end[0] == at:
-            return _END, self._end[1]
+            return self._end[1]
         place = self.find(at, seed)
         if place is self._known[-1]:
             cursor, self._known = self.cursor, []  # no place is known if the next line fails
             assert cursor is not None
-            self._batch = next(cursor, _END)
+            batch = next(cursor, _END)
             now = (*at[:2], cursor.position())
-            following = _Place(now, cursor.done, cursor.remaining(), cursor.passed_over())
-            if self._batch is _END:
+            following = _Place(now, cursor.done, cursor.remaining(), cursor.passed_over(), batch)
+            if batch is _END:
                 self._end = at, following._replace(left=0)
-                return self._batch, self._end[1]
-            self._known = [place, following]
-        return self._batch, self._known[-1]
+                return self._end[1]
+            self._known = [place._replace(batch=None), following]
+        return self._known[-1]
 
     def close(self) -> None:
         if self.cursor is not None:
@@ -203,27 +203,27 @@ class _SharedCursor(Cursor):
         self.sample_numbers = shared.cursor.sample_numbers  # type: ignore[method-assign]
 
     def _move(self, place: _Place, count: int) -> None:
-        self._place, self.done = place, place.done
+        self._at, self.done, self._left = place.at, place.done, place.left
         self._count = count if place.done is None else place.done
         self._shared.place = place.at[1], self._count
 
     def __next__(self) -> Any:
-        batch, place = self._shared.read(self._place.at, self._seed)
+        place = self._shared.read(self._at, self._seed)
         self._move(place, self._count + 1)
         self._passed_over += place.passed_over
-        if batch is _END:
+        if place.batch is _END:
             raise StopIteration
-        return copy_batch(batch)  # the step of one run may change its batch in place
+        return copy_batch(place.batch)  # the step of one run may change its batch in place
 
     def passed_over(self) -> list[int]:
         batches, self._passed_over = self._passed_over, []
         return batches
 
     def position(self) -> Any:
-        return self._place.at[2]
+        return self._at[2]
 
     def remaining(self) -> int | None:
-        return self._place.left
+        return self._left
 
 
 def copy_batch(batch: Any) -> Any:

@@ -52,17 +52,14 @@ class NamedStreams:
         if isinstance(items, Mapping):
             return [(name, self._over(name, data)) for name, data in adapt.named(items).items()]
         if not isinstance(items, str | list | tuple):
-            raise ConfigError(
-                f"the streams of an epoch are a {type(items).__name__}; give a list, a name, or names to data"
-            )
+            kind = type(items).__name__
+            raise ConfigError(f"the streams of an epoch are a {kind}; give a list, a name, or names to data")
         streams: dict[str, Stream] = {}
         for number, each in enumerate([items] if isinstance(items, str) else items, 1):
             name = each if isinstance(each, str) else default if number == 1 else f"{default}{number}"
             stream = self.get(name) if isinstance(each, str) else self._over(name, each)
             if streams.setdefault(name, stream) is not stream:
-                raise ConfigError(
-                    f"two streams are called {name!r}; give names to data, as in {{'train': a, 'more': b}}"
-                )
+                raise ConfigError(f"two streams are called {name!r}; give names: {{'train': a, 'more': b}}")
         return list(streams.items())
 
     def _over(self, name: str, data: Data) -> Stream:

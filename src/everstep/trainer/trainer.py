@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from shutil import rmtree
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Unpack
 
 from everstep.arguments import checked_keywords
@@ -25,12 +23,10 @@ from everstep.state import decode, encode, isolated, seed_all
 from everstep.supervisor import Ending, load
 from everstep.supervisor.saving.user_state import UserState
 from everstep.supervisor.settings import LoopOptions, service_list
-from everstep.trainer.eval_loop import mapping, places_kept, prefixed
-from everstep.trainer.eval_ranks import refuse_several
+from everstep.trainer.eval_loop import mapping, places_kept, prefixed, refuse_several
 from everstep.trainer.evaluations import Evaluating, evaluates, one_batch, require_one_each
 from everstep.trainer.named_streams import Data, NamedStreams
 from everstep.trainer.trainer_loop import TrainerLoop
-from everstep.unattended import seed_or_drilled
 
 
 class Trainer(Evaluating):
@@ -75,22 +71,19 @@ class Trainer(Evaluating):
         self.task, self.run_dir = task, run_dir
         self._streams = NamedStreams(streams)
         self.streams = self._streams.named
-        self.seed = seed_or_drilled(options.get("seed"))
         self._options = options
-        self._line = EpochLine(options.get("show_eta", True), options.get("formatter"))
+        self._line = EpochLine()
         self._services = self._with_evaluation(service_list(services), options.get("default_services", True))
-        self._clock = options.get("clock", time.monotonic)
-        self._retry: LoopOptions = {}
-        """Options of the loop that continues after a rollback."""
+        settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
+        super().__init__(self._services, settings)
+        self.seed, self._clock = settings.seed, settings.clock
         if not task.is_built:
             with nullcontext() if self.seed is None else isolated():
                 if self.seed is not None:
                     seed_all(self.seed)
                 task.build()
             task.is_built = True
-        settings = loop_settings(TrainerLoop.kind(), run_dir, self._services, self.streams, options)
         settings.state(task.state())  # refused here, before any loop is opened
-        super().__init__(self._services, options)
         for service in evaluates(self._services):
             service.evaluator = service.evaluator or self._due
 
@@ -133,45 +126,26 @@ class Trainer(Evaluating):
             ConfigError: `evaluate` is neither True, False nor a schedule.
             Interrupted: a signal, or the time budget; the state is saved.
         """
-        for attempt in self._attempts(max_step, self._evaluating(evaluate, evaluate_end)):
-            with attempt as loop:
-                for _ in loop.iter_epochs():
-                    for _ in self._epoch(loop, "train"):
-                        pass
-        return loop.ending
+        services, began, again = self._evaluating(evaluate, evaluate_end), self._clock(), False
+        while True:
+            with suppress(RolledBack):
+                with self._open_loop(max_step, services, began, again) as loop:
+                    for _ in loop.iter_epochs():
+                        for _ in self._epoch(loop, "train"):
+                            pass
+                return loop.ending
+            again = True
 
     def in_turns(self, stream: Stream) -> Generator[TrainerLoop, None, Ending]:
         """Run a training on a stream in turns: yield the open loop after each step."""
-        for attempt in self._attempts(None, self._services):
-            with attempt as loop:
-                for _ in loop.iter_epochs():
-                    yield from self._epoch(loop, {"train": stream})
-        return loop.ending
-
-    def _attempts(
-        self, max_step: int | None, services: Sequence[Service]
-    ) -> Iterator[AbstractContextManager[TrainerLoop]]:
-        """Yield the loop to open for a training, and another loop after each rollback."""
-        began, count, over = self._clock(), 0, False
-
-        @contextmanager
-        def attempt() -> Iterator[TrainerLoop]:
-            nonlocal over
-            try:
-                with self._open_loop(max_step, services) as loop:
-                    if count == 1:
-                        self._introduce(loop)
-                    yield loop
-            except RolledBack:
-                if (limit := self._options.get("max_time")) is not None:
-                    # never 0, which max_time refuses: a loop without time left is interrupted at once
-                    self._retry = {"max_time": max(limit + began - self._clock(), 1e-9)}
-            else:
-                over = True
-
-        while not over:
-            count += 1
-            yield attempt()
+        began, again = self._clock(), False
+        while True:
+            with suppress(RolledBack):
+                with self._open_loop(None, self._services, began, again) as loop:
+                    for _ in loop.iter_epochs():
+                        yield from self._epoch(loop, {"train": stream})
+                return loop.ending
+            again = True
 
     def _evaluating(self, when: bool | Schedule, end: bool) -> list[Service]:
         """Return the services: without evaluations, with these at other times, or (True) as they are."""
@@ -200,11 +174,8 @@ class Trainer(Evaluating):
                 "max_epoch=, max_step= or max_time=, or a service such as StopAfter or EarlyStop"
             )
         if others := self.streams.keys() - {"train", *(each.stream for each in evaluates(self._services))}:
-            names, service = sorted(others), f"everstep.Evaluate({min(others)!r})"
-            loop.println(
-                f"streams not evaluated while training: {', '.join(names)}; "
-                f"to evaluate one: services=[{service}]"
-            )
+            names, one = ", ".join(sorted(others)), f"everstep.Evaluate({min(others)!r})"
+            loop.println(f"streams not evaluated while training: {names}; to evaluate one: services=[{one}]")
 
     def train(self, num_steps: int) -> Ending:
         """Train until the run has made `num_steps` steps in all."""
@@ -215,26 +186,31 @@ class Trainer(Evaluating):
         return self._open_loop(max_step, self._services)
 
     @contextmanager
-    def _open_loop(self, max_step: int | None, services: Sequence[Service]) -> Iterator[TrainerLoop]:
+    def _open_loop(
+        self, max_step: int | None, services: list[Service], began: float | None = None, again: bool = False
+    ) -> Iterator[TrainerLoop]:
+        """Open a loop; for a training that `began` at a time, and that goes on `again` after a rollback."""
         if self._loop is not None:
             raise UsageError("this Trainer's loop is open; leave its with block before you open another")
-        # the rest of a time budget, after a rollback, comes last: it replaces the whole budget
-        options: LoopOptions = {"init_fn": self.task.initialize, **self._options, **self._retry}
-        self._retry = {}
+        options: LoopOptions = {"init_fn": self.task.initialize, **self._options, "seed": self.seed}
         if max_step is not None:
             options["max_step"] = max_step
-        options["seed"] = self.seed
+        if began is not None and again and (limit := options.get("max_time")) is not None:
+            # never 0, which max_time refuses: a loop without time left is interrupted at once
+            options["max_time"] = max(limit + began - self._clock(), 1e-9)
         loop = TrainerLoop(
             self.run_dir, self.task.state(), services=services, streams=self.streams, **options
         )
         loop.belongs_to(self.task)
-        self._line.bests, self._line.printed = loop.bests, loop.announce_printed
+        self._line.print_line = loop.print_line
         # the loop changes the objects: the source of their weights is not known from here on
         self._weights = None
         try:
             with self._streams.in_a_loop(), loop:
                 self._loop = loop
                 self.task.epoch = loop.epoch  # an evaluation may come before an epoch
+                if began is not None and not again:
+                    self._introduce(loop)
                 yield loop
         finally:
             if self._loop is not None and self._options.get("resume") is False and loop.is_continued:
@@ -319,13 +295,16 @@ class Trainer(Evaluating):
         if self._loop is not None:
             raise UsageError("smoke_test() inside the loop; call it before: trainer.smoke_test()")
         task = self.task
-        with unchanged(task, self.streams.values()), scratch() as folder:
-            services: list[Service] = [Console(sink=lambda line: None)]
-            services += [one_batch(each, self._due) for each in evaluates(self._services)]
-            trainer = Trainer(task, self.streams, f"{folder}/run", services=services, seed=self.seed)
+        top = located(gettempdir())  # a drill has one of its own
+        top.mkdir(parents=True, exist_ok=True)
+        services: list[Service] = [Console(sink=lambda line: None)]
+        services += [one_batch(each, self._due) for each in evaluates(self._services)]
+        folder = TemporaryDirectory(prefix="everstep-smoke-", dir=top)
+        with unchanged(task, self.streams.values()), folder as run:
+            trainer = Trainer(task, self.streams, run, services=services, seed=self.seed)
             trainer._takes = self._takes
             trainer.train(1)
-            load(f"{folder}/run", task.state())
+            load(run, task.state())
 
 
 @contextmanager
@@ -342,17 +321,6 @@ def unchanged(task: Task, streams: Collection[Stream]) -> Iterator[None]:
             yield
         finally:
             user.load(decode(state), 0)
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """Make a directory for runs, also where EVERSTEP_ROOT moves them; it is deleted afterwards."""
-    with TemporaryDirectory(prefix="everstep-smoke-") as folder:
-        path = located(folder)
-        try:
-            yield path
-        finally:
-            rmtree(path, ignore_errors=True)
 
 
 _TASK = {
@@ -380,6 +348,4 @@ def require_our_names(task: Task) -> None:
             raise ConfigError(f"{type(task).__name__}.{foreign} is not called by a Trainer; name it {name}")
     epoch = getattr(type(task), "epoch", None)
     if isinstance(epoch, property) and epoch.fset is None:
-        raise ConfigError(
-            f"{type(task).__name__}.epoch is a property that no Trainer can set; give it another name"
-        )
+        raise ConfigError(f"{type(task).__name__}.epoch is a property that no Trainer can set; rename it")

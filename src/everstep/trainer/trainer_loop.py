@@ -12,7 +12,6 @@ from everstep.contracts.tasks import Task
 from everstep.errors import MetricError
 from everstep.group import group_size
 from everstep.loop import TrainLoop
-from everstep.services.best import Best
 from everstep.supervisor import Loaded
 from everstep.supervisor.settings import LoopKind
 
@@ -73,11 +72,6 @@ class TrainerLoop(TrainLoop):
         self._engine.board.fire(Moment.AFTER_EVALUATION, metrics)
 
     @property
-    def bests(self) -> list[Best]:
-        """The services that track a best value, the default one included."""
-        return self._engine.board.bests
-
-    @property
     def is_continued(self) -> bool:
         """Whether a later loop on this run continues what this loop has begun."""
         return self._engine.opening.store.is_unchanged
@@ -85,7 +79,7 @@ class TrainerLoop(TrainLoop):
     def loaded_weights(self) -> Loaded | None:
         """Find where the weights in the objects are saved, after a clean end; None if not in one place."""
         best, newest = self._engine.restored, self._engine.saver.last_commit
-        if best is not None and any(each.part for each in self.bests):
+        if best is not None and any(each.part for each in self._engine.board.bests):
             return None  # a part came back: no checkpoint has what the objects have now
         if best is not None and best.path is not None:
             digest = str(read_manifest(Path(best.path))["digest"])

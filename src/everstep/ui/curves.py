@@ -80,7 +80,7 @@ def _read(
     query = (
         select(
             *(series.c.run, blocks.c.segment, blocks.c.offset, content),
-            *(segments.c.valid_to, segments.c.started, segments.c.last),
+            *(segments.c.valid_to, segments.c.started, segments.c.last, segments.c.zero),
         )
         .join(blocks, blocks.c.series == series.c.id)
         .outerjoin(segments, (segments.c.run == series.c.run) & (segments.c.number == blocks.c.segment))
@@ -119,37 +119,19 @@ def _from_sketches(sketches: Iterable[Any], points: int) -> dict[str, Any] | Non
 def read_rows(connection: Connection, runs: Sequence[int], phase: str, name: str) -> dict[int, Rows]:
     """Return run -> rows of a metric, for the keys of some runs; empty for a run without the metric."""
     pieces: dict[int, list[Rows]] = {run: [_NONE] for run in runs}
-    zeros = zeros_of(connection, runs)
     for run, entries in _read(connection, runs, phase, name, blocks.c.packed):
-        for number, start in groupby(entries, itemgetter(1)):
-            pieces[run].append(_unpack(list(start), zeros[run].get(number, 0.0)))
+        pieces[run] += [_unpack(list(start)) for _, start in groupby(entries, itemgetter(1))]
     return {run: Rows(*map(np.concatenate, zip(*each, strict=True))) for run, each in pieces.items()}
-
-
-def zeros_of(connection: Connection, runs: Sequence[int]) -> dict[int, dict[int, float]]:
-    """Return run -> start -> what to subtract from its clock for the seconds in which the run was alive."""
-    query = select(segments.c.run, segments.c.number, segments.c.started, segments.c.last)
-    query = query.where(segments.c.run.in_(runs)).order_by(segments.c.run, segments.c.number)
-    zeros: dict[int, dict[int, float]] = {run: {} for run in runs}
-    for run, starts in groupby(connection.execute(query), itemgetter(0)):
-        zero, latest = 0.0, 0.0
-        for _, number, started, last in starts:
-            begin = started or last or 0.0
-            zero += max(0.0, begin - latest)  # imports overlap
-            zeros[run][number], latest = zero, max(latest, last or begin)
-    return zeros
 
 
 _NONE = Rows(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.bool_))
 
 
-def _unpack(entries: Sequence[Any], zero: float) -> Rows:
+def _unpack(entries: Sequence[Any]) -> Rows:
     """Unpack the blocks that a start has written; a block's rows came since the block before."""
-    valid_to, started, last = entries[0][4:]
+    valid_to, started, last, zero = entries[0][4:]
     try:
-        times, steps, values = zip(
-            *(block_columns(memoryview(block.packed)) for block in entries), strict=True
-        )
+        times, steps, values = zip(*(block_columns(memoryview(one.packed)) for one in entries), strict=True)
         valid = [block.offset < valid_to for block in entries]
     except (TypeError, ValueError) as error:
         raise UnknownContentError(f"a block belongs to no start, or holds no values: {error}") from None

@@ -20,20 +20,12 @@ from everstep.index.shipping import is_here
 from everstep.index.sql_tables import events, runs, segments, stored
 from everstep.record import misfit
 from everstep.record.journal_format import step_of
-from everstep.ui.curves import zeros_of
 from everstep.ui.runs_table import differing, heading, plain, run_id, streams_of
 from everstep.untrusted_files import open_below
-from everstep.views.describe_run import describe
-from everstep.views.find_run import Found
+from everstep.views.describe_run import Found, describe
 
-LOG_BYTES = 1 << 18
-"""Most bytes of a log in one answer."""
-
-LARGEST_IMAGE = 32 << 20
-"""Most bytes of a picture."""
-
-LONGEST_TEXT = 1 << 18
-"""Most characters of a text; a browser lays them all out."""
+LOG_BYTES, LARGEST_IMAGE, LONGEST_TEXT = 1 << 18, 32 << 20, 1 << 18
+"""Most bytes of a log in one answer and of a picture, and characters of a text: a browser lays all out."""
 
 _IMAGES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
 """First bytes of a picture -> its type.  SVG is left out: it may hold a script."""
@@ -51,8 +43,10 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
     entry = Found(database, {**run, "status": run["status"] if _is_there(database, run) else GONE})
     with database.read() as connection:
         facts = describe(connection, entry, steps=False)
-        starts = facts.pop("segments")
-        streams, zeros = streams_of(metric_names(connection, run["id"])), zeros_of(connection, [run["id"]])
+        trained = [start for start in facts.pop("segments") if start["badge"] is not None]
+        streams = streams_of(metric_names(connection, run["id"]))
+        query = select(segments.c.number, segments.c.zero).where(segments.c.run == run["id"])
+        zeros = {number: zero for number, zero in connection.execute(query)}
         config, parent = facts["facts"].get("config"), facts["facts"].get("parent")
         name = str(parent.get("run")) if isinstance(parent, dict) else ""
         forked = connection.execute(select(runs).where(runs.c.name == name)).mappings().one_or_none()
@@ -67,11 +61,7 @@ def one_run(database: Database, run: Mapping[str, Any]) -> dict[str, Any]:
         "host": run["host"],
         "parent": None if forked is None else run_id(dict(forked)),
         "config_changed": differing(trees) if len(trees) > 1 else [],
-        "starts": [
-            start | {"zero": zeros[run["id"]][start["number"]]}
-            for start in starts
-            if start["badge"] is not None
-        ],
+        "starts": [start | {"zero": zeros[start["number"]]} for start in trained],
         "streams": streams,
         "summaries": [
             {"name": name, "kind": kind, "steps": list(steps)}

@@ -18,19 +18,15 @@ from everstep.ui import STATIC
 from everstep.ui.curves import CurveOptions, curves
 from everstep.ui.one_run import MissingError, content_of, last_lines, one_run, summaries_of
 from everstep.ui.runs_table import differing, plain, streams_of
-from everstep.views.describe_run import titles_of
-from everstep.views.find_run import Found
+from everstep.views.describe_run import Found, titles_of
 
 BEGIN = b"<!doctype html>\n<!-- everstep report -->\n"
 """First bytes of each report."""
 _MOST_POINTS, _FEWEST_POINTS = 100_000, 10
 """Most points of all lines together, about 8 MB, and the points that a line has even so."""
 
-_SUMMARY_STEPS, _SUMMARY_BYTES = 10, 8_000_000
-"""Most steps of each summary, the newest, and most bytes of all summaries of a run."""
-
-_LOG_BYTES = 50_000
-"""Most bytes of the log of a run: its end."""
+_SUMMARY_STEPS, _SUMMARY_BYTES, _LOG_BYTES = 10, 8_000_000, 50_000
+"""Most steps of each summary, the newest; most bytes of all summaries of a run, and of its log, the end."""
 
 _STYLES = ("vendor/uPlot.min.css", "charts.css", "style.css")
 _LIBRARIES = ("preact.umd.js", "hooks.umd.js", "htm.umd.js", "uPlot.iife.min.js")
@@ -69,8 +65,11 @@ def report_data(names: Sequence[str], entries: Sequence[Found], points: int = 10
         "summaries": [_summaries(run, one) for run, one in zip(entries, runs, strict=True)],
         "logs": [last_lines(run.database, run.facts, _LOG_BYTES) for run in entries],
     }
-    plain_data: dict[str, Any] = with_leaves(data, _as_json)
-    return plain_data
+    as_json: dict[str, Any] = with_leaves(
+        data,
+        lambda leaf: [*map(json_safe, leaf.tolist())] if isinstance(leaf, np.ndarray) else json_safe(leaf),
+    )
+    return as_json
 
 
 def _summaries(run: Found, page: dict[str, Any]) -> dict[str, str]:
@@ -91,10 +90,6 @@ def _summaries(run: Found, page: dict[str, Any]) -> dict[str, str]:
         one["steps"] = [step for step in one["steps"] if f"{one['kind']} {one['name']} {step}" in contents]
     page["summaries"] = [one for one in page["summaries"] if one["steps"]]
     return contents
-
-
-def _as_json(value: Any) -> Any:
-    return [*map(json_safe, value.tolist())] if isinstance(value, np.ndarray) else json_safe(value)
 
 
 def report_page(data: Mapping[str, Any], title: str, version: str, created: float) -> bytes:

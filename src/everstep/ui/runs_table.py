@@ -9,20 +9,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from everstep.contracts.metrics import better_when
 from everstep.display.cells import TIMES, flat, json_safe
-from everstep.index.columns import BEST, RunColumns
-from everstep.index.filters import Group, leaves, ordered, parse_json, parse_words
-from everstep.index.run_queries import metric_names, newest_facts
+from everstep.index.filters import leaves, ordered, parse_json, parse_words
+from everstep.index.run_queries import BEST, RunColumns, metric_names, newest_facts
 from everstep.record.trust import MARK
 
-_MOST_SETTINGS = 3
-"""Most settings among the columns of a list for which nobody chose any."""
+_MOST_SETTINGS, _MOST_COMPARED = 3, 200
+"""Most settings among the columns of a list for which nobody chose any, and in a comparison."""
 
 _MOST_LOOKED_AT = 1000
 """Most runs of a list whose own settings decide on its columns; else those of all runs do."""
-
-_MOST_COMPARED = 200
-"""Most settings in a comparison."""
 
 _PLAIN = re.compile(r"[\w+-][\w.+-]*")  # browsers and servers resolve "." and ".." in an address
 
@@ -52,7 +49,7 @@ class RunsTable(RunColumns):
     def listed(self, options: ListOptions) -> dict[str, Any]:
         """Return the runs that somebody asks for."""
         is_json = options.filter.lstrip().startswith("{")
-        condition = Group(True, (parse_json(options.filter),)) if is_json else parse_words(options.filter)
+        condition = (parse_json if is_json else parse_words)(options.filter)
         names = [*([] if is_json else (leaf.path for leaf in leaves(condition))), options.sort]
         rows = self.find(condition, [options.sort, *options.columns])
         headers = list(dict.fromkeys(options.columns or [*self._defaults(rows), *names]))
@@ -88,7 +85,8 @@ class RunsTable(RunColumns):
         metric = self.telling_metric()
         if metric is None:
             return []
-        has_best = self.has_direction(metric) and self.values(BEST + metric)  # none of metrics of steps
+        has_direction = better_when(metric) or any(metric in modes for modes in self.watched.values())
+        has_best = has_direction and self.values(BEST + metric)  # none of metrics of steps
         return [BEST + metric if has_best else metric]
 
     @cached_property
@@ -169,12 +167,8 @@ def run_id(run: Mapping[str, Any]) -> str:
 
 
 def plain(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Map each path in a tree to its value; a list is a value, as text."""
-    return {
-        path: str(value) if isinstance(value, list) else value
-        for path, value in flat(tree)
-        if path != MARK  # they tell nobody anything
-    }
+    """Map each path in a tree, but marks that tell nobody anything, to its value; a list is one, as text."""
+    return {path: str(v) if isinstance(v, list) else v for path, v in flat(tree) if path != MARK}
 
 
 def kind_of(name: str, values: Collection[Any]) -> str:

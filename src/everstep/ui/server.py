@@ -54,8 +54,15 @@ _LONGEST_WAIT = 10.0
 _MANY = 1000
 """Runs of an index that is shown at once, as it is: a look at so many journals takes seconds."""
 
-_MOST_PROBLEMS = 20
-"""Most descriptions of faults that are kept."""
+_MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000
+"""Most descriptions of faults, and most characters of one: names of a hostile run may be long."""
+
+_LONGEST_FILTER, MOST_LISTED = 10_000, 10_000
+"""Most characters of a filter, and most runs in a list."""
+
+_MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
+
+Answer = Callable[[Request], Response]
 
 
 class FollowedIndex:
@@ -169,19 +176,6 @@ class FollowedIndex:
             self.version, self._state = self.version + 1, state
 
 
-_LONGEST_PROBLEM = 1000
-"""Most characters of a fault: names of a hostile run may be long."""
-
-MOST_LISTED = 10_000
-"""Most runs in a list."""
-
-_LONGEST_FILTER = 10_000
-
-_MOST_CONNECTIONS = 64  # a process may have only 256 open files, and the journals need some
-
-Answer = Callable[[Request], Response]
-
-
 def application(index: FollowedIndex) -> Starlette:
     """Make the application; `everstep.ui.server.Access` belongs before it."""
 
@@ -209,9 +203,7 @@ def application(index: FollowedIndex) -> Starlette:
         key, step = (fields["name"], fields["kind"]), fields["step"]
         data = summaries_of(index.database, run["id"]).get(key, {}).get(step)
         if data is None:
-            raise MissingError(
-                f"the run has no summary {key!r:.200} at step {step}; give one of its summaries"
-            )
+            raise MissingError(f"the run has no summary {key!r:.200} at step {step}; give one that it has")
         content, media = content_of(index.database, run, data)
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
@@ -276,9 +268,7 @@ def serve(index: FollowedIndex, port: int, hosts: Sequence[str], report: Callabl
     try:
         line = socket.create_server(("127.0.0.1", port), backlog=128)
     except OSError as error:
-        raise ConfigError(
-            f"port {port} cannot be had: {error.strerror}; give another --port, or none"
-        ) from None
+        raise ConfigError(f"port {port} cannot be had: {error.strerror}; give another --port") from None
     address = f"http://127.0.0.1:{line.getsockname()[1]}/"
     access = Access(application(index), hosts, used=lambda token: report(f"{address}?token={token}"))
     config = uvicorn.Config(
@@ -320,9 +310,8 @@ def _writable(value: Any) -> Any:
 def _list_options(table: RunsTable, request: Request) -> ListOptions:
     fields = _parameters(request, "where", "sort", "desc", "columns", "offset", "limit")
     # A name may have a comma in it: it is then given alone, and is known.
-    several = (
-        [one] if table.values(one) else one.split(",") for one in request.query_params.getlist("columns")
-    )
+    columns = request.query_params.getlist("columns")
+    several = ([one] if table.values(one) else one.split(",") for one in columns)
     default = ListOptions()
     return ListOptions(
         fields["where"] or "",
@@ -355,54 +344,35 @@ def _parameters(request: Request, *names: str) -> dict[str, Any]:
         if name not in names:
             raise ConfigError(f"no parameter {name!r}; {nearest(name, names)}")
         try:
-            values[name] = _READERS.get(name, str)(text) if text else None
+            values[name] = _value(name, text) if text else None
         except ValueError as error:
             raise ConfigError(f"{name} is {error}; change {text[:40]!r}") from None
     return values
 
 
-def _number(text: str) -> float:
-    with suppress(ValueError):
-        if math.isfinite(value := float(text)):
-            return value
-    raise ValueError("a number")
+_WORDS = {"desc": ("0", "1"), "superseded": ("0", "1"), "x": ("step", "time")}
+_LARGEST = {"offset": 1 << 62, "step": 1 << 62, "limit": MOST_LISTED, "points": MOST_POINTS}
 
 
-def _filter(text: str) -> str:
-    if len(text) > _LONGEST_FILTER:
+def _value(name: str, text: str) -> Any:
+    """Read a parameter; a ValueError says what it is."""
+    if name == "runs":
+        return list(dict.fromkeys(part for part in text.split(",") if part))
+    if name == "where" and len(text) > _LONGEST_FILTER:
         raise ValueError(f"a filter of at most {_LONGEST_FILTER:,} characters")
-    return text
-
-
-def _integer(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
+    if text not in _WORDS.get(name, (text,)):
+        raise ValueError(" or ".join(_WORDS[name]))
+    if name in ("from", "to"):
+        with suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                return number
+        raise ValueError("a number")
+    if name in _LARGEST:
+        least, most = 1 if name in ("limit", "points") else 0, _LARGEST[name]
         if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
             raise ValueError(f"an integer from {least} to {most}")
         return int(text)
-
-    return read
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(" or ".join(words))
-        return text
-
-    return read
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "runs": lambda text: list(dict.fromkeys(part for part in text.split(",") if part)),
-    **dict.fromkeys(("desc", "superseded"), _one_of("0", "1")),
-    "where": _filter,
-    "x": _one_of("step", "time"),
-    **dict.fromkeys(("from", "to"), _number),
-    **dict.fromkeys(("offset", "step"), _integer(0, 1 << 62)),
-    "limit": _integer(1, MOST_LISTED),
-    "points": _integer(1, MOST_POINTS),
-}
-"""Parameter -> function that reads it, and whose ValueError says what it is; others are texts."""
+    return text
 
 
 def _http_error(request: Request, error: Exception) -> Response:
@@ -425,8 +395,7 @@ HEADERS = {
 """Headers of every answer: no foreign script, frame or referrer."""
 
 _METHODS = ("GET", "HEAD")
-_BYTES = 32
-"""Random bytes of a token."""
+_BYTES = 32  # of a token
 
 
 class Access:
@@ -473,9 +442,7 @@ class Access:
         elsewhere = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
         if elsewhere and not (headers.get("sec-fetch-mode", "navigate") == "navigate" and path == "/"):
             return _refuse(headers, 403, "another page asked for this; open the page itself")
-        pairs = [
-            part.strip().partition("=") for each in headers.getlist("cookie") for part in each.split(";")
-        ]
+        pairs = [one.strip().partition("=") for each in headers.getlist("cookie") for one in each.split(";")]
         cookies = [value for name, _, value in pairs if name == self._cookie]
         is_known = any(_equal(one, known) for one in cookies for known in self._sessions)
         token = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("token")

@@ -27,7 +27,7 @@ def checkpoints_of(run_dir: Path) -> list[dict[str, Any]]:
     rows = [_describe(store, name, name in pins) for name in store.names()]
     with contextlib.suppress(CheckpointError):
         next_name = store.chosen_by_hand()
-    next_name = next_name or next((one["name"] for one in reversed(rows) if one["whole"]), "")
+    next_name = next_name or newest_whole(rows).get("name", "")
     return [{**one, "next": one["name"] == next_name} for one in rows]
 
 

@@ -1,10 +1,10 @@
-"""Everything about a run except its rows, as JSON and for a notebook: `everstep.runs.show` and `.compare`."""
+"""A run that is found, and everything about it except its rows: `everstep.runs.show` and `.compare`."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,11 +13,11 @@ from sqlalchemy import Connection, select
 from everstep.display.cells import cell, flat, in_line, plural
 from everstep.display.html import Chart, charts_of, notebook_html
 from everstep.errors import CheckpointError, ConfigError
-from everstep.index import FACTS
+from everstep.index import FACTS, GONE
 from everstep.index.database import Database
 from everstep.index.filters import parse
-from everstep.index.location import is_run
-from everstep.index.query import Documents, ask
+from everstep.index.location import id_at, is_run
+from everstep.index.query import Documents, ask, open_index
 from everstep.index.run_queries import find_run, last_values_of, newest_facts, rollbacks, starts, summaries
 from everstep.index.shipping import ship
 from everstep.index.sql_tables import events, stored
@@ -27,7 +27,6 @@ from everstep.record.trust import MARK
 from everstep.redaction import without_credentials
 from everstep.timing import progress
 from everstep.views.checkpoint_tables import BEST, asked_for, best_weights, checkpoints_of, newest_whole
-from everstep.views.find_run import Found, find_all
 
 _NOT_COMPARED = {"pid", "name", "created", "heartbeat", MARK}
 """Facts that always differ, and tell nobody anything."""
@@ -37,6 +36,61 @@ _MOST_DRAWN = 100_000
 
 SideBySide: TypeAlias = dict[str, dict[str, Any]]
 """Name of a fact -> title of a run -> value; None where a run lacks the fact."""
+
+
+class Found(NamedTuple):
+    """A run, and the index that has it: `facts` is its row in the table `runs`."""
+
+    database: Database
+    facts: dict[str, Any]
+
+    @property
+    def id(self) -> int:
+        """Key of the run in the index."""
+        return int(self.facts["id"])
+
+    @property
+    def path(self) -> Path:
+        """Directory of the run."""
+        path, name = self.facts["path"], self.facts["name"]
+        other = id_at(path)
+        if other not in (None, name):
+            raise ConfigError(f"the directory of {name} is gone: {path} is now the run {other}; give {other}")
+        if self.is_gone:
+            raise ConfigError(f"the directory of {name}, {path}, is gone; give another run")
+        return Path(path)
+
+    @property
+    def is_gone(self) -> bool:
+        return bool(self.facts["status"] == GONE)
+
+
+def find_all(
+    texts: Sequence[str], index: str | None, note: Callable[[list[str]], object], *, exactly: bool = False
+) -> list[Found]:
+    """Find runs by directory (read from the journal alone) or by name in the index; `note` takes faults."""
+    names = [text for text in texts if not _is_run_dir(text)]
+    database, problems = open_index(index) if names else (None, [])
+    note(problems)
+    entries = []
+    for text in texts:
+        home, name = database, text
+        if home is None or text not in names:
+            home, name = Database(None), str(Path(text).absolute())
+            note(ship(home, Path(name)).problems)
+        with home.read() as connection:
+            run = find_run(connection, name, exactly=exactly, place=home.name)
+        entries.append(Found(home, run))
+    return entries
+
+
+def _is_run_dir(text: str) -> bool:
+    folder = Path(text)
+    if folder.suffix in (".yaml", ".yml") and folder.is_file():
+        raise ConfigError(f"{text} is a config file; give a run, or train it: everstep train {text}")
+    if not is_run(folder) and folder.is_dir() and os.sep in text:
+        raise ConfigError(f"{text} is not a run directory: it has no run.json; give a run directory")
+    return is_run(folder)
 
 
 class Compared(NamedTuple):
@@ -49,9 +103,7 @@ class Compared(NamedTuple):
 
     def differing(self) -> SideBySide:
         """Return the facts that differ."""
-        return {
-            name: values for name, values in self.facts.items() if len(set(map(str, values.values()))) > 1
-        }
+        return {name: each for name, each in self.facts.items() if len(set(map(str, each.values()))) > 1}
 
     def folded(self) -> SideBySide:
         """Return the facts that differ, many packages in one line: those first that decide about numbers."""
@@ -104,11 +156,11 @@ def _charts(runs: Sequence[Found], titles: Sequence[str]) -> list[Chart]:
     """Draw what runs measured outside steps, or, without that, in steps: a line for each run."""
 
     def rows(collection: str) -> list[dict[str, Any]]:
-        filters = [parse({"run": run.facts["name"], "wall": False}) for run in runs]
         points: list[dict[str, Any]] = []
-        for run, title, condition in zip(runs, titles, filters, strict=True):
-            rest = _MOST_DRAWN - len(points)
-            points += [{**row, "run": title} for row in ask(run.database, collection, condition, limit=rest)]
+        for run, title in zip(runs, titles, strict=True):
+            where = parse({"run": run.facts["name"], "wall": False})
+            found = ask(run.database, collection, where, limit=_MOST_DRAWN - len(points))
+            points += [{**row, "run": title} for row in found]
             if len(points) == _MOST_DRAWN:
                 break
         return points
@@ -312,9 +364,8 @@ def compare(*runs: str | os.PathLike[str], index: str | os.PathLike[str] | None 
 
 def _find(runs: Sequence[str | os.PathLike[str]], index: str | os.PathLike[str] | None) -> list[Found]:
     problems: list[str] = []
-    entries = find_all(
-        [os.fspath(run) for run in runs], None if index is None else os.fspath(index), problems.extend
-    )
+    place = None if index is None else os.fspath(index)
+    entries = find_all([os.fspath(run) for run in runs], place, problems.extend)
     for problem in problems:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return entries

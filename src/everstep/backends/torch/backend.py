@@ -22,8 +22,8 @@ from everstep.backends.torch import exact_ddp, sharded
 from everstep.backends.torch.model_wrappers import (
     around,
     flatten,
+    model_parameters,
     models_of,
-    named_parameters,
     shapes_watched,
     tensors_of,
 )
@@ -114,13 +114,11 @@ class TorchBackend(Backend):
         torch.manual_seed(seed)
 
     def to_host(self, array: Any, reuse: HostArray | None) -> HostArray:
-        tensor, extra, region = _describe(array)
-        name, shape = NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
+        tensor, name, shape, extra, region = _describe(array)
         form = (name, shape, extra, region)
         if isinstance(reuse, _Host) and (reuse.dtype, reuse.shape, reuse.extra, reuse.region) == form:
             host = reuse
-            # equal, and of the layout that the tensor has now
-            host.region = region
+            host.region = region  # equal, and of the layout that the tensor has now
         else:
             data = torch.empty(tensor.nbytes, dtype=torch.uint8, pin_memory=tensor.is_cuda).numpy()
             elements = _elements(data, tensor.dtype, shape)
@@ -132,8 +130,7 @@ class TorchBackend(Backend):
         return host
 
     def in_place(self, array: Any) -> HostArray:
-        tensor, extra, region = _describe(array)
-        name, shape = NAMES.get(tensor.dtype, "U8"), tuple(tensor.shape)
+        tensor, name, shape, extra, region = _describe(array)
         view = host_view(tensor) if tensor.is_contiguous() else None
         if view is None:
             return LazyArray(name, shape, self.name, extra, region, tensor.nbytes, lambda: _fetched(tensor))
@@ -234,16 +231,13 @@ class TorchBackend(Backend):
 
     def parameters(self, objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], bool]]:
         """List the parameters; an averaged copy of a model (EMA, SWA) is left out."""
-        listed: list[tuple[str, tuple[int, ...], bool]] = []
-        for name, value in flatten(objects):
-            if isinstance(value, torch.optim.swa_utils.AveragedModel):
-                continue
-            if isinstance(value, torch.nn.Module):
-                named = named_parameters(value)
-                listed += [(f"{name}/{inner}", tuple(p.shape), p.requires_grad) for inner, p in named]
-            elif isinstance(value, Tensor) and value.requires_grad:
-                listed.append((name, tuple(value.shape), True))
-        return listed
+        averages = torch.optim.swa_utils.AveragedModel
+        own = {name: value for name, value in flatten(objects) if not isinstance(value, averages)}
+        return [
+            (f"{entry}/{name}".rstrip("/"), tuple(parameter.shape), parameter.requires_grad)
+            for entry, name, parameter in model_parameters(own)
+            if name or parameter.requires_grad
+        ]
 
     @contextmanager
     def evaluation_mode(self, objects: Mapping[str, Any], *, grad: bool = False) -> Iterator[None]:
@@ -278,11 +272,12 @@ class TorchBackend(Backend):
     def fingerprint(self, objects: Mapping[str, Any]) -> dict[str, str]:
         tensors = list(tensors_of(value for _, value in flatten(objects)))
         devices = {tensor.device for tensor in tensors} - {torch.device("cpu")}
-        facts = _cpu_facts()
-        if devices:
-            facts["devices"] = "; ".join(sorted({_device_name(device) for device in devices}))
-        if any(device.type == "cuda" for device in devices):
-            facts |= _cuda_facts()
+        on_cuda = [torch.cuda.get_device_properties(each) for each in devices if each.type == "cuda"]
+        names = {f"{each.name}, compute capability {each.major}.{each.minor}" for each in on_cuda}
+        names |= {str(each) for each in devices if each.type != "cuda"}
+        facts = _cpu_facts() | (_cuda_facts() if on_cuda else {})
+        if names:
+            facts["devices"] = "; ".join(sorted(names))
         if layout := sharded.arrangement(tensors):
             facts["layout"] = layout
         return facts
@@ -329,15 +324,8 @@ def _cuda_facts() -> dict[str, str]:
     }
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return str(device)
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name}, compute capability {properties.major}.{properties.minor}"
-
-
-def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
-    """Return what this process holds of a tensor, without its graph; facts for `from_host`; its region."""
+def _describe(tensor: Tensor) -> tuple[Tensor, str, tuple[int, ...], dict[str, Any], Region | None]:
+    """Return what this process holds of a tensor, without its graph, and four fields of its `HostArray`."""
     region = None
     # by its exact type: a tensor of a framework's own kind may be sharded
     if type(tensor) not in PLAIN and is_sharded(tensor):
@@ -363,7 +351,7 @@ def _describe(tensor: Tensor) -> tuple[Tensor, dict[str, Any], Region | None]:
         extra["parameter"] = True
     if tensor.requires_grad and tensor.is_leaf:
         extra["requires_grad"] = True
-    return raw, extra, region
+    return raw, NAMES.get(raw.dtype, "U8"), tuple(raw.shape), extra, region
 
 
 @lru_cache(maxsize=4096)  # the shapes of a state are the same at each save

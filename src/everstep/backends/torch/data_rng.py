@@ -10,21 +10,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from everstep.backends.numpy import python_tree, set_python_state, set_state_of, state_of
+from everstep.backends.numpy import set_state_of, state_of
 
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+_GLOBAL: dict[str, Any] = {"python": random, "numpy": np.random, "torch": torch.default_generator}
 
 
 def get_state() -> dict[str, Any]:
     """Return the three global states as a tree that a checkpoint can hold."""
-    state = {"python": python_tree(random.getstate()), "numpy": np.random.get_state(legacy=False)}
-    return {**state, "torch": torch.default_generator.get_state()}
+    return {name: state_of(generator) for name, generator in _GLOBAL.items()}
 
 
 def set_state(state: dict[str, Any]) -> None:
-    set_python_state(random, state["python"])
-    np.random.set_state(state["numpy"])
-    torch.default_generator.set_state(state["torch"])
+    for name, generator in _GLOBAL.items():
+        set_state_of(generator, state[name])
 
 
 def seed_all(key: int) -> None:
@@ -40,23 +39,18 @@ def seed_all(key: int) -> None:
 
 def keyed_state(key: int) -> dict[str, Any]:
     """Return the three global states that `seed_all` makes of a 64-bit key; nothing is changed here."""
-    before = get_state()
-    seed_all(key)
-    try:
-        return get_state()
-    finally:
-        set_state(before)
+    return {name: keyed_state_of(generator, key) for name, generator in _GLOBAL.items()}
 
 
-def keyed_state_of(generator: Generator, key: int) -> Any:
+def keyed_state_of(generator: Any, key: int) -> Any:
     """Return the state, as `state_of` does, of a generator of this kind that a 64-bit key seeds."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device).manual_seed(key).get_state()
     if isinstance(generator, np.random.Generator):
         return type(generator.bit_generator)(key).state
-    if isinstance(generator, np.random.RandomState):
-        return np.random.RandomState(key >> 32).get_state(legacy=False)
-    return python_tree(random.Random(key).getstate())
+    if generator is np.random or isinstance(generator, np.random.RandomState):
+        return state_of(np.random.RandomState(key >> 32))
+    return state_of(random.Random(key))
 
 
 Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]

@@ -22,8 +22,9 @@ from everstep.backends.torch.model_wrappers import (
     models_of,
     optimizers,
     stepped_by,
+    stepped_parameters,
 )
-from everstep.backends.torch.optimizers import MinibatchOptimizer, innermost, layers
+from everstep.backends.torch.optimizers import MinibatchOptimizer, layers
 from everstep.backends.torch.parallel import Ranks
 from everstep.backends.torch.sharded import fsdp_modules, is_sharded, layout, param_groups, ranks_of
 from everstep.backends.torch.virtual_shards import VirtualShards
@@ -47,7 +48,7 @@ def prepare(objects: Mapping[str, Any], data: DataRanks) -> None:
             if is_sharded(first) and sharded:
                 layer.ranks = Ranks(first.device, models=sharded)
             elif wrappers:
-                layer.ranks = Ranks.of(wrappers[0])
+                layer.ranks = Ranks(wrappers[0].device, wrappers[0].process_group)
 
 
 def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
@@ -61,7 +62,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
     names = {id(p): f"{entry}/{name}".rstrip("/") for entry, name, p in model_parameters(objects)}
     alone = [
         names.get(id(parameter), f"parameter {index} of {owner!r}")
-        for owner, index, parameter in _stepped(objects)
+        for owner, index, parameter in stepped_parameters(objects)
         if parameter.requires_grad and id(parameter) not in averaged and not is_sharded(parameter)
     ]
     # ranks that all read the whole batch compute equal gradients: each save compares the parameters
@@ -91,7 +92,7 @@ def require_synchronised(objects: Mapping[str, Any], data: DataRanks) -> None:
 
 def exact_on_any_ranks(objects: Mapping[str, Any]) -> bool:
     by_shards = virtual_shards.averaged_parameters(value for _, value in flatten(objects))
-    stepped = [parameter for _, _, parameter in _stepped(objects) if parameter.requires_grad]
+    stepped = [parameter for _, _, parameter in stepped_parameters(objects) if parameter.requires_grad]
     return bool(stepped) and all(id(parameter) in by_shards for parameter in stepped)
 
 
@@ -101,7 +102,7 @@ def _wrappers(objects: Mapping[str, Any]) -> list[DistributedDataParallel]:
     The order is that of the parameters in the state, on all ranks: each wrapper makes collectives.
     """
     order: dict[int, int] = {}
-    for *_, parameter in (*model_parameters(objects), *_stepped(objects)):
+    for *_, parameter in (*model_parameters(objects), *stepped_parameters(objects)):
         order.setdefault(id(parameter), len(order))
     places = {
         ddp: min((order[id(p)] for p in _averaged(ddp) if id(p) in order), default=-1)
@@ -115,11 +116,6 @@ def _averaged(ddp: DistributedDataParallel) -> Iterator[Tensor]:
     for name, parameter in ddp.module.named_parameters():
         if name not in ddp.parameters_to_ignore:
             yield parameter
-
-
-def _stepped(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
-    for owner, optimizer in optimizers(objects):
-        yield from ((owner, *numbered) for numbered in enumerate(stepped_by(innermost(optimizer))))
 
 
 def _refuse_old_fsdp(objects: Mapping[str, Any]) -> None:
@@ -139,7 +135,7 @@ def _require_over_all(objects: Mapping[str, Any], data: DataRanks) -> None:
     `fully_shard` averages gradients over its mesh.  What tensor parallelism divides is computed by all its
     ranks together, from the part of the batch that they read.
     """
-    stepped = {id(parameter) for *_, parameter in _stepped(objects) if parameter.requires_grad}
+    stepped = {id(parameter) for *_, parameter in stepped_parameters(objects) if parameter.requires_grad}
     groups = [group for model in models_of(objects) for group in param_groups(model)]
     pairs = [(group, each) for group in groups for each in group.fsdp_params]
     over = {id(each.sharded_param): ranks_of(group.mesh_info.mesh) for group, each in pairs}
@@ -231,11 +227,7 @@ def _fix_buckets(ddp: Any) -> None:
 
 
 def _take_settings(ddp: Any, hook: str) -> None:
-    """Give a new reducer what the program has set on the old one.
-
-    Args:
-        hook: name of the communication hook, by which alone torch knows those that are built in.
-    """
+    """Give a new reducer what the program has set; torch knows a `hook` of its own by the name alone."""
     c10d: Any = dist
     if ddp.static_graph:
         ddp._static_graph_delay_allreduce_enqueued = False

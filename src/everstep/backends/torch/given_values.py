@@ -21,9 +21,9 @@ import random
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,14 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import MappingKey, tree_leaves, tree_leaves_with_path
 from torch.utils.weak import WeakIdKeyDictionary
 
 from everstep.backends.describe_values import described
 from everstep.backends.numpy import set_state_of, state_of
+from everstep.backends.torch.model_wrappers import address
 from everstep.backends.torch.optimizers import innermost
+from everstep.contracts.state import StateDictEntry
 from everstep.contracts.tasks import Task
 from everstep.errors import RestoreError
 
@@ -74,31 +77,27 @@ def _is_plain(value: Any) -> bool:
     return kind in SCALARS
 
 
-def arrays(tree: Any) -> Iterator[Any]:
-    """Yield the tensors and NumPy arrays in nested lists and dicts."""
-    if isinstance(tree, Tensor | np.ndarray):
-        yield tree
-    elif isinstance(tree, _LISTS + _DICTS):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from arrays(item)
+def arrays(tree: Any) -> list[Any]:
+    """List the tensors and NumPy arrays in nested lists, sets and dicts."""
+    leaves = (each for leaf in tree_leaves(tree) for each in (leaf if isinstance(leaf, Set) else [leaf]))
+    return [each for each in leaves if isinstance(each, Tensor | np.ndarray)]
 
 
-def mark_of(value: Any, read: bool = False) -> Any:
+def mark_of(value: Any, read: bool = False, same: bool = True) -> Any:
     """Mark a value, to tell later by `is_same_mark` whether it has changed.
 
-    Args:
-        read: whether tensors are known by their elements, not by being the same tensor, written to or not.
+    Tensors are known by torch's count of their changes, or with `read` by their elements.  Unless it must be
+    the `same`, another tensor with equal elements counts as no change.
     """
     kind = type(value)
     if read and kind is Tensor and _is_plain(value):
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         elements = plain.reshape(-1).view(torch.uint8).numpy().data
-        return kind, xxhash.xxh3_128_digest(elements), str(value.dtype), tuple(value.shape)
+        reference = weakref.ref(value) if same else None
+        return kind, reference, xxhash.xxh3_128_digest(elements), str(value.dtype), tuple(value.shape)
     if isinstance(value, Tensor):
         return kind, weakref.ref(value), version_of(value)
-    if kind is np.ndarray:
-        if value.dtype.hasobject:
-            return kind, value.tobytes(), value.shape
+    if kind is np.ndarray and not value.dtype.hasobject:
         elements = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         return kind, _digest(elements), value.dtype.str, value.shape
     if isinstance(value, np.generic):
@@ -114,16 +113,8 @@ def mark_of(value: Any, read: bool = False) -> Any:
         if len(value) > _MANY:
             return kind, id(value), len(value)
         items = [each for pair in value.items() for each in pair] if kind in _DICTS else value
-        return kind, [mark_of(each, read) for each in items]
+        return kind, [mark_of(each, read, same) for each in items]
     return kind, value if kind in SCALARS else id(value)
-
-
-def _references(mark: Any) -> Iterator[weakref.ref[Tensor]]:
-    if isinstance(mark, weakref.ref):
-        yield mark
-    elif isinstance(mark, tuple | list):
-        for each in mark:
-            yield from _references(each)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -166,8 +157,7 @@ class _GivenValue:
     is_small: bool = False
 
     @classmethod
-    def of(cls, value: Any, mark: Any, make_copy: Callable[[Any], Any]) -> _GivenValue:
-        copy = make_copy(value)
+    def of(cls, value: Any, mark: Any, copy: Any) -> _GivenValue:
         if copy is _NOT_SAVED:
             return cls(mark, copy)
         is_held = copy is not _NOT_COPIED and type(value) in (np.ndarray, *_LISTS, *_DICTS)
@@ -177,44 +167,50 @@ class _GivenValue:
 
     def is_still(self, value: Any) -> bool:
         """Whether a value is the given one, unchanged."""
-        mark = mark_of(value)
-        if self.content is None or (is_same_mark(self.mark, mark) and not self.is_small):
-            return is_same_mark(self.mark, mark)
-        old, new = list(_references(self.mark)), list(_references(mark))
-        are_same = len(old) == len(new) and all(a() is b() for a, b in zip(old, new, strict=True))
-        return are_same and is_same_mark(self.content, mark_of(value, read=True))
+        if self.content is None or not self.is_small:
+            is_same = is_same_mark(self.mark, mark_of(value))
+            if self.content is None or is_same:
+                return is_same
+        return is_same_mark(self.content, mark_of(value, read=True))
+
+
+_NONE_GIVEN = _GivenValue(None, None)
+"""In place of the given value where the program gave none."""
 
 
 class _GivenValues:
-    """By owner and name: the given values; `read` as for `mark_of`."""
+    """By owner and name: the given values, copied by `make_copy` and marked by `mark`."""
 
-    def __init__(self, read: bool = False) -> None:
-        self._read = read
+    def __init__(self, make_copy: Callable[[Any], Any], mark: Callable[[Any], Any] = mark_of) -> None:
+        self._copy, self._mark = make_copy, mark
         # by identity: the hash of a metric of torchmetrics follows from what it has collected
         self._values: MutableMapping[Any, dict[str, _GivenValue]] = WeakIdKeyDictionary()
         self._left_marks: MutableMapping[Any, dict[str, Any]] = WeakIdKeyDictionary()
         """Marks of the values that the last loop left."""
 
-    def enter(self, owner: Any, live: Mapping[str, Any], make_copy: Callable[[Any], Any]) -> None:
+    def enter(self, owner: Any, live: Mapping[Any, Any]) -> None:
         """Note the given values; called when a loop is entered."""
         before, left_marks = self._values.get(owner, {}), self._left_marks.get(owner, {})
         # what training has deleted was given, too
         gone = before.keys() - live.keys() - left_marks.keys() if owner in self._left_marks else ()
         values = {name: before[name] for name in gone}
         for name, value in live.items():
-            mark = mark_of(value, self._read)
+            mark = self._mark(value)
             if not (name in left_marks and is_same_mark(left_marks[name], mark)):
-                values[name] = _GivenValue.of(value, mark, make_copy)
+                values[name] = _GivenValue.of(value, mark, self._copy(value))
             elif name in before:  # or training made what has this name
                 values[name] = before[name]
         self._values[owner] = values
 
-    def leave(self, owner: Any, live: Mapping[str, Any]) -> None:
+    def leave(self, owner: Any, live: Mapping[Any, Any]) -> None:
         """Mark the present values as made by training, not given; called when a loop is left."""
-        self._left_marks[owner] = {name: mark_of(value, self._read) for name, value in live.items()}
+        self._left_marks[owner] = {name: self._mark(value) for name, value in live.items()}
 
     def of(self, owner: Any) -> dict[str, _GivenValue]:
         return self._values.get(owner, {})
+
+    def copies(self, owner: Any) -> dict[Any, Any]:
+        return {name: given_value.copy for name, given_value in self.of(owner).items()}
 
     def made_before(self, owner: Any) -> set[str]:
         """Return the names that the last loop left and no program gave: training made these values."""
@@ -242,8 +238,17 @@ _DELETED = "everstep: deleted"
 """First item of the pair that is saved for an attribute that training has deleted."""
 _NOT_SAVED, _NOT_COPIED = object(), object()
 """In place of the copy of a value that is no state, or too large."""
-_attributes = _GivenValues()
 
+
+def _copy_of(value: Any) -> Any:
+    if not is_saveable(value):
+        return _NOT_SAVED
+    if type(value) in GENERATORS:
+        return _GENERATOR, state_of(value)
+    return _NOT_COPIED if any(each.nbytes > _LARGE for each in arrays(value)) else copy.deepcopy(value)
+
+
+_attributes = _GivenValues(_copy_of)
 Places = Callable[[], Collection[int]]
 """Returns the addresses of the memory of all parameters and buffers of the state."""
 Skip = Callable[[Any], bool]
@@ -275,7 +280,7 @@ def attributes(owner: Any, skip: Skip = _skip_nothing) -> dict[str, Any]:
 
 def enter_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
     for _, owner in owners(root):
-        _attributes.enter(owner, attributes(owner, skip), _copy_of)
+        _attributes.enter(owner, attributes(owner, skip))
 
 
 def leave_attributes(root: Any, skip: Skip = _skip_nothing) -> None:
@@ -330,40 +335,31 @@ def _restore(owner: Any, name: str, saved: Any, places: Places, in_place: bool =
             )
         set_state_of(generator, saved[1])
     else:
-        given_value, current = _attributes.of(owner).get(name), live.get(name)
-        mark, source = (given_value.mark, given_value.source) if given_value else (None, None)
-        restored = _restored(saved, mark, places, source, in_place=in_place)
+        given_value, current = _attributes.of(owner).get(name, _NONE_GIVEN), live.get(name)
+        restored = _restored(saved, given_value.mark, places, given_value.source, in_place=in_place)
         if isinstance(current, Tensor) and isinstance(restored, Tensor):
             restored = restored.to(current.device)
         live[name] = restored
 
 
 def _changed(owner: Any, places: Places, skip: Skip) -> dict[str, Any]:
-    given_values = _attributes.of(owner)
-    changed: dict[str, Any] = {
-        name: _tagged(value, given_values[name].mark, places, given_values[name].source)
-        if name in given_values
-        else _as_saved(value)
-        for name, value in attributes(owner, skip).items()
-        if not (name in given_values and given_values[name].is_still(value)) and is_saveable(value)
-    }
+    given_values, changed = _attributes.of(owner), dict[str, Any]()
+    for name, value in attributes(owner, skip).items():
+        given_value = given_values.get(name, _NONE_GIVEN)
+        if is_saveable(value) and not given_value.is_still(value):
+            changed[name] = _tagged(value, given_value.mark, places, given_value.source)
     members = (owner._parameters, owner._buffers, owner._modules) if isinstance(owner, Module) else ()
-    deleted = (name for name in given_values if not any(name in group for group in (vars(owner), *members)))
-    return changed | dict.fromkeys(deleted, (_DELETED, None))
+    deleted = given_values.keys() - set[str]().union(vars(owner), *members)
+    return changed | dict.fromkeys(sorted(deleted), (_DELETED, None))
 
 
 def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
-    """Return what is saved of an attribute; what is still the given object, written to, has a tag.
-
-    Args:
-        mark: mark of the given value.
-        source: the given value, if it is a container or a NumPy array.
-    """
+    """Return what is saved of an attribute; what is still the given object, written to, has a tag."""
     if type(value) in GENERATORS:
-        return _as_saved(value)
+        return _GENERATOR, state_of(value)
     if type(value) is Tensor:
         is_given = _tensor_of(mark) is value
-        return (_SHARED if _place(value) in places() else _IN_PLACE, value) if is_given else value
+        return (_SHARED if address(value) in places() else _IN_PLACE, value) if is_given else value
     inner = _marks_inside(mark)
     saved = value
     if inner and type(value) in (list, tuple):
@@ -372,7 +368,7 @@ def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
         saved = type(value)((k, _tagged(v, inner.get(k), places)) for k, v in value.items())
     if source is not value or type(value) in SCALARS:
         return saved
-    is_shared = type(value) is np.ndarray and _place(value) in places()
+    is_shared = type(value) is np.ndarray and address(value) in places()
     return _SHARED if is_shared else _IN_PLACE, saved
 
 
@@ -396,44 +392,31 @@ def _restored(saved: Any, mark: Any, places: Places, source: Any = None, *, in_p
     target = (_tensor_of(mark) if isinstance(value, Tensor) else source) if has_tag or in_place else None
     if target is None or type(target) is not type(value):
         return value
-    if isinstance(target, Tensor | np.ndarray) and not is_shared and _place(target) in places():
+    if isinstance(target, Tensor | np.ndarray) and not is_shared and address(target) in places():
         return value
     return target if _write(target, value) else value
 
 
 def _write(target: Any, value: Any) -> bool:
     """Give an object the elements of another one; return False if it cannot have them."""
-    if isinstance(target, Tensor | np.ndarray):
-        if target.shape != value.shape or target.dtype != value.dtype:
-            return False
-        if isinstance(target, Tensor):
-            if target.is_inference():
-                return False
-            # of a dimension that was expanded there is one element in memory
-            first = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
-            with torch.no_grad():
-                target[first].copy_(value[first])
-        elif target.flags.writeable:
-            target[...] = value
-        return target.flags.writeable if isinstance(target, np.ndarray) else True
-    if isinstance(target, list):
-        target[:] = value
-    elif isinstance(target, set | dict | deque):
+    if isinstance(target, list | deque | set | dict):
         target.clear()
-        getattr(target, "extend" if isinstance(target, deque) else "update")(value)
-    else:  # a tuple, or a frozen set
+        getattr(target, "extend" if isinstance(target, list | deque) else "update")(value)
+        return True
+    is_array = isinstance(target, Tensor | np.ndarray)  # else a tuple, or a frozen set
+    if not is_array or target.shape != value.shape or target.dtype != value.dtype:
         return False
+    if isinstance(target, np.ndarray):
+        if target.flags.writeable:
+            target[...] = value
+        return target.flags.writeable
+    if target.is_inference():
+        return False
+    # of a dimension that was expanded there is one element in memory
+    first = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
+    with torch.no_grad():
+        target[first].copy_(value[first])
     return True
-
-
-def _place(array: Tensor | np.ndarray) -> int:
-    """Return the address of an array's memory; -1 without one."""
-    if isinstance(array, np.ndarray):
-        base = array
-        while isinstance(base.base, np.ndarray):
-            base = base.base
-        return base.ctypes.data
-    return array.untyped_storage().data_ptr() or -1
 
 
 def _has_tag(saved: Any, tag: str) -> bool:
@@ -458,18 +441,8 @@ def _marks_inside(mark: Any) -> dict[Any, Any]:
     return dict(enumerate(marks))
 
 
-def _as_saved(value: Any) -> Any:
-    return (_GENERATOR, state_of(value)) if type(value) in GENERATORS else value
-
-
-def _copy_of(value: Any) -> Any:
-    if not is_saveable(value):
-        return _NOT_SAVED
-    large = any(each.nbytes > _LARGE for each in arrays(value))
-    return _NOT_COPIED if large else copy.deepcopy(_as_saved(value))
-
-
-_flags = _GivenValues()
+FLAGS = _GivenValues(bool)
+"""Flags of modules."""
 _flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
 """Run that was last entered with a module."""
 
@@ -477,92 +450,95 @@ _flag_runs: MutableMapping[Module, str] = WeakIdKeyDictionary()
 def enter_flags(module: Module, flags: Mapping[Any, bool], run: str) -> None:
     """Note the given flags; what another run's training has left is given to this one."""
     if _flag_runs.get(module) != run:
-        _flags.forget(module)
+        FLAGS.forget(module)
     _flag_runs[module] = run
-    _flags.enter(module, flags, bool)
-
-
-def leave_flags(module: Module, flags: Mapping[Any, bool]) -> None:
-    _flags.leave(module, flags)
-
-
-def given_flags(module: Module) -> dict[Any, bool]:
-    """Return the flags that the program gave a module, of which the present ones may be training's."""
-    return {name: given_value.copy for name, given_value in _flags.of(module).items()}
+    FLAGS.enter(module, flags)
 
 
 _FREE = {"param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 """Keys of a group that are not compared: how (not what) the optimizer computes."""
-_options = _GivenValues(read=True)
+_options = _GivenValues(copy.deepcopy, partial(mark_of, read=True, same=False))
 """An optimizer's options as "0.lr" (of group 0); a scheduler's state, whose tensors may be made anew; of a
 schedule that is not torch's its settings."""
+
+
 _texts: MutableMapping[Any, dict[str, str]] = WeakIdKeyDictionary()
-"""Given options by object as strings, made once, because each save asks for them."""
+"""Given options by object as strings, made once: each save asks, and a container makes entries anew."""
 
 
-def enter_options(obj: Any) -> None:
-    obj = _unwrapped(obj)
-    _options.enter(obj, _live_options(obj), copy.deepcopy)
-    values = _option_copies(obj)
-    _texts[obj] = _optimizer_texts(values) if isinstance(obj, Optimizer) else _scheduler_texts(obj, values)
+class OptionsEntry(StateDictEntry):
+    """Entry of an object whose options a program gives and training changes.
 
-
-def leave_options(obj: Any) -> None:
-    _options.leave(_unwrapped(obj), _live_options(_unwrapped(obj)))
-
-
-def options_of(obj: Any) -> dict[str, str]:
-    """Return the given options as strings; in an optimizer with several groups they are named "1.lr"."""
-    _given_options(obj)
-    return _texts[_unwrapped(obj)]
-
-
-def use_option(optimizer: Optimizer, name: str) -> None:
-    """Use an option of an optimizer as the program gave it."""
-    index, _, key = name.rpartition(".")
-    group = optimizer.param_groups[int(index or 0)]
-    if key == "lr" and "initial_lr" in group:
-        key = "initial_lr"
-    options = _given_options(optimizer)
-    if (name := f"{int(index or 0)}.{key}") in options:
-        _set_option(group, key, options[name])
-
-
-def replay_schedule(scheduler: Any) -> None:
-    """Bring a scheduler with its given options to where it stands now, by as many steps as it has made.
-
-    A scheduler that follows a metric cannot be brought there: its schedule begins again.
+    In an optimizer with several groups they are named "1.lr".
     """
-    scheduler = _unwrapped(scheduler)
-    # Counted first: loading the given state sets the counter back.
-    count, optimizer = _steps(scheduler), scheduler.optimizer
-    for name, value in _given_options(optimizer).items():
-        index, _, key = name.partition(".")
-        if int(index) < len(optimizer.param_groups):
-            _set_option(optimizer.param_groups[int(index)], key, value)
-    scheduler.load_state_dict(copy.deepcopy(_given_options(scheduler)))
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
-            for _ in range(count):
-                scheduler.step()
+
+    def enter(self, run: str | None = None) -> None:
+        _enter_options(_unwrapped(self.obj))
+
+    def leave(self) -> None:
+        owner = _unwrapped(self.obj)
+        _options.leave(owner, _live_options(owner))
+
+    def options(self) -> dict[str, str]:
+        given_options(self.obj)
+        return _texts[_unwrapped(self.obj)]
 
 
-def use_settings(schedule: Any, names: Collection[str]) -> None:
-    """Use settings of a schedule that is not torch's as the program gave them."""
-    settings = _given_options(schedule)
-    for name in {name.partition(".")[0] for name in names} & settings.keys():
-        vars(schedule)[name] = copy.deepcopy(settings[name])
+class SchedulerEntry(OptionsEntry):
+    def in_schedule(self, option: str) -> bool:
+        return not option.endswith("base_lrs")
+
+    def use_options(self, names: Collection[str]) -> None:
+        """Bring the scheduler with its given options to where it stands, by as many steps as it has made.
+
+        One that follows a metric cannot be brought there: its schedule begins again.
+        """
+        if not names:
+            return
+        scheduler = _unwrapped(self.obj)
+        # Counted first: loading the given state sets the counter back.
+        count, groups = _steps(scheduler), scheduler.optimizer.param_groups
+        for name, value in given_options(scheduler.optimizer).items():
+            index, _, key = name.partition(".")
+            if int(index) < len(groups):
+                set_option(groups[int(index)], key, value)
+        scheduler.load_state_dict(copy.deepcopy(given_options(scheduler)))
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
+                for _ in range(count):
+                    scheduler.step()
 
 
-def _given_options(obj: Any) -> dict[str, Any]:
-    if not _options.of(_unwrapped(obj)):
-        enter_options(obj)
-    return _option_copies(_unwrapped(obj))
+class ScheduleEntry(OptionsEntry):
+    """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
+
+    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        leaves: list[Any] = tree_leaves_with_path(self.save())
+        for path, leaf in leaves:
+            if isinstance(leaf, Tensor):
+                yield tuple(step.key if isinstance(step, MappingKey) else step.idx for step in path), leaf
+
+    def in_schedule(self, option: str) -> bool:
+        return True
+
+    def use_options(self, names: Collection[str]) -> None:
+        settings = given_options(self.obj)
+        for name in {name.partition(".")[0] for name in names} & settings.keys():
+            vars(self.obj)[name] = copy.deepcopy(settings[name])
 
 
-def _option_copies(obj: Any) -> dict[str, Any]:
-    return {name: given_value.copy for name, given_value in _options.of(obj).items()}
+def _enter_options(owner: Any) -> None:
+    _options.enter(owner, _live_options(owner))
+    values, is_optimizer = _options.copies(owner), isinstance(owner, Optimizer)
+    _texts[owner] = _optimizer_texts(values) if is_optimizer else _scheduler_texts(owner, values)
+
+
+def given_options(obj: Any) -> dict[str, Any]:
+    owner = _unwrapped(obj)
+    if not _options.of(owner):
+        _enter_options(owner)
+    return _options.copies(owner)
 
 
 def _unwrapped(obj: Any) -> Any:
@@ -582,7 +558,7 @@ def _live_options(obj: Any) -> dict[str, Any]:
         return dict(obj.state_dict())
     parameters = inspect.signature(type(obj).__init__).parameters
     numbers = ((name, value) for name, value in vars(obj).items() if name.lstrip("_") in parameters)
-    return {name: v for name, v in numbers if _is_plain(v) and not any(True for _ in arrays(v))}
+    return {name: value for name, value in numbers if _is_plain(value) and not arrays(value)}
 
 
 def _optimizer_texts(options: Mapping[str, Any]) -> dict[str, str]:
@@ -621,7 +597,7 @@ def _steps(scheduler: Any) -> int:
     return int(epoch) if epoch is not None else _steps(inner[0]) if inner else 0
 
 
-def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
+def set_option(group: dict[str, Any], key: str, value: Any) -> None:
     """Set an option; a tensor stays the same object, because a compiled step reads it."""
     live = group.get(key)
     if isinstance(live, Tensor):

@@ -8,6 +8,7 @@ not depend on the number of workers, on prefetching, or on where a resume starts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -152,21 +153,15 @@ class _Batches:
         return len(self._plan)
 
     def __getitem__(self, batch: int) -> Any:
-        if get_worker_info() is not None:  # nothing else draws from a worker's global states
-            return self._make(batch)
-        before = data_rng.get_state()
-        try:
-            return self._make(batch)
-        finally:
-            data_rng.set_state(before)
-
-    def _make(self, batch: int) -> Any:
         part = self._plan.part(batch)
         samples = []
-        for position, index in enumerate(self._plan.order[part].tolist(), part.start):
-            data_rng.seed_all(key_at(self._sample_key, position))
-            samples.append(self._dataset[index])
-        key, share = key_at(self._collate_key, batch), self._plan.share
-        # Ranks draw different numbers; one process has the key that it had before there were ranks.
-        data_rng.seed_all(key if share.size == 1 else key_at(key, share.rank))
-        return self._collate(samples)
+        with ExitStack() as stack:
+            if get_worker_info() is None:  # nothing else draws from a worker's global states
+                stack.callback(data_rng.set_state, data_rng.get_state())
+            for position, index in enumerate(self._plan.order[part].tolist(), part.start):
+                data_rng.seed_all(key_at(self._sample_key, position))
+                samples.append(self._dataset[index])
+            key, share = key_at(self._collate_key, batch), self._plan.share
+            # Ranks draw different numbers; one process has the key that it had before there were ranks.
+            data_rng.seed_all(key if share.size == 1 else key_at(key, share.rank))
+            return self._collate(samples)

@@ -37,14 +37,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start(loader: DataLoader[Any], what: str, dataset: Any = None) -> WorkerBatches:
-    """Open an iterator over a DataLoader that has workers.
+    """Open an iterator over a DataLoader that has workers, by the same random draws as `iter(loader)`.
 
-    Draws from the random state exactly what `iter(loader)` draws.
-
-    Args:
-        loader: the DataLoader; its `worker_init_fn` still runs, after ours.
-        what: name of the data in messages.
-        dataset: value of `get_worker_info().dataset` in the workers; None leaves it as it is.
+    Its `worker_init_fn` runs after ours.  `what` names the data in messages; `dataset`, unless None, is what
+    `get_worker_info().dataset` is in the workers.
     """
     init = loader.worker_init_fn
     in_main_thread = threading.current_thread() is threading.main_thread()

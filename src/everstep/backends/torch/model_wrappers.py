@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -138,8 +139,11 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
 
 
-def address(tensor: Tensor) -> int:
-    return local(tensor).untyped_storage().data_ptr()
+def address(array: Any) -> int:
+    """Return the address of a tensor's or a NumPy array's memory; 0 without one."""
+    if isinstance(array, Tensor):
+        return local(array).untyped_storage().data_ptr()
+    return address(array.base) if isinstance(array.base, np.ndarray) else int(array.ctypes.data)
 
 
 def optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
@@ -160,6 +164,12 @@ def _saves_optimizer(tree: Any) -> bool:
 def stepped_by(optimizer: Optimizer) -> list[Tensor]:
     """List the parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def stepped_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield (entry, index, parameter) of the parameters that the state's optimizers step."""
+    for owner, optimizer in optimizers(objects):
+        yield from ((owner, index, parameter) for index, parameter in enumerate(stepped_by(optimizer)))
 
 
 def model_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:

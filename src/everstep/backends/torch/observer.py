@@ -29,8 +29,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 TRACE, STRIKE, FOLDERS = "EVERSTEP_OBSERVED", "EVERSTEP_STRIKE", "EVERSTEP_OBSERVED_FOLDERS"
@@ -42,7 +41,7 @@ class Observer:
     """What is known of this process; it does nothing in processes that are forked from it."""
 
     def __init__(self, trace: str, strike: str, folders: str) -> None:
-        self.trace = trace
+        self.trace = os.path.realpath(trace)
         self.folders = tuple(os.path.realpath(each) + os.sep for each in folders.split(os.pathsep))
         self.pid, self.rank = os.getpid(), 0
         self.action, point, count, rank = strike.split(":") if strike else ("", "", "0", "-1")
@@ -52,24 +51,17 @@ class Observer:
         self.draws: list[str] = []
         self.synced: dict[tuple[int, int], tuple[int, int]] = {}
         """Device and number of a file -> what `_version` told of it when it was synced."""
-        self.threads = threading.local()
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Mark this thread as in the observer's own work; another one may write a checkpoint meanwhile."""
-        self.threads.busy = True
-        try:
-            yield
-        finally:
-            self.threads.busy = False
+        self.tears = False
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that is observed, and not in the middle of the observer's own work."""
-        return os.getpid() == self.pid and not getattr(self.threads, "busy", False)
+        """Whether this is the process that is observed, and no file is torn."""
+        return os.getpid() == self.pid and not self.tears
 
     def write(self, at: str, **facts: Any) -> None:
-        """Append a line by one write, which survives SIGKILL."""
+        """Append a line by one write, which survives SIGKILL; "beside": not by the thread that trains."""
+        if threading.current_thread() is not threading.main_thread():
+            facts["beside"] = True
         line = json.dumps({"at": at, "rank": self.rank, "pid": self.pid, **facts}).encode() + b"\n"
         descriptor = os.open(self.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.write(descriptor, line)
@@ -80,10 +72,10 @@ class Observer:
         self.counts[point] = self.counts.get(point, 0) + 1
         if self.strike_at not in [(point, self.counts[point], rank) for rank in (self.rank, -1)]:
             return
-        with self.at_work():
-            if self.action == "tear" and tear is not None:
-                tear()
-            self.write("strike", point=point, n=self.counts[point], action=self.action)
+        if self.action == "tear" and tear is not None:
+            self.tears = True
+            tear()
+        self.write("strike", point=point, n=self.counts[point], action=self.action)
         os.kill(self.pid, getattr(signal, self.action, signal.SIGKILL))
 
     def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -93,19 +85,17 @@ class Observer:
         if not self.optimizers:  # nothing is written before; a spawned process is given its rank late
             self.rank = rank_here()
         self.optimizers.append(optimizer)
-        with self.at_work():
-            self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
+        self.write("enter", number=len(self.optimizers) - 1, **state_of(optimizer))
 
     def after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         number = next((i for i, known in enumerate(self.optimizers) if known is optimizer), None)
         if not self.here or number is None:
             return
         draws, self.draws = self.draws, []
-        with self.at_work():
-            parameters, _, settings = parts_of(optimizer)
-            digests = {"settings": digest(settings), "buffers": digest(buffers_of(parameters))}
-            digests |= state_of(optimizer)
-            self.write("update", number=number, draws=draws, random=random_state(), **digests)
+        parameters, _, settings = parts_of(optimizer)
+        digests = {"settings": digest(settings), "buffers": digest(buffers_of(parameters))}
+        digests |= state_of(optimizer)
+        self.write("update", number=number, draws=draws, random=random_state(), **digests)
         self.reach("update")
 
     def drawn(self, batch: Any) -> None:
@@ -114,8 +104,7 @@ class Observer:
         import torch
 
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            with self.at_work():
-                self.draws.append(digest(batch))
+            self.draws.append(digest(batch))
         elif self.optimizers:
             self.write("evaluation")
             self.reach("evaluation")
@@ -160,13 +149,10 @@ class Observer:
         """Pass the point of a file that is about to change, once the program has begun to train."""
         if not self.here or not self.optimizers or not isinstance(path, str | bytes | os.PathLike):
             return
-        with self.at_work():
-            path = os.path.realpath(os.fsdecode(path))
-            is_watched = path.startswith(self.folders) and "__pycache__" not in path and path != self.trace
-            if is_watched:
-                self.write("file", kind=kind, path=path, **thread(), **facts)
-        if is_watched:
-            self.reach("file", tear)  # a handler of the signal may save: its files are seen, too
+        path = os.path.realpath(os.fsdecode(path))
+        if path.startswith(self.folders) and "__pycache__" not in path and path != self.trace:
+            self.write("file", kind=kind, path=path, **facts)
+            self.reach("file", tear)
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that writes a whole file beneath Python, such as `torch.save`."""
@@ -196,17 +182,11 @@ class Observer:
             place = len(file.getbuffer()) if hasattr(file, "getbuffer") else os.path.realpath(path)
             keys = sorted(map(str, state)) if isinstance(state, dict) else []
             at = "whole" if keys and len(tensors) == len(parts) else "part"
-            with self.at_work():
-                self.write(at, keys=keys, path=place, tensors=tensors, of=len(parts), **thread())
+            self.write(at, keys=keys, path=place, tensors=tensors, of=len(parts))
 
 
 def _version(status: os.stat_result) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
-
-
-def thread() -> dict[str, bool]:
-    """Mark what is done beside the thread that trains."""
-    return {} if threading.current_thread() is threading.main_thread() else {"beside": True}
 
 
 def addresses(value: Any, depth: int = 0) -> list[int]:
@@ -311,13 +291,9 @@ def buffers_of(parameters: list[Any]) -> list[tuple[int, str]]:
     key = tuple(map(id, parameters))
     places = {number: place for place, number in enumerate(key)}
     if key not in _holders:
-        modules: list[Any] = []
-        for each in gc.get_objects():
-            # isinstance() would ask each object for its __class__, which runs code of proxies
-            is_module = issubclass(type(each), torch.nn.Module)
-            if is_module and any(id(own) in places for own in each._parameters.values()):
-                modules.append(each)
-        _holders[key] = modules
+        # isinstance() would ask each object for its __class__, which runs code of proxies
+        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        _holders[key] = [m for m in modules if any(id(own) in places for own in m._parameters.values())]
     buffers = list[tuple[int, str]]()
     for each in _holders[key]:
         parameters = [*each._parameters.items()]
@@ -339,15 +315,14 @@ class Patches(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if (patch := self.patches.pop(name, None)) is None:
             return None
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None, name
+        spec: Any = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             execute(module)
             patch(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader.exec_module = exec_module
         return spec
 
 

@@ -129,31 +129,23 @@ def open_group(on_cuda: bool) -> None:
     """Initialise the process group, and choose this process's CUDA device; with one process, do nothing."""
     if processes() == 1 or dist.is_initialized():
         return
-    for name in ("RANK", "MASTER_PORT"):
-        launched_number(name)
-    launched("MASTER_ADDR")
     if on_cuda:
-        torch.cuda.set_device(_local_device())
+        count = torch.cuda.device_count()
+        index = launched_number("LOCAL_RANK") if count > 1 else 0  # a launcher may show each process only one
+        if index >= count:
+            raise ConfigError(
+                f"LOCAL_RANK={index} has none of {count} CUDA devices: use torchrun --nproc-per-node={count}"
+            )
+        torch.cuda.set_device(index)
     # After torchrun --max-restarts its store still has the addresses of processes that are gone, and
     # init_process_group uses them (pytorch#135712).  So all meet first, and have keys of their own.
     group = importlib.import_module("everstep.group").find_group()  # by its name: group loads backends
     store = group.store.below("torch/").store
-    dist.init_process_group(
-        "nccl" if on_cuda else "gloo", store=store, rank=group.rank, world_size=group.size
-    )
+    backend = "nccl" if on_cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size)
     group.close()
     _made_here.append(os.getpid())
     atexit.register(_leave_group)
-
-
-def _local_device() -> int:
-    count = torch.cuda.device_count()
-    index = launched_number("LOCAL_RANK") if count > 1 else 0  # a launcher may show each process only one
-    if index >= count:
-        raise ConfigError(
-            f"LOCAL_RANK={index} has none of {count} CUDA devices: use torchrun --nproc-per-node={count}"
-        )
-    return index
 
 
 class Ranks:
@@ -170,10 +162,6 @@ class Ranks:
     ) -> None:
         self._group, self._device, self._models = group, device, models
         self.size = dist.get_world_size(self._group)
-
-    @classmethod
-    def of(cls, ddp: DistributedDataParallel) -> Ranks:
-        return cls(ddp.device, ddp.process_group)
 
     def means(self, values: Sequence[float | Tensor]) -> list[float] | list[Tensor]:
         """Return the mean over ranks of each number, in float64: equal bits on all ranks.

@@ -85,9 +85,8 @@ def _require_whole(file: Path | BinaryIO, size: int, where: str) -> None:
 def _unread(value: Any, where: str, room: Iterator[int]) -> Any:
     """Return a tree with an `Unread` in place of each tensor.
 
-    Args:
-        room: the bytes of the file, of which each value and each element has one: a small file may show the
-            same ones a great many times.
+    `room` has the bytes of the file, of which each value and each element takes one: a small file may show
+    the same ones a great many times.
     """
     if next(room, None) is None:
         raise CheckpointError(f"{where} has a value that is there too often; save model.state_dict()")
@@ -164,28 +163,18 @@ def gpu_load() -> dict[str, float]:
     return load
 
 
-_LEVEL = "KINETO_LOG_LEVEL"
-
-
-class Trace:
-    """Recording that begins when it is made."""
-
-    def __init__(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            activities.append(ProfilerActivity.CUDA)
-        level = os.environ.get(_LEVEL)
-        os.environ[_LEVEL] = level or "6"  # nothing on standard error; read when the profiler is first used
-        try:
-            self._profile = profile(activities=activities)
-            self._profile.start()
-        finally:
-            if level is None:
-                del os.environ[_LEVEL]
-
-    def stop(self) -> None:
-        self._profile.stop()
-
-    def export(self, path: Path) -> None:
-        """Write the recording as a Chrome trace; called after `stop`."""
-        self._profile.export_chrome_trace(str(path))
+def start_profile() -> profile:
+    """Begin to record what the processor, and a GPU in use, do."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        activities.append(ProfilerActivity.CUDA)
+    name = "KINETO_LOG_LEVEL"
+    level = os.environ.get(name)
+    os.environ[name] = level or "6"  # nothing on standard error; read when the profiler is first used
+    try:
+        recording = profile(activities=activities)
+        recording.start()
+    finally:
+        if level is None:
+            del os.environ[name]
+    return recording

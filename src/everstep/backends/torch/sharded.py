@@ -39,7 +39,7 @@ class Placed(Region):
         """
         home = _home()
         placements = [home.Partial() if dim in sums else own for dim, own in enumerate(self.placements)]
-        form = {"run_check": False, "shape": torch.Size(self.whole), "stride": self.stride}
+        form = {"shape": torch.Size(self.whole), "stride": self.stride}
         dtensor: Tensor = home.DTensor.from_local(local, self.mesh, placements, **form)
         return dtensor.detach()
 
@@ -141,11 +141,6 @@ def unmade_sums(gradient: Tensor, parameter: Tensor) -> list[int] | None:
             "save where no window is open, as with Checkpoints(Every(steps=...))"
         )
     return sums or None
-
-
-def held_alike(one: Any, other: Any) -> bool:
-    """Whether a DTensor has the shape and the layout of another tensor."""
-    return is_sharded(other) and layout(one) == layout(other)
 
 
 def laid_like(live: Any, saved: Any) -> Any:
@@ -290,7 +285,7 @@ def load_window(models: Iterable[Module], saved: dict[str, Tensor]) -> None:
                 parameter._unsharded_param.grad = None
             if gradient is not None and parameter.is_dtensor:
                 spec = parameter._unsharded_dtensor_spec
-                form = {"run_check": False, "shape": spec.shape, "stride": spec.stride}
+                form = {"shape": spec.shape, "stride": spec.stride}
                 gradient = _home().DTensor.from_local(gradient, spec.mesh, spec.placements, **form)
             # where a pass of another dtype leaves its sum; the next pass adds to it, in the same order
             parameter.unsharded_accumulated_grad = gradient

@@ -251,7 +251,7 @@ class Task(tasks.Task):
             return model
         wrapped = parallel_model(model, **(self._parallel if isinstance(self._parallel, Mapping) else {}))
         if isinstance(wrapped, DistributedDataParallel):
-            self._ranks = Ranks.of(wrapped)
+            self._ranks = Ranks(wrapped.device, wrapped.process_group)
             # torch notes in each averaging pass which parameters were used; passes without it confuse that
             if not wrapped.find_unused_parameters and not wrapped.static_graph:
                 self._no_sync = wrapped.no_sync

@@ -38,11 +38,8 @@ def optimizer(
 ) -> Optimizer:
     """Make the optimizer that `optimizer_params` describe.
 
-    Args:
-        arguments: further arguments, such as the learning rate.
-        inner: makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.
-        clip: False to use `inner` without the wrapper; or the arguments of `Clip`.
-        names: as for `_trained`.
+    `inner` makes an optimizer that `make` wraps, as tfutils' ClipOptimizer does.  `clip` has the arguments of
+    `Clip`; False leaves the wrapper out.
     """
     parameters = _trained(model, names)
     if inner is None:
@@ -79,17 +76,12 @@ def parts(batch: Mapping[str, Any], size: int | None) -> Iterator[tuple[dict[str
         yield dict(batch), 1.0
         return
     count = len(next(iter(batch.values())))
-    cut = {name for name, value in batch.items() if _rows(value) == count}
+    columns = {name: v for name, v in batch.items() if isinstance(v, Tensor | np.ndarray | list | tuple)}
+    cut = {name for name, v in columns.items() if getattr(v, "ndim", 1) and len(v) == count}
     for begin in range(0, count, size):
         end = min(begin + size, count)
         part = {name: value[begin:end] if name in cut else value for name, value in batch.items()}
         yield part, (end - begin) / count
-
-
-def _rows(value: Any) -> int | None:
-    if isinstance(value, Tensor | np.ndarray):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list | tuple) else None
 
 
 def train(

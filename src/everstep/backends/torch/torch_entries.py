@@ -19,12 +19,12 @@ from everstep.backends.torch.model_wrappers import (
     address,
     bare,
     contents,
-    named_parameters,
+    model_parameters,
     stepped_by,
     tensors_of,
 )
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
-from everstep.backends.torch.sharded import held_alike, is_sharded, laid_like, precision, reshard
+from everstep.backends.torch.sharded import is_sharded, laid_like, layout, precision, reshard
 from everstep.backends.torch.tensor_memory import PLAIN, raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
@@ -46,8 +46,8 @@ def make_entry(value: Any) -> Entry | None:
     """Make the entry of one of torch's objects; None for other values."""
     entry = next((make(value) for kind, make in _ENTRIES.items() if isinstance(value, kind)), None)
     if entry is None and _wraps_scheduler(value):
-        return SchedulerEntry(value)
-    return ScheduleEntry(value) if entry is None and _is_schedule(value) else entry
+        return given_values.SchedulerEntry(value)
+    return given_values.ScheduleEntry(value) if entry is None and _is_schedule(value) else entry
 
 
 def _wraps_scheduler(value: Any) -> bool:
@@ -75,7 +75,6 @@ class ModuleEntry(Entry):
     copies = True
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._given_module = module
         self.module = bare(module)
         reshard(self.module)
         self._sharded = self._sharded_names()
@@ -105,9 +104,8 @@ class ModuleEntry(Entry):
         policy = precision(self.module) if self._sharded else ""
         return {"mp_policy": policy} if policy else {}
 
-    def _refresh_names(self) -> BareNames:
-        """Look at the names as they are now: training may add parts."""
-        self._names = BareNames(self._given_module)
+    def _refresh_names(self) -> BareNames:  # training may add parts
+        self._names = BareNames(self.module)
         return self._names
 
     def _sharded_names(self) -> set[str]:
@@ -146,25 +144,24 @@ class ModuleEntry(Entry):
 
     def _made(self) -> dict[str, Any]:
         """Return the flags with which the program made the module, and its empty buffers."""
-        flags = given_values.given_flags(self.module) or self._first_flags
+        flags = given_values.FLAGS.copies(self.module) or self._first_flags
         return {"made": _listed(flags, "evaluating", "frozen"), **_listed(flags, "empty")}
 
     def _empty_buffers(self) -> dict[str, None]:
         """Return the names of the buffers that are None now."""
-        parts = ((f"{path}." if path else "", part._buffers) for path, part in self.module.named_modules())
-        return {path + key: None for path, own in parts for key, buffer in own.items() if buffer is None}
+        parts = self.module.named_modules()
+        own = ((f"{path}.{key}".lstrip("."), b) for path, part in parts for key, b in part._buffers.items())
+        return {name: None for name, buffer in own if buffer is None}
 
     def _flags(self) -> dict[tuple[str, str], bool]:
-        """Return (kind, name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
-        bare_name, parameters = self._names.bare, self.module.named_parameters()
-        modules = [(n, each) for n, each in self.module.named_modules() if bare(each) is each]
-        empty = self._empty_buffers()
-        buffers = [*empty, *(name for name, _ in self.module.named_buffers())]
-        return {
-            **{("evaluating", bare_name(name)): not inner.training for name, inner in modules},
-            **{("frozen", bare_name(name)): not each.requires_grad for name, each in parameters},
-            **{("empty", bare_name(name)): name in empty for name in buffers},
-        }
+        """Return (kind, bare name) -> whether a module is evaluating, a parameter frozen, a buffer empty."""
+        module, empty = self.module, self._empty_buffers()
+        flags = [
+            ("evaluating", n, not each.training) for n, each in module.named_modules() if bare(each) is each
+        ]
+        flags += [("frozen", name, not each.requires_grad) for name, each in module.named_parameters()]
+        flags += [("empty", n, n in empty) for n in (*empty, *(n for n, _ in module.named_buffers()))]
+        return {(kind, self._names.bare(name)): is_set for kind, name, is_set in flags}
 
     def check(self, tree: Any) -> Mismatch:
         return self.expects()(tree)
@@ -189,14 +186,10 @@ class ModuleEntry(Entry):
                 for name, buffer in tree.get(_BUFFERS, {}).items()
                 if buffer is None and name not in changed
             }
+            fit = {*live, *(name for name in empty if names.bare(name) not in changed)}
             return Mismatch(
                 [names.bare(name) for name in live if name not in saved and name not in emptied],
-                [
-                    name
-                    for name in saved
-                    if name not in live and (name not in empty or names.bare(name) in changed)
-                ]
-                + [m for m in owners if m not in modules],
+                [name for name in saved if name not in fit] + [m for m in owners if m not in modules],
                 [f"{names.bare(n)} {saved[n]} -> {live[n]}" for n in differing],
             )
 
@@ -259,7 +252,7 @@ class ModuleEntry(Entry):
 
     def leave(self) -> None:
         given_values.leave_attributes(self.module)
-        given_values.leave_flags(self.module, self._flags())
+        given_values.FLAGS.leave(self.module, self._flags())
 
     def guarded(self, path: tuple[Any, ...]) -> bool:
         owner, _, name = self._names.live(str(path[0])).rpartition(".")
@@ -274,42 +267,7 @@ def _listed(flags: Mapping[tuple[str, str], bool], *kinds: str) -> dict[str, lis
     return {kind: [name for (each, name), on in flags.items() if on and each == kind] for kind in kinds}
 
 
-class _OptionsEntry(StateDictEntry):
-    """Entry of an object whose options a program gives and training changes."""
-
-    def enter(self, run: str | None = None) -> None:
-        given_values.enter_options(self.obj)
-
-    def leave(self) -> None:
-        given_values.leave_options(self.obj)
-
-    def options(self) -> dict[str, str]:
-        return given_values.options_of(self.obj)
-
-
-class SchedulerEntry(_OptionsEntry):
-    def in_schedule(self, option: str) -> bool:
-        return not option.endswith("base_lrs")
-
-    def use_options(self, names: Collection[str]) -> None:
-        if names:
-            given_values.replay_schedule(self.obj)
-
-
-class ScheduleEntry(_OptionsEntry):
-    """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
-
-    def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        yield from _tensors(self.save(), ())
-
-    def in_schedule(self, option: str) -> bool:
-        return True
-
-    def use_options(self, names: Collection[str]) -> None:
-        given_values.use_settings(self.obj, names)
-
-
-class OptimizerEntry(_OptionsEntry):
+class OptimizerEntry(given_values.OptionsEntry):
     """Entry of an optimizer: class, options of groups, state of each parameter, attributes of its own class.
 
     A wrapper has the class and state of the wrapped optimizer, and also options and state of its own.
@@ -326,24 +284,20 @@ class OptimizerEntry(_OptionsEntry):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
-        self._models: dict[str, ModuleEntry] = {}
+        self._models: dict[str, torch.nn.Module] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
 
     def relate(self, entries: Mapping[str, Entry]) -> None:
         self._places = places_of(entries)
-        self._models = {name: each for name, each in entries.items() if isinstance(each, ModuleEntry)}
+        self._models = {name: each.module for name, each in entries.items() if isinstance(each, ModuleEntry)}
 
     def _names(self) -> list[str]:
         """Return the names of the parameters in the state's models; [] unless each has one of its own.
 
         They are looked up at each call: training may give a parameter another place in its model.
         """
-        names = dict[int, str]()
-        for entry, each in reversed(self._models.items()):  # of two models that share it, the first one
-            if self._sharded:
-                reshard(each.module)
-            for name, parameter in named_parameters(each.module):
-                names[id(parameter)] = f"{entry}/{name}"
+        in_models = reversed([*model_parameters(self._models)])  # of two models that share it, the first one
+        names = {id(parameter): f"{entry}/{name}" for entry, name, parameter in in_models}
         stepped = list(map(id, stepped_by(self.obj)))
         found = [names[number] for number in stepped if number in names]
         return found if len(found) == len(stepped) else []
@@ -354,10 +308,8 @@ class OptimizerEntry(_OptionsEntry):
         tree = {**self.obj.state_dict(), _CLASS: self._class}
         if names := self._names():
             tree[_NAMES] = names
-        saved = {
-            number: given_values.save_attributes(layer, self._places) for number, layer in self._layers()
-        }
-        if own := {number: attributes[""] for number, attributes in saved.items() if attributes}:
+        saved = [(n, given_values.save_attributes(layer, self._places)) for n, layer in self._layers()]
+        if own := {number: attributes[""] for number, attributes in saved if attributes}:
             tree[_ATTRIBUTES] = own
         if inner := {name: each.state_dict() for name, each in self._inner()}:
             tree[_INNER] = inner
@@ -383,7 +335,7 @@ class OptimizerEntry(_OptionsEntry):
         """Refuse state of a sharded parameter that is held otherwise than the parameter."""
         for index, parameter in enumerate(stepped_by(self.obj)):
             for name, value in self.obj.state.get(parameter, {}).items():
-                if is_sharded(value) and not held_alike(value, parameter):
+                if is_sharded(value) and not (is_sharded(parameter) and layout(value) == layout(parameter)):
                     raise StateError(
                         f"{self._class} keeps {name!r} of parameter {index} as {tuple(value.shape)} with "
                         f"placements {value.placements}, which is not the layout of its parameter; use an "
@@ -475,8 +427,13 @@ class OptimizerEntry(_OptionsEntry):
         return {name: text for own in (super().options(), *around) for name, text in own.items()}
 
     def use_options(self, names: Collection[str]) -> None:
+        options = given_values.given_options(self.obj)
         for name in names:
-            given_values.use_option(self.obj, name)
+            index, _, key = name.rpartition(".")
+            group = self.obj.param_groups[int(index or 0)]
+            key = "initial_lr" if key == "lr" and "initial_lr" in group else key
+            if (name := f"{int(index or 0)}.{key}") in options:
+                given_values.set_option(group, key, options[name])
 
 
 def _order(names: list[str], tree: Any) -> list[int] | None:
@@ -555,12 +512,8 @@ class AttributesEntry(Entry):
 
     def skips(self, value: Any) -> bool:
         """Whether the state saves the value of an attribute."""
-        if any(value is each for each in self._shared):
-            return True
-        return any(
-            isinstance(each, Tensor) and each.layout is torch.strided and address(each) in self._places
-            for each in given_values.arrays(value)
-        )
+        is_shared = any(value is each for each in self._shared)
+        return is_shared or not self._places.isdisjoint(addresses(given_values.arrays(value)))
 
     def save(self) -> Any:
         return given_values.save_attributes(self._owner, lambda: self._places, self.skips).get("", {})
@@ -583,7 +536,7 @@ class AttributesEntry(Entry):
 _ENTRIES: dict[type, Callable[[Any], Entry]] = {
     torch.nn.Module: ModuleEntry,
     torch.optim.Optimizer: OptimizerEntry,
-    LRScheduler: SchedulerEntry,
+    LRScheduler: given_values.SchedulerEntry,
     torch.amp.GradScaler: ScalerEntry,
     Tensor: TensorEntry,
     torch.Generator: TorchGeneratorEntry,
@@ -606,14 +559,6 @@ def _laid(parameters: Sequence[Tensor], index: Any, saved: Any) -> Any:
     if not isinstance(index, int) or not isinstance(saved, dict) or not is_sharded(parameters[index]):
         return saved
     return {name: laid_like(parameters[index], value) for name, value in saved.items()}
-
-
-def _tensors(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(tree, Tensor):
-        yield path, tree
-    elif isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _tensors(value, (*path, key))
 
 
 def _shape(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -74,7 +74,7 @@ class TrainableEntry(ModuleEntry):
         tree = super().save()
         notes, base = self._notes, {}
         notes.claims = []
-        for name, tensor in self._parts():
+        for name, tensor in self._parts().items():
             refuse_sharded(tensor, f"in trainable(...) {name!r}", _WHOLE)
             if tensor.requires_grad or (name not in notes.trained and self._differs(name, tensor)):
                 notes.trained.add(name)
@@ -107,7 +107,7 @@ class TrainableEntry(ModuleEntry):
 
     def check(self, tree: Any) -> Mismatch:
         mismatch = self.expects()(tree)
-        parts = dict(self._parts())
+        parts = self._parts()
         base = tree.get(BASE, {}) if isinstance(tree, Mapping) else {}
         for name, saved in base.items():
             if name in parts and (live := _described(parts[name])) != saved:
@@ -120,25 +120,24 @@ class TrainableEntry(ModuleEntry):
         self.check(tree).require_none()
         base: dict[str, str] = tree.get(BASE, {})
         super().load(self._whole(tree))
-        parts = dict(self._parts())
+        parts = self._parts()
         self._notes.trained = parts.keys() - base.keys()
         # loading has copied the base onto itself, which torch counts as a change
         self._notes.base |= {name: (_mark(parts[name]), text) for name, text in base.items()}
 
-    def _parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters and buffers with their bare names; what is tied, under each of its names."""
-        names = BareNames(self._given_module)
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            yield names.bare(name), parameter
-        for name, buffer in self.module.named_buffers(remove_duplicate=False):
-            yield names.bare(name), buffer
+    def _parts(self) -> dict[str, Tensor]:
+        """Return all parameters and buffers by their bare names; what is tied, under each of its names."""
+        names = BareNames(self.module)
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        buffers = self.module.named_buffers(remove_duplicate=False)
+        return {names.bare(name): tensor for name, tensor in (*parameters, *buffers)}
 
     def _whole(self, tree: Any) -> Any:
         """Put the live base into a saved tree, as if it had been saved."""
         if not isinstance(tree, Mapping) or BASE not in tree:
             return tree
-        names = BareNames(self._given_module)
-        parts, persistent = dict(self._parts()), {names.bare(name) for name in self.module.state_dict()}
+        names, parts = BareNames(self.module), self._parts()
+        persistent = {names.bare(name) for name in self.module.state_dict()}
         live = {n: parts[n].detach() if n in parts else None for n in tree[BASE]}
         return {
             **{name: value for name, value in tree.items() if name != BASE},

@@ -20,15 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from everstep.backends.numpy import WHOLE
-from everstep.backends.torch.given_values import (
-    SCALARS,
-    arrays,
-    attributes,
-    is_same_mark,
-    is_saveable,
-    mark_of,
-    owners,
-)
+from everstep.backends.torch import given_values, sharded
 from everstep.backends.torch.model_wrappers import (
     address,
     alive_modules,
@@ -41,17 +33,9 @@ from everstep.backends.torch.model_wrappers import (
     named_parameters,
     optimizers,
     stepped_by,
+    stepped_parameters,
 )
 from everstep.backends.torch.optimizers import Around, layers
-from everstep.backends.torch.sharded import (
-    fsdp_modules,
-    is_sharded,
-    layout,
-    load_window,
-    local,
-    unmade_sums,
-    window,
-)
 from everstep.backends.torch.tensor_memory import digest_small
 from everstep.backends.torch.virtual_shards import require_saved
 from everstep.contracts.state import BASE, KINDS
@@ -91,7 +75,7 @@ class TorchUpdateCounter:
         self._find_optimizers()
         scalers = [value for _, value in flatten(objects) if isinstance(value, GradScaler)]
         self._scales = [(scaler, scaler.get_scale()) for scaler in scalers if scaler.is_enabled()]
-        self._fsdp = [model for model in models_of(objects) if fsdp_modules(model)]
+        self._fsdp = [model for model in models_of(objects) if sharded.fsdp_modules(model)]
         """Models whose parameters are other objects while a forward pass has gathered them."""
         self.outside = TorchUnsavedObjects(objects, self._parameters)
         self._holders: dict[str, int] = {}
@@ -170,16 +154,12 @@ class TorchUpdateCounter:
 
         A user's own object may save copies of parameters: a copy is recognised by its shape alone.
         """
-        stepped = [
-            (owner, index, parameter)
-            for owner, watched in self._watches.items()
-            for index, parameter in enumerate(stepped_by(watched.optimizer))
-        ]
+        stepped = [*stepped_parameters(self._objects)]
         require_saved((value for _, value in flatten(self._objects)), (each for *_, each in stepped))
         saved = {0}  # address of tensors without elements: there is nothing to save
         copies: Counter[tuple[int, ...]] = Counter()
         for name, value in self._objects.items():
-            tensors = [each for each in arrays(user[name]) if isinstance(each, Tensor)]
+            tensors = [each for each in given_values.arrays(user[name]) if isinstance(each, Tensor)]
             # Compared by storage: a tied parameter may be saved under another name.
             saved.update(map(address, tensors))
             if isinstance(value, Module):
@@ -230,14 +210,13 @@ class TorchUpdateCounter:
         The key of a parameter is its name in a model, or its index in its optimizer if no model of the
         state has it.  Returns None if there is nothing to save.
         """
-        tree: dict[str, Any] = {}
-        summed: dict[str, Any] = {}  # dimensions of the mesh over which a gradient is still to be summed
+        tree, summed = dict[str, Any](), dict[str, Any]()  # by entry and key
         used_up = {owner for owner, watched in self._watches.items() if watched.used_up()}
         for owner, key, parameter in self._parameters():
             grad = parameter.grad
             if grad is not None and owner not in used_up:
-                tree.setdefault(owner, {})[key] = local(grad) if is_sharded(grad) else grad
-                if (sums := unmade_sums(grad, parameter)) is not None:
+                tree.setdefault(owner, {})[key] = sharded.local(grad) if sharded.is_sharded(grad) else grad
+                if (sums := sharded.unmade_sums(grad, parameter)) is not None:
                     summed.setdefault(owner, {})[key] = sums
         reused = {  # after a resume nobody holds gradients that were not saved
             owner: [watched.reused, watched.holds_last_gradients() if owner not in used_up else False]
@@ -246,7 +225,7 @@ class TorchUpdateCounter:
         saved: dict[str, Any] = {"grad": tree, "reused": reused} if tree or reused else {}
         if summed:
             saved["summed"] = summed
-        if self._fsdp and (opened := window(self._fsdp)):
+        if self._fsdp and (opened := sharded.window(self._fsdp)):
             saved["window"] = opened
         return saved or None
 
@@ -257,14 +236,14 @@ class TorchUpdateCounter:
         summed = tree.get("summed", {})
         for owner, key, parameter in self._parameters():
             grad = saved.pop((owner, key), None)
-            # A copy: the program changes gradients in place.
-            sums = summed.get(owner, {}).get(key, ())
-            copied: Any = None if grad is None else grad.to(parameter.device, copy=True)
-            placed = copied is not None and is_sharded(parameter)
-            parameter.grad = layout(parameter).tensor(copied, sums) if placed else copied
+            if grad is not None:
+                grad = grad.to(parameter.device, copy=True)  # the program changes gradients in place
+                if sharded.is_sharded(parameter):
+                    grad = sharded.layout(parameter).tensor(grad, summed.get(owner, {}).get(key, ()))
+            parameter.grad = grad
         for owner, watched in self._watches.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
-        load_window(self._fsdp, tree.get("window", {}))
+        sharded.load_window(self._fsdp, tree.get("window", {}))
         if saved:
             names = [f"{owner}/{key}" for owner, key in saved]
             raise RestoreError("saved gradients belong to no parameter", unexpected=names)
@@ -297,7 +276,7 @@ class _Watch:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.sentinels: list[Tensor] = []
-        self.sharded = any(map(is_sharded, stepped_by(optimizer)))
+        self.sharded = any(map(sharded.is_sharded, stepped_by(optimizer)))
         self.marks: list[_Mark] = []
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
@@ -312,7 +291,7 @@ class _Watch:
         marks: list[_Mark] = []
         for parameter in parameters:
             grad = parameter.grad
-            if self.sharded and grad is not None and is_sharded(grad):
+            if self.sharded and grad is not None and sharded.is_sharded(grad):
                 grad = grad._local_tensor  # type: ignore[attr-defined]  # `fully_shard` adds to this one
             marks.append(None if grad is None else (weakref.ref(grad), grad._version))
         return marks
@@ -425,55 +404,45 @@ class TorchUnsavedObjects:
             self._state_ids = self._find_state_ids()
             self._outside = list(map(weakref.ref, self._find_outside()))
             self._marks = self._take_marks()
-        in_epoch, self._epoch = epoch == self._epoch, epoch
-        changed = self._changed()
-        return changed if in_epoch else []
+        old, in_epoch, self._epoch = self._marks, epoch == self._epoch, epoch
+        self.skip()
+        if not old or not self._marks or not in_epoch:
+            return []
+        now, is_same = self._marks, given_values.is_same_mark
+        changed = (key[0] for key, mark in now.items() if key in old and not is_same(old[key], mark))
+        return list(dict.fromkeys(changed))
 
     def skip(self) -> None:
-        self._changed()
-
-    def _changed(self) -> list[str]:
-        if self._marks is None:
-            return []
-        old, self._marks = self._marks, self._take_marks()
-        moved = (
-            key[0] for key, mark in self._marks.items() if key in old and not is_same_mark(old[key], mark)
-        )
-        return list(dict.fromkeys(moved))
+        if self._marks is not None:
+            self._marks = self._take_marks()
 
     def _take_marks(self) -> dict[tuple[str, int], Any]:
-        of_task = {} if self._task is None else attributes(self._task)
+        of_task = {} if self._task is None else given_values.attributes(self._task)
         names = {id(value): name for name, value in of_task.items()}
         outside = {
             (names.get(id(root), type(root).__name__), id(root)): _number_marks(root)
             for reference in self._outside
             if (root := reference()) is not None
         }
-        seen_ids = set(self._state_ids)
-        leaves = (
-            leaf
-            for where, owner, saved in self._owners()
-            for name, value in attributes(owner).items()
-            if not (saved and is_saveable(value)) and id(value) not in seen_ids
-            for leaf in _leaves(where + name, value, seen_ids)
-        )
-        some = islice(leaves, _MOST)
-        return outside | {(path, 0): mark for path, mark in some if not path.endswith(("time", "timer"))}
+        leaves = islice(self._walk(_leaves, set(self._state_ids)), _MOST)
+        return outside | {(path, 0): mark for path, mark in leaves}
 
     def numbers(self) -> dict[str, Any]:
-        seen_ids = self._find_state_ids()
         models = [(name, value) for name, value in flatten(self._objects) if isinstance(value, Module)]
-        return {f"{name}.{KINDS}": _kinds_in(model) for name, model in models} | {
-            path: number
-            for where, owner, _ in self._owners()
-            for name, value in attributes(owner).items()
-            for path, number in _numbers(where + name, value, seen_ids)
-            if not path.endswith(("time", "timer"))
-        }
+        kinds = {f"{name}.{KINDS}": _kinds_in(model) for name, model in models}
+        return kinds | dict(self._walk(_numbers, self._find_state_ids()))
+
+    def _walk(self, walk: Callable[[str, Any, set[int]], Any], seen_ids: set[int]) -> Iterator[Any]:
+        """Yield what is found, by its path, in the attributes that are not saved."""
+        for where, owner, saved in self._owners():
+            for name, value in given_values.attributes(owner).items():
+                if not (saved and given_values.is_saveable(value)):
+                    found = walk(where + name, value, seen_ids)
+                    yield from (each for each in found if not each[0].endswith(("time", "timer")))
 
     def _find_state_ids(self) -> set[int]:
         parts = (part for each in contents(self._objects) for part in _parts(each))
-        return {id(part) for part in parts if type(part) not in SCALARS}
+        return {id(part) for part in parts if type(part) not in given_values.SCALARS}
 
     def _owners(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the beginning of a path, an object, and whether what can be saved of its attributes is."""
@@ -481,7 +450,7 @@ class TorchUnsavedObjects:
             yield "", self._task, self._task_is_saved
         for name, value in flatten(self._objects):
             if isinstance(value, Module):
-                for path, module in owners(value):
+                for path, module in given_values.owners(value):
                     yield f"{name}.{path}.".replace("..", "."), module, True
             elif isinstance(value, Optimizer):
                 yield from ((f"{name}.", layer, True) for layer in layers(value) if not _is_foreign(layer))
@@ -509,8 +478,8 @@ def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[t
     """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
     if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
-    if isinstance(value, Tensor) or is_saveable(value):
-        yield path, mark_of(value)
+    if isinstance(value, Tensor) or given_values.is_saveable(value):
+        yield path, given_values.mark_of(value)
     elif depth and (isinstance(value, dict | list | tuple | deque) or not _is_foreign(value)):
         seen.add(id(value))
         for place, each in islice(inside(value), 100):
@@ -527,7 +496,7 @@ def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[
     is_own = is_loss or not (isinstance(value, Module | Tensor) or _is_foreign(value))
     if is_own and id(value) not in seen and hasattr(value, "__dict__"):
         seen.add(id(value))
-        values = attributes(value) | value._buffers if isinstance(value, _Loss) else vars(value)
+        values = given_values.attributes(value) | value._buffers if isinstance(value, _Loss) else vars(value)
         for name, each in [*values.items()]:
             is_name = type(each) is str and each.isidentifier()
             is_array = is_loss and type(each) is Tensor
@@ -557,7 +526,7 @@ def _number_marks(root: Module | GradScaler) -> list[Any]:
     if isinstance(root, Module):
         places = [place for part in root.modules() for place in (vars(part), part._parameters, part._buffers)]
     return [
-        (name, mark_of(value))
+        (name, given_values.mark_of(value))
         for place in places
         for name, value in place.items()
         if isinstance(value, Tensor) or type(value) in (int, float)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -103,8 +103,9 @@ class DataLoaderStream(Stream):
             self._split(sampler)
         chosen = [*_samplers(self.loader).values(), self.loader, self.loader.collate_fn]
         self._generators = data_rng.places_of(chosen)
-        self._user_samplers = {place: s for place, s in _samplers(loader).items() if not _is_torchs(s)}
-        weighted = {p: s for p, s in _samplers(loader).items() if isinstance(s, WeightedRandomSampler)}
+        samplers = _samplers(loader)
+        self._user_samplers = {place: s for place, s in samplers.items() if not _is_torchs(s)}
+        weighted = {place: s for place, s in samplers.items() if isinstance(s, WeightedRandomSampler)}
         self.samplers = SamplerStates(self._user_samplers | weighted, [loader.dataset, *self.generators])
         """What the user's own samplers keep from pass to pass."""
         workers = loader.num_workers > 0
@@ -114,7 +115,7 @@ class DataLoaderStream(Stream):
             and not (workers and loader.persistent_workers)  # these belong to the user's loader
         )
         iterable = isinstance(loader.dataset, IterableDataset)
-        self.contents = () if iterable else (loader.dataset, *_samplers(loader).values())
+        self.contents = () if iterable else (loader.dataset, *samplers.values())
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("loader_state", "set") if is_hugging_face(loader.dataset) else ("set",)
         # A loader with state is left out: asked for it, it would make its iterator.
@@ -163,17 +164,12 @@ class DataLoaderStream(Stream):
             return loader
         return dataset if isinstance(dataset, Iterator) or is_stateful(dataset) else None
 
-    @contextmanager
-    def place_kept(self, batches: bool = False) -> Iterator[None]:
+    def place_kept(self, batches: bool = False) -> ExitStack:
         dataset: Any = self.loader.dataset
-        if not is_stateful(dataset):
-            yield
-            return
-        before = copy.deepcopy(dataset.state_dict())
-        try:
-            yield
-        finally:
-            dataset.load_state_dict(before)
+        stack = ExitStack()
+        if is_stateful(dataset):
+            stack.callback(dataset.load_state_dict, copy.deepcopy(dataset.state_dict()))
+        return stack
 
     @property
     def unsaveable(self) -> str | None:  # type: ignore[override]
@@ -257,8 +253,15 @@ class DataLoaderStream(Stream):
         loader, ranks = self.user_loader, self._share.size
         iterable = isinstance(loader.dataset, IterableDataset)
         inside = {"num_workers": loader.num_workers}
-        # A DataLoader's shuffle= is a choice between two of torch's samplers.
-        samplers = _facts(_samplers(loader))
+        samplers = dict[str, Any]()
+        for place, sampler in _samplers(loader).items():  # shuffle= is a choice between two of torch's
+            samplers[place] = type(sampler).__name__
+            for setting in _SETTINGS:
+                value = getattr(sampler, setting, None)
+                value = value.item() if isinstance(value, np.generic) else value
+                # a class of the user's may have a method so named
+                if isinstance(value, bool | int | float | str):
+                    samplers[f"{place}.{setting}"] = value
         if ranks > 1 and self._sampling is None:
             inside["ranks"] = ranks  # the place in data that splits itself is a place in one rank's part
         elif ranks > 1 and self._sampler is not None:
@@ -412,19 +415,6 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
         samplers[name] = sampler
         name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None)
     return samplers
-
-
-def _facts(samplers: dict[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for name, sampler in samplers.items():
-        facts[name] = type(sampler).__name__
-        for setting in _SETTINGS:
-            value = getattr(sampler, setting, None)
-            value = value.item() if isinstance(value, np.generic) else value
-            # a class of the user's may have a method so named
-            if isinstance(value, bool | int | float | str):
-                facts[f"{name}.{setting}"] = value
-    return facts
 
 
 def _is_torchs(sampler: Any) -> bool:

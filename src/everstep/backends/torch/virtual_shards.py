@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -203,17 +203,13 @@ class VirtualShards:
             chunk.copy_(_summed(({"": part} for part in parts), self.ranks)[""])
 
 
-@contextmanager
-def _own_random_state() -> Iterator[None]:
+def _own_random_state() -> ExitStack:
     """Leave the global random states as they were: the rest of the program draws from these."""
-    state = get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        set_state(state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+    stack = ExitStack()
+    stack.callback(set_state, get_state())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    return stack
 
 
 def _summed(parts: Iterator[dict[str, Tensor]], count: int) -> dict[str, Tensor]:

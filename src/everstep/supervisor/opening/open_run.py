@@ -12,7 +12,7 @@ from typing import Any
 from everstep import unattended
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint, trial_write
 from everstep.contracts.group import Group
-from everstep.errors import RestoreError, RunDirError, UsageError
+from everstep.errors import NoCheckpointError, RestoreError, RunDirError, UsageError
 from everstep.metrics.collector import is_clocked
 from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
@@ -234,9 +234,22 @@ class OpenRun:
         checkpoint, notes = self._followed_request() or self.store.find(resume)
         for note in notes:
             self.voice.say(note)
-        if checkpoint is not None and any(name > checkpoint.name for name in self.store.names()):
+        if checkpoint is None:
+            self._require_none_lost()
+        elif any(name > checkpoint.name for name in {*self.store.names()} - self.store.damaged):
             self.not_compared = "another checkpoint than the newest"
         return checkpoint
+
+    def _require_none_lost(self) -> None:
+        """Refuse to begin anew where the journal knows of checkpoints: somebody has taken them away."""
+        committed = [*self.history.events("checkpoint", valid=False)]
+        starts_over = self.history.facts().get("starts_over", False)
+        if committed and not starts_over and self.settings.replay is None:
+            raise NoCheckpointError(
+                f"{self.store.folder} has no checkpoint, and the newest in the journal of this run is "
+                f"{committed[-1].data['name']}: restore it from a copy, or give resume=False to start from "
+                "nothing"
+            )
 
     def _followed_request(self) -> tuple[Checkpoint, list[str]] | None:
         """Find the newest checkpoint, if a start with the same `resume=` was the last to save or to go back.

@@ -182,6 +182,12 @@ class HeadWatch:
                 is_set = index in self._reset and (is_other or _equal(now, last))
             if is_set:
                 reset.append(index)
+            elif is_other and self.recorded is None and entry.as_seeded():
+                self._streams.say(
+                    f"warning: stream {self._name!r}: the generator of its data has another seed than when "
+                    "the run began, and no earlier head of an epoch has set it. If lines at the head of this "
+                    f"epoch did, its batches differ from those of an uninterrupted run: {self._remedy}"
+                )
         return reset
 
     def _warn(self, reset: list[int], touched: bool) -> None:

@@ -114,7 +114,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     for watch in waiting:
         watch.receive(number)
     if waiting:
-        again = "" if launched() else "; send it again to end at once"
+        again = "" if launched() or number == signal.SIGUSR1 else "; send it again to end at once"
         _say(f"{describe(number)}: saving at the next boundary{again}")
     elif any(watch.is_repeated() for watch in _installed):
         return
