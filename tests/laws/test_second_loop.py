@@ -17,6 +17,8 @@ from torch import nn
 import everstep
 from tiny_runs import Boom
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHANGED_AT, STEPS = 9, 24
 SAMPLES = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 

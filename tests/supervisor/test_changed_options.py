@@ -538,6 +538,24 @@ def test_another_fingerprint_is_said_first_and_its_numbers_are_no_divergence(tmp
     assert not now.loop.ending.one_fingerprint and DIFFERENCE in now.loop.ending.warnings[0]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_value_that_comes_no_more_is_a_divergence_where_numbers_are_comparable(
+    tmp_path: Path, threads: int
+) -> None:
+    class Clips(Here):
+        without = 0
+
+        def update(self, ids: Any) -> None:
+            super().update(ids)
+            if self.loop.step != self.without:
+                self.loop.collect_metrics(clipped=1.0)
+
+    crash(Clips(tmp_path, 1), 7)
+    now = Clips(tmp_path, threads)
+    now.without = 6
+    assert bool(now.train().said("step 6 clipped was 1.0")) == (threads == 1)
+
+
 def test_the_run_stays_marked_and_a_finished_one_computes_nothing(tmp_path: Path) -> None:
     crash(Here(tmp_path / "a", 1), 5)
     Here(tmp_path / "a", 2).train()
