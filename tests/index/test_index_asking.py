@@ -231,6 +231,15 @@ def query(folder: Path, collection: str, where: Any = None, **how: Any) -> Docum
     return everstep.query(collection, where, index=folder, **how)
 
 
+def test_an_event_of_the_program_sets_no_column_of_a_checkpoint(tmp_path: Path) -> None:
+    forged = {"name": "mine", "bytes": 1, "time": "noon", "run": "another", "step": 9}
+    Tiny(tmp_path / "run", max_epoch=1).train(
+        inside=lambda loop, step: loop.note("checkpoint", forged) if step == 2 else None
+    )
+    (row,) = query(tmp_path, "checkpoints", {"name": "mine"})
+    assert row["run"].startswith("run-") and (row["step"], type(row["time"])) == (0, float)
+
+
 def charts(html: str) -> list[ET.Element]:
     """The charts, parsed as strict XML."""
     return [ET.fromstring(base64.b64decode(one)) for one in re.findall(r'svg\+xml;base64,([^"]+)"', html)]

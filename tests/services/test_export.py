@@ -392,10 +392,11 @@ def test_a_table_for_other_programs(tmp_path: Path) -> None:
 def test_arrays_of_different_lengths_are_dumped_whole(tmp_path: Path) -> None:
     class Ragged(Task):
         def eval_step(self, batch: Any) -> Mapping[str, Any]:
-            return {"parts": np.array([np.array([1, 2]), np.array([3.5])], object)}
+            wide = np.array([1, 2], np.longdouble)  # its tolist() gives no number of Python
+            return {"parts": np.array([np.array([1, 2]), np.array([3.5])], object), "wide": wide}
 
     streams = {"train": tiny_task.numbers(8, 2), "valid": tiny_task.numbers(2, 2)}
-    options = {"streams": streams, "services": [Dump("parts")], "max_epoch": 1}
+    options = {"streams": streams, "services": [Dump(["parts", "wide"])], "max_epoch": 1}
     tiny_task.trainer(tmp_path / "run", Ragged(), **options).run_training()
     (text,) = dumped(tmp_path / "run").values()
     assert [json.loads(line)["parts"] for line in text.splitlines()] == [[1, 2], [3.5]]

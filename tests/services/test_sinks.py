@@ -182,6 +182,18 @@ def test_files_depend_neither_on_when_they_were_written_nor_on_where_a_start_beg
             assert files[0] == files[1], crash
 
 
+def test_a_service_that_finishes_later_finds_the_file_whole(tmp_path: Path) -> None:
+    """One that sends it, say; the last step's line waits for the loop's end."""
+
+    class Sends(Service):
+        def finish(self, boundary: Any) -> None:
+            self.lines = (tmp_path / "logs" / "metrics.jsonl").read_text().splitlines()
+
+    sends = Sends("sends")
+    tiny(tmp_path, sinks=[JSONLines(every=Every(steps=1000)), sends]).train()
+    assert [json.loads(line)["step"] for line in sends.lines if '"step"' in line][-2:] == [10, 11]
+
+
 def test_final_values_come_last_also_where_a_file_is_made_anew(tmp_path: Path) -> None:
     Tiny(tmp_path, max_epoch=2, services=[FinalValues(lambda: {"norm": 2.0})]).train(tail=evaluated)
     ((_, items),) = RunJournal(tmp_path).parts()

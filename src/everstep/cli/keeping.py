@@ -18,7 +18,15 @@ import click
 from everstep.cli import common as cli
 from everstep.display.cells import in_line, plural
 from everstep.durable import require_no_link, write_whole
-from everstep.errors import CheckpointError, ConfigError, EverstepError, RunDirError, RunIndexError, nearest
+from everstep.errors import (
+    CheckpointError,
+    ConfigError,
+    EverstepError,
+    NoCheckpointError,
+    RunDirError,
+    RunIndexError,
+    nearest,
+)
 from everstep.index import GONE
 
 if TYPE_CHECKING:
@@ -109,7 +117,7 @@ def chosen_name(store: Store, text: str) -> CheckpointName:
         if text == "latest":
             return store.newest()
         return store.at_step(int(text)) if text.isdecimal() else store.parse(text)
-    except CheckpointError as error:
+    except NoCheckpointError as error:  # the name is wrong, not the disk
         raise ConfigError(str(error)) from None
 
 

@@ -267,7 +267,9 @@ def schedule(value: Any) -> Schedule:
             return At(*steps) if isinstance(steps, list) else At(steps)
         case dict():
             return Every(**value)
-    raise ConfigError(f"{value!r} is not a schedule; give {{steps: 100}}, {{at: [10, 20]}}, never, or a list")
+    raise ConfigError(
+        f"{value!r} is not a schedule; give {{steps: 100}}, {{epochs: 1}}, {{at: [10, 20]}}, never, or a list"
+    )
 
 
 # ------------------------------------------------------------------------- mistakes, with their places

@@ -308,7 +308,8 @@ def rows_of(
                 row |= {"wall": bool(row["wall"]), "value": value}
             else:
                 saved = stored(row.pop("data"))
-                row |= {"step": step_of(saved.get("name")), **saved}
+                name = saved.get("name")
+                row |= {"name": name, "bytes": saved.get("bytes"), "step": step_of(name)}
             yield row
 
 

@@ -307,8 +307,10 @@ class Restoring:
         return any(self._size(path) < self._contents.size(path) for path in self._journals)
 
     def _size(self, path: str) -> int:
-        file = self._top / path
-        return file.stat().st_size if file.exists() else 0
+        try:
+            return (self._top / path).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _require_same_history(self, path: str) -> None:
         at, size = 0, self._size(path)

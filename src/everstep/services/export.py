@@ -419,7 +419,12 @@ class Dump(BuiltIn):
 
 def _plain(value: Any) -> Any:
     """Turn arrays and tensors, also those in trees and in arrays of objects, into lists."""
-    return with_leaves(value, lambda leaf: _plain(leaf.tolist()) if hasattr(leaf, "tolist") else leaf)
+
+    def plain(leaf: Any) -> Any:
+        listed = leaf.tolist() if hasattr(leaf, "tolist") else leaf
+        return listed if type(listed) is type(leaf) else _plain(listed)  # NumPy's longdouble stays as it is
+
+    return with_leaves(value, plain)
 
 
 def _json(value: Any) -> str:

@@ -211,6 +211,9 @@ class Sink(Service, ABC):
     def run(self, boundary: Boundary) -> None:
         self.catch_up()
 
+    def finish(self, boundary: Boundary) -> None:
+        self.catch_up()  # a service that finishes later may send the file
+
     def close(self) -> None:
         self._is_over = True
         try:

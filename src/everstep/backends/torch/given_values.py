@@ -21,7 +21,7 @@ import random
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -34,7 +34,6 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils._pytree import MappingKey, tree_leaves, tree_leaves_with_path
 from torch.utils.weak import WeakIdKeyDictionary
 
 from everstep.backends.describe_values import described
@@ -79,8 +78,10 @@ def _is_plain(value: Any) -> bool:
 
 def arrays(tree: Any) -> list[Any]:
     """List the tensors and NumPy arrays in nested lists, sets and dicts."""
-    leaves = (each for leaf in tree_leaves(tree) for each in (leaf if isinstance(leaf, Set) else [leaf]))
-    return [each for each in leaves if isinstance(each, Tensor | np.ndarray)]
+    if isinstance(tree, Tensor | np.ndarray):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, _LISTS) else ()
+    return [each for item in items for each in arrays(item)]
 
 
 def mark_of(value: Any, read: bool = False, same: bool = True) -> Any:
@@ -510,14 +511,21 @@ class SchedulerEntry(OptionsEntry):
                     scheduler.step()
 
 
+def _tensors(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(tree, Tensor):
+        yield path, tree
+    items = (
+        tree.items() if isinstance(tree, dict) else enumerate(tree if isinstance(tree, list | tuple) else ())
+    )
+    for key, item in items:
+        yield from _tensors(item, (*path, key))
+
+
 class ScheduleEntry(OptionsEntry):
     """Entry of a schedule that is not torch's; its `state_dict` may have its settings, as timm's have."""
 
     def layouts(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        leaves: list[Any] = tree_leaves_with_path(self.save())
-        for path, leaf in leaves:
-            if isinstance(leaf, Tensor):
-                yield tuple(step.key if isinstance(step, MappingKey) else step.idx for step in path), leaf
+        yield from _tensors(self.save(), ())
 
     def in_schedule(self, option: str) -> bool:
         return True
