@@ -2,12 +2,14 @@
 
 import warnings
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import everstep
 from everstep.errors import RestoreError
 from everstep.state import decode, digest, encode, make_entry
 
@@ -353,3 +355,39 @@ def test_an_observer_of_quantization_loads_buffers_of_another_shape() -> None:
     wide = decode(snapshot(norm=nn.BatchNorm1d(3, affine=False)))  # torch's: no buffer is resized
     entry = make_entry("norm", nn.BatchNorm1d(2, affine=False))
     assert entry.check(wide["norm"]).reshaped[0].startswith("running_mean (3,)")
+
+
+class HandsOn(torch.optim.Optimizer):
+    """A wrapper that has the groups and the state of another optimizer, and loads into that one alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.optimizer = optimizer
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+def test_a_wrapper_that_hands_its_load_on_is_resumed_as_often_as_it_is_stopped(tmp_path: Path) -> None:
+    def train(run: Path, max_epoch: int) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = HandsOn(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        state = {"model": model, "optimizer": optimizer}
+        with everstep.TrainLoop(run, state, max_epoch=max_epoch, seed=0) as loop:
+            for _ in loop.iter_epochs():
+                for _, batch in loop.iter_steps([torch.ones(1, 2)] * 2):
+                    optimizer.zero_grad()
+                    model(batch).sum().backward()
+                    optimizer.step()
+        assert optimizer.param_groups is optimizer.optimizer.param_groups
+        return loop.ending.digest
+
+    assert [train(tmp_path / "run", n) for n in (1, 2, 3, 4)][-1] == train(tmp_path / "whole", 4)

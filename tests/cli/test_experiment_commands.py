@@ -158,7 +158,7 @@ def test_data_shows_batches_and_trains_nothing(here: Path) -> None:
     ("resume tiny.yaml", 2, "tiny.yaml is a config file; give a run, or train it"),
     ("eval tiny --stream vald", 2, "did you mean 'valid'"),
     ("eval tiny --weights best/valid/los", 2, "give one that the run keeps"),
-    ("predict tiny --stream valid --out a.npy --weights epoch-9", 1, "epoch-9"),
+    ("predict tiny --stream valid --out never.npy --weights epoch-9", 1, "epoch-9"),
     ("predict tiny --out a.npy", 2, "Missing option '--stream'"),
     ("predict tiny --stream valid --out a.txt", 2, ".jsonl, .npy, .npz"),
     ("data tiny.yaml --stream vald", 2, "did you mean 'valid'"),

@@ -195,7 +195,7 @@ def test_runs_of_the_user_are_not_touched(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- scripts that take hours
 
 
-@pytest.mark.campaign("long")
+@pytest.mark.campaign("long", gate=1)
 @pytest.mark.parametrize(
     ("name", "steps"),
     # in an epoch, at the end of an epoch, without epochs, in the first of two runs, past the end

@@ -12,6 +12,8 @@ from everstep.contracts.services import Interrupt, Moment, Save, Service, SetVal
 from everstep.errors import UsageError
 from everstep.redaction import redacted, without_credentials
 from everstep.schedule import NEVER, Instant
+from everstep.services.witness import DrillLimit
+from everstep.supervisor.board import find_service
 from everstep.supervisor.saving.state_tree import StopRecord
 from everstep.supervisor.threads.signals import describe, is_interactive
 from everstep.supervisor.threads.wakeups import Pending
@@ -233,6 +235,8 @@ class Boundaries:
         """
         engine = self._engine
         if engine.progress.stop is not None or is_interactive() or not engine.loop.reads_on():
+            return False
+        if find_service(DrillLimit, engine.board) is not None:  # its runs have a number of steps
             return False
         rate = engine.estimator.rate()
         # ranks have clocks of their own, and must decide alike

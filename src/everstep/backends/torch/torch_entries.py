@@ -389,7 +389,16 @@ class OptimizerEntry(given_values.OptionsEntry):
         parameters = stepped_by(self.obj)
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
+        *outer, inner = layers(self.obj)
+        shared = [(layer, n, vars(inner)[n]) for layer in outer for n in ("param_groups", "state")]
         self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
+        for (
+            layer,
+            name,
+            old,
+        ) in shared:  # a wrapper that hands its load on still has the inner one's of before
+            if vars(layer).get(name) is old:
+                setattr(layer, name, vars(inner)[name])
         for number, layer in self._layers():
             attributes = {"": tree.get(_ATTRIBUTES, {}).get(number, {})}
             given_values.load_attributes(layer, attributes, self._places)

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
@@ -98,7 +98,8 @@ class TorchUpdateCounter:
         self.optimizers = len(self._watches)
         self._by_id = {id(watched.optimizer): watched for watched in self._watches.values()}
         inner = (v for each in innermost.values() for v in vars(each).values() if isinstance(v, Optimizer))
-        self._own_optimizers = [*innermost.values(), *inner]
+        # also those around them, whose steps torch tells of, too
+        self._own_optimizers = [*chain.from_iterable(self._layers.values()), *inner]
         _known_optimizers.update(self._own_optimizers)
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
