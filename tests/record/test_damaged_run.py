@@ -403,6 +403,16 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_unless_it_is_told_
     assert Tiny(tmp_path, max_epoch=1, resume=False).train().result() == whole.result()
 
 
+def test_a_run_that_starts_over_and_fails_before_its_first_save_begins_anew(tmp_path: Path) -> None:
+    """Its first save has moved the checkpoints away: nobody has taken them, however often it fails there."""
+    whole = Tiny(tmp_path, max_epoch=1).train()
+    for resume in (False, True):
+        with armed("ENOSPC:checkpoint.write:2"), pytest.raises(CheckpointError, match="trial save"):
+            Tiny(tmp_path, max_epoch=1, resume=resume).train()
+        assert not [*(tmp_path / "checkpoints").iterdir()]
+    assert Tiny(tmp_path, max_epoch=1).train().result() == whole.result()
+
+
 def test_steps_behind_a_checkpoint_that_is_damaged_are_compared(tmp_path: Path) -> None:
     services = [everstep.Checkpoints(Every(steps=3))]
     with pytest.raises(Boom):

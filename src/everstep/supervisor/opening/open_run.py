@@ -242,9 +242,11 @@ class OpenRun:
 
     def _require_none_lost(self) -> None:
         """Refuse to begin anew where the journal knows of checkpoints: somebody has taken them away."""
-        committed = [*self.history.events("checkpoint", valid=False)]
-        starts_over = self.history.facts().get("starts_over", False)
-        if committed and not starts_over and self.settings.replay is None:
+        starts = [each for each in self.history.segments() if each.started]
+        # one that began from nothing has set aside what was committed before, also where a kill came then
+        first = max((each.number for each in starts if each.parent is None), default=0)
+        committed = [e for e in self.history.events("checkpoint", valid=False) if e.segment >= first]
+        if committed and self.settings.replay is None:
             raise NoCheckpointError(
                 f"{self.store.folder} has no checkpoint, and the newest in the journal of this run is "
                 f"{committed[-1].data['name']}: restore it from a copy, or give resume=False to start from "
