@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import everstep
 from everstep import data
 from everstep.contracts.data import Cursor, Share, Stream
-from everstep.data import arrays, as_stream, checked, loader, prefetch, stateful
+from everstep.data import arrays, as_stream, checked, loader, prefetch, replay, stateful
 from everstep.data.adapt import describe
 from everstep.data.order import key_at, pass_key, permutation
 from everstep.errors import ConfigError, DataError, NotResumableError, UsageError
@@ -232,6 +232,9 @@ class Unsized:
         return index
 
 
+DECLARED = r"without everstep\.data\.stateful"
+WARNS: Any = {"fixed_batch_size": 2, "wrong_size": "warn"}
+ALIKE = "does not say.*each of 2 ranks.*use everstep.data.arrays"
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: arrays(batch_size=2), DataError, "no array; give it at least one"),
     (lambda: arrays(ROWS, ROWS[:4], batch_size=2), DataError, r"different lengths \[11, 4\]"),
@@ -256,6 +259,32 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Share(2, 2), ConfigError, "rank=2, size=2: give a rank"),
     (lambda: Share(0, 2, "weigh"), ConfigError, "did you mean 'weight'"),  # type: ignore[arg-type]
     (lambda: stateful(iter([1])), NotResumableError, "neither state_dict and load_state_dict nor"),
+    (lambda: stateful(Lines()).open("train", 0, seed=0).position(), NotResumableError, DECLARED),
+    (lambda: prefetch(stateful(Lines())).open("train", 0, seed=0).position(), NotResumableError, DECLARED),
+    (
+        lambda: numbers(9, batch_size=8).split(Share(0, 4, "weight")),
+        DataError,
+        "none for some of 4 ranks; give",
+    ),
+    (lambda: numbers(11, batch_size=8).split(Share(0, 4)), DataError, 'among 4 ranks.*uneven="weight"'),
+    (
+        lambda: numbers(3, batch_size=8).split(Share(0, 4, "drop")),
+        DataError,
+        "no batch is left.*more samples",
+    ),
+    (
+        lambda: checked(numbers(4, batch_size=2), **WARNS).split(Share(0, 2)),
+        DataError,
+        "on one of 2 ranks alone",
+    ),
+    (lambda: as_stream([1, 2]).split(Share(1, 2)), DataError, f"a list {ALIKE}"),
+    (lambda: as_stream(iter([1])).split(Share(1, 2)), DataError, f"a list_iterator {ALIKE}"),
+    (lambda: replay(range(3)).split(Share(1, 2)), DataError, f"a range {ALIKE}"),
+    (
+        lambda: as_stream(Part()).split(Share(0, 3)),
+        DataError,
+        "rank 1 of 2, and this is rank 0 of 3; make it",
+    ),
     (lambda: as_stream("digits.npz"), DataError, "str 'digits.npz' does not give batches.* list of batches"),
     (lambda: as_stream({"x": 1}), DataError, r"dict .*everstep\.data\.arrays\(\*data\.values\(\)"),
     (lambda: as_stream(np.ones(3)), DataError, r"ndarray .*everstep\.data\.arrays"),
@@ -298,16 +327,6 @@ def drawn(stream: Stream, share: Share, position: Any = None, pass_index: int = 
 def ranks(stream: Stream, size: int, uneven: Any, position: Any = None) -> list[Any]:
     """By batch, the parts of all ranks; fails where some rank is handed more batches than another."""
     return list(zip(*(drawn(stream, Share(r, size, uneven), position) for r in range(size)), strict=True))
-
-
-@pytest.mark.parametrize(("length", "uneven", "message"), [
-    (9, "weight", "has none for some of 4 ranks; give"),
-    (11, None, r'does not divide among 4 ranks.*uneven="weight"'),
-    (3, "drop", r"no batch is left.*give more samples"),
-])  # fmt: skip
-def test_a_batch_that_the_rule_cannot_split_is_refused(length: int, uneven: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        numbers(length, batch_size=8).split(Share(0, 4, uneven))
 
 
 @given(PASSES, SIZES)
@@ -370,8 +389,6 @@ def test_checked_knows_the_size_of_a_part_and_leaves_no_batch_out() -> None:
     assert [[len(part) for part, _ in parts] for parts in ranks(stream, 4, "weight")] == [[2, 2, 1, 1]] * 2
     with pytest.raises(DataError, match="the sizes are '0': 1, not 2"):
         drawn(checked(numbers(10, batch_size=6), fixed_batch_size=6), Share(0, 4, "weight"))
-    with pytest.raises(DataError, match=r"leave out a batch on one of 2 ranks alone.*wrong_size=\"error\""):
-        checked(numbers(12, batch_size=6), fixed_batch_size=6, wrong_size="warn").split(Share(0, 2))
 
 
 def test_a_quarantined_batch_takes_its_weight_along() -> None:
@@ -382,15 +399,6 @@ def test_a_quarantined_batch_takes_its_weight_along() -> None:
         seen.append((next(slot.open())[0].tolist(), slot.open().weight))
     assert seen == [([0, 1], 1.5), ([8], 1.0)]
     streams.close()
-
-
-def test_data_that_all_ranks_would_read_alike_is_refused_by_name() -> None:
-    for values, kind in (([1, 2], "list"), (iter([1]), "list_iterator"), (data.replay(range(3)), "range")):
-        stream = as_stream(values)
-        assert stream.split(Share(0, 1)) is stream
-        said = rf"a {kind} does not say.*each of 2 ranks.*use everstep.data.arrays"
-        with pytest.raises(DataError, match=said):
-            stream.split(Share(1, 2))
 
 
 class Part:
@@ -406,8 +414,8 @@ def test_data_that_says_that_it_splits_itself_is_taken_at_its_word() -> None:
     stream = as_stream(Part()).split(Share(1, 2))
     assert list(stream.open("train", 0, seed=0)) == [5, 6]
     assert describe(stream, 0)["inside"] == {"ranks": 2}  # its places are those of one rank
-    with pytest.raises(DataError, match=r"part of rank 1 of 2, and this is rank 0 of 3; make it with"):
-        as_stream(Part()).split(Share(0, 3))
+    alone = as_stream([1, 2])
+    assert alone.split(Share(0, 1)) is alone
 
 
 def test_batches_that_one_process_read_are_not_compared_with_the_parts_of_a_rank() -> None:
