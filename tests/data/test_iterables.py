@@ -246,12 +246,6 @@ def test_what_is_known_to_tell_its_place_needs_no_word() -> None:
     assert as_stream(Grain()).resumes == "state"
 
 
-def test_what_has_no_state_cannot_be_declared() -> None:
-    for stream in (stateful(Lines()), everstep.data.prefetch(stateful(Lines()))):
-        with pytest.raises(NotResumableError, match=r"without everstep\.data\.stateful"):
-            stream.open("train", 0, seed=0).position()
-
-
 def test_replay_says_what_it_cost_and_checks_the_end() -> None:
     cursor = replay(Lines()).open("train", 0, seed=0)
     next(cursor), next(cursor)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,43 +75,44 @@ def test_what_is_read_is_a_copy_and_the_live_arrays_cannot_be_written_to() -> No
         memory.state_dict()["chunks"]["x"][0][0] = 99
 
 
-@pytest.mark.parametrize(("item", "told"), [
-    ({"x": [1, 2]}, "lacks 'n'"), ({"x": [1, 2], "n": 1, "m": 2}, "no field 'm'"),
-    ({"x": [1], "n": 1}, r"'x' takes the shape \(2,\), got \(1,\)"),
-    ({"x": [1, 2], "n": 1.5}, "'n'"), ({"x": [1, 2], "n": "a"}, "'n'"),
-])  # fmt: skip
-def test_a_bad_item_is_refused_and_nothing_is_written(item: dict[str, Any], told: str) -> None:
+def of_kind(kind: str, item: Any) -> Any:
+    """An item, in a memory for this kind of number, and out of it."""
+    memory = RingBuffer(2, {"a": kind})
+    memory.append(a=item)
+    return memory[0]["a"]
+
+
+ODD_FIELDS: list[Any] = [{}, {"x": object}, {"x": "nothing"}, {"a b": "uint8"}, {"x": ("uint8", ("a",))}]
+TOO_LARGE = "items cannot have the field 'x' .*give a capacity that fits"
+REFUSED: list[tuple[Callable[[RingBuffer], object], type[Exception], str]] = [
+    (lambda memory: memory.append(x=[1, 2]), DataError, "lacks 'n'"),
+    (lambda memory: memory.append(x=[1, 2], n=1, m=2), DataError, "no field 'm'"),
+    (lambda memory: memory.append(x=[1], n=1), DataError, r"'x' takes the shape \(2,\), got \(1,\)"),
+    (lambda memory: memory.append(x=[1, 2], n=1.5), DataError, "'n'"),
+    (lambda memory: memory.append(x=[1, 2], n="a"), DataError, "'n'"),
+    (lambda memory: memory.extend(x=np.zeros((2, 2)), n=[1]), DataError, "different numbers of items"),
+    (lambda memory: memory[1], IndexError, "no item 1"),
+    (lambda _: made().sample(1), DataError, "empty"),
+    (lambda _: of_kind("uint8", 300), DataError, "300.* does not fit"),
+    (lambda _: of_kind("int8", 300), DataError, "300.* does not fit"),
+    (lambda _: of_kind("int8", np.uint8(200)), DataError, "200.* does not fit"),
+    (lambda _: of_kind("int64", 1 << 63), DataError, f"{1 << 63}.* does not fit"),
+    *((lambda _, fields=fields: RingBuffer(2, fields), ConfigError, "field|shape") for fields in ODD_FIELDS),
+    *(
+        (lambda _, n=n: RingBuffer(n, {"x": "float32"}), ConfigError, TOO_LARGE)
+        for n in (2**46, 2**62, 2**70)
+    ),
+]
+
+
+def test_what_is_refused_changes_nothing() -> None:
     memory = made()
     put(memory, 1)
-    with pytest.raises(DataError, match=told):
-        memory.append(**item)
-    assert held(memory) == [1]
-
-
-def test_other_bad_arguments() -> None:
-    memory = made()
-    with pytest.raises(DataError, match="empty"):
-        memory.sample(1)
-    put(memory, 1)
-    with pytest.raises(DataError, match="different numbers of items"):
-        memory.extend(x=np.zeros((2, 2)), n=[1])
-    for kind, item in (("uint8", 300), ("int8", 300), ("int8", np.uint8(200)), ("int64", 1 << 63)):
-        with pytest.raises(DataError, match=f"{item}.* does not fit"):
-            RingBuffer(2, {"a": kind}).append(a=item)
-    small = RingBuffer(2, {"a": "int8"})
-    small.append(a=np.int64(-3))
-    assert small[0]["a"] == -3
-    with pytest.raises(IndexError, match="no item 1"):
-        memory[1]
-    for fields in ({}, {"x": object}, {"x": "nothing"}, {"a b": "uint8"}, {"x": ("uint8", ("a",))}):
-        with pytest.raises(ConfigError):
-            RingBuffer(2, fields)
-
-
-@pytest.mark.parametrize("capacity", [2**46, 2**62, 2**70])
-def test_a_capacity_that_no_memory_has_is_refused_by_name(capacity: int) -> None:
-    with pytest.raises(ConfigError, match=r"items cannot have the field 'x' .*give a capacity that fits"):
-        RingBuffer(capacity, {"x": "float32"})
+    for call, error, words in REFUSED:
+        with pytest.raises(error, match=words):
+            call(memory)
+        assert held(memory) == [1]
+    assert of_kind("int8", np.int64(-3)) == -3
 
 
 def copied(memory: RingBuffer, buffers: Buffers) -> set[str]:
