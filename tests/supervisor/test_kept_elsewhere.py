@@ -43,7 +43,9 @@ class Decay(Service):
         return None
 
 
-class SavedDecay(Decay):
+class SavesCount:
+    count: int
+
     def state_dict(self) -> Any:
         return self.count
 
@@ -130,7 +132,8 @@ def test_two_objects_of_one_class_are_both_named(tmp_path: Path) -> None:
 def test_what_a_service_or_the_state_saves_is_not_named(tmp_path: Path) -> None:
     for stop_at in (6, None):
         settings, calls = {"rate": 1.0}, Calls()
-        services: list[Service] = [SavedDecay(settings), JSONLines("logs/lines.jsonl")]
+        saved = type("SavedDecay", (SavesCount, Decay), {})(settings)
+        services: list[Service] = [saved, JSONLines("logs/lines.jsonl")]
         state = {"settings": settings, "calls": vars(calls)}
         assert lines_of(tmp_path, services, stop_at, state, on(Moment.AFTER_STEP, calls)) == []
 
@@ -295,19 +298,9 @@ def test_what_may_begin_anew_or_is_saved_by_its_owner_is_not_named(tmp_path: Pat
         assert lines_of(tmp_path, [Shown()], stop_at, state, on(Moment.AFTER_STEP, control.early)) == []
 
 
-class Warm(Calls):
-    """Saves its count."""
-
-    def state_dict(self) -> Any:
-        return self.count
-
-    def load_state_dict(self, state: Any) -> None:
-        self.count = state
-
-
 class SavingTask(Task):
     def build_model(self) -> nn.Module:
-        self.warm = Warm()
+        self.warm = type("Warm", (SavesCount, Calls), {})()
         return nn.Linear(1, 1)
 
     def forward(self, batch: Any) -> Any:

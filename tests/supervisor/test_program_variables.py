@@ -703,18 +703,6 @@ def test_what_evaluations_and_tails_change_is_not_named(tmp_path: Path) -> None:
     assert warnings(tmp_path / "run", {"model": model}, lambda step: frozen(torch.ones(2, 2)), tail) == []
 
 
-class Listed(nn.Linear):
-    """Holds its parameters in a list of its own, too, as torch's DistributedDataParallel does."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 1)
-        self.groups = {"decay": [self.weight], "none": [self.bias]}
-
-
-def test_a_list_of_the_models_own_parameters_is_not_named(tmp_path: Path) -> None:
-    assert warnings(tmp_path / "run", {"model": Listed()}, lambda step: None) == []
-
-
 def test_what_is_collected_while_it_is_compared_has_not_changed() -> None:
     """Models of earlier runs in a notebook, say, which the collector of garbage finds just then."""
     weight = torch.ones(1)
@@ -760,6 +748,25 @@ def test_an_environment_that_the_network_holds_is_named_with_a_remedy(tmp_path: 
     assert said.startswith("model.pole.angle: ") and "later steps or the epoch's tail may read it" in said
     assert "or add what changes inside it" in said, "the object itself cannot be added"
     assert warnings(tmp_path / "saved", {"model": agent, "pole": SavedPole(pole)}, fall) == []
+
+
+class Notes(nn.Linear):
+    """Lists its own parameters, as DistributedDataParallel does, and keeps what no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.groups = {"decay": [self.weight], "none": [self.bias]}
+        self.by_size, self.poles = dict[tuple[int, int], Pole](), [Pole(), Pole()]
+
+
+def test_containers_that_change_their_length_and_cannot_be_saved_are_named(tmp_path: Path) -> None:
+    def grow(step: int) -> None:
+        model.poles.append(model.by_size.setdefault((step, step), Pole()))
+
+    model = Notes()
+    assert warnings(tmp_path / "turned", {"model": model}, lambda step: model.poles.reverse()) == []
+    (said,) = warnings(tmp_path / "grown", {"model": model}, grow)
+    assert said.startswith("model.by_size, model.poles: the loop changes it")
 
 
 class Broken(nn.Module):

@@ -387,8 +387,6 @@ class TorchUnsavedObjects:
         self._task_is_saved = False
         self._outside: list[weakref.ref[Any]] = []
         """Modules and scalers that share nothing with the state."""
-        self._state_ids: set[int] = set()
-        """Numbers of the objects that the state holds."""
         self._marks: dict[tuple[str, int], Any] | None = None
         """Marks of values by their paths, and a number where paths are equal; None before the first look."""
 
@@ -402,7 +400,6 @@ class TorchUnsavedObjects:
         """
         self._looks += 1
         if self._looks == _FIRST_LOOK:
-            self._state_ids = self._find_state_ids()
             self._outside = list(map(weakref.ref, self._find_outside()))
             self._marks = self._take_marks()
         old, in_epoch, self._epoch = self._marks, epoch == self._epoch, epoch
@@ -418,28 +415,28 @@ class TorchUnsavedObjects:
             self._marks = self._take_marks()
 
     def _take_marks(self) -> dict[tuple[str, int], Any]:
+        seen = self._find_state_ids()
+        leaves = islice(self._leaves(seen, 100), _MOST)
+        marks = {(path, 0): given_values.mark_of(value) for path, value, _ in leaves}
         of_task = {} if self._task is None else given_values.attributes(self._task)
         names = {id(value): name for name, value in of_task.items()}
-        outside = {
-            (names.get(id(root), type(root).__name__), id(root)): _number_marks(root)
-            for reference in self._outside
-            if (root := reference()) is not None
-        }
-        leaves = islice(self._walk(_leaves, set(self._state_ids)), _MOST)
-        return outside | {(path, 0): mark for path, mark in leaves}
+        for reference in self._outside:
+            if (root := reference()) is not None and id(root) not in seen:
+                marks[names.get(id(root), type(root).__name__), id(root)] = _number_marks(root)
+        return marks
 
     def numbers(self) -> dict[str, Any]:
         models = [(name, value) for name, value in flatten(self._objects) if isinstance(value, Module)]
         kinds = {f"{name}.{KINDS}": _kinds_in(model) for name, model in models}
-        return kinds | dict(self._walk(_numbers, self._find_state_ids()))
+        leaves = self._leaves(self._find_state_ids(), 0)
+        return kinds | {path: value for path, value, owner in leaves if _is_number(path, value, owner)}
 
-    def _walk(self, walk: Callable[[str, Any, set[int]], Any], seen_ids: set[int]) -> Iterator[Any]:
-        """Yield what is found, by its path, in the attributes that are not saved."""
+    def _leaves(self, seen: set[int], most: int) -> Iterator[tuple[str, Any, Any]]:
+        """Yield (path, value, owner) of all that attributes hold and nothing saves."""
         for where, owner, saved in self._owners():
             for name, value in given_values.attributes(owner).items():
                 if not (saved and given_values.is_saveable(value)):
-                    found = walk(where + name, value, seen_ids)
-                    yield from (each for each in found if not each[0].endswith(("time", "timer")))
+                    yield from _leaves(where + name, value, owner, seen, most)
 
     def _find_state_ids(self) -> set[int]:
         parts = (part for each in contents(self._objects) for part in _parts(each))
@@ -475,36 +472,46 @@ def _is_foreign(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in _FOREIGN
 
 
-def _leaves(path: str, value: Any, seen: set[int], depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield (path, mark) of the values that an object holds in attributes and containers, down to a depth."""
-    if id(value) in seen:  # the state may hold what a part of the task holds, too
+def _leaves(
+    path: str, value: Any, owner: Any, seen: set[int], most: int, depth: int = 4
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, value, owner) of what an object holds in attributes and containers, down to a depth.
+
+    Of a container that is its length, as its items may hold nothing, and what `most` items hold.
+    """
+    if id(value) in seen or path.endswith(("time", "timer")):  # the state may hold what the task holds, too
         return
     if isinstance(value, Tensor) or given_values.is_saveable(value):
-        yield path, given_values.mark_of(value)
-    elif depth and (isinstance(value, dict | list | tuple | deque) or not _is_foreign(value)):
-        seen.add(id(value))
-        for place, each in islice(inside(value), 100):
-            yield from _leaves(path + place, each, seen, depth - 1)
+        yield path, value, owner
+        return
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict | list | tuple | set | deque):
+        if type(value).__module__ in ("builtins", "collections"):  # no code of the program runs
+            yield path, f"{len(value)} items", owner
+        parts = islice(inside(value), most)
+    elif isinstance(value, _Loss):
+        values = given_values.attributes(value) | value._buffers
+        parts = [(f".{name}", each) for name, each in values.items()]
+    elif isinstance(value, Module) or _is_foreign(value):  # modules are looked at by themselves
+        return
+    else:
+        parts = inside(value)
+    seen.add(id(value))
+    for place, each in parts if depth else ():
+        yield from _leaves(path + place, each, value, seen, most, depth - 1)
 
 
-def _numbers(path: str, value: Any, seen: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of attributes of an object of the program's own, or a loss, and of objects in it.
+def _is_number(path: str, value: Any, owner: Any) -> bool:
+    """Whether a leaf is a number or a name that an object holds, or an array of a loss.
 
-    Of strings the names alone (a mode, a phase): a line for a log is written before it is read.  Of arrays
-    those of a loss: others may be sums of an evaluation, which the next one resets.
+    A string that is no name (a mode, a phase) is a line for a log, which is written before it is read; other
+    arrays may be sums of an evaluation, which the next one resets.
     """
-    is_loss = isinstance(value, _Loss)
-    is_own = is_loss or not (isinstance(value, Module | Tensor) or _is_foreign(value))
-    if is_own and id(value) not in seen and hasattr(value, "__dict__"):
-        seen.add(id(value))
-        values = given_values.attributes(value) | value._buffers if isinstance(value, _Loss) else vars(value)
-        for name, each in [*values.items()]:
-            is_name = type(each) is str and each.isidentifier()
-            is_array = is_loss and type(each) is Tensor
-            if (is_name or is_array or type(each) in (bool, int, float)) and not name.startswith("_"):
-                yield f"{path}.{name}", each
-            elif depth:
-                yield from _numbers(f"{path}.{name}", each, seen, depth - 1)
+    place, _, name = path.rpartition(".")
+    if not place or name.startswith("_"):
+        return False
+    is_name, is_array = type(value) is str and value.isidentifier(), type(value) is Tensor
+    return is_name or (is_array and isinstance(owner, _Loss)) or type(value) in (bool, int, float)
 
 
 def _kinds_in(model: Module) -> str:
@@ -526,9 +533,5 @@ def _number_marks(root: Module | GradScaler) -> list[Any]:
     places = [vars(root)]
     if isinstance(root, Module):
         places = [place for part in root.modules() for place in (vars(part), part._parameters, part._buffers)]
-    return [
-        (name, given_values.mark_of(value))
-        for place in places
-        for name, value in place.items()
-        if isinstance(value, Tensor) or type(value) in (int, float)
-    ]
+    values = (value for place in places for value in place.values())
+    return [given_values.mark_of(v) for v in values if isinstance(v, Tensor) or type(v) in (int, float)]

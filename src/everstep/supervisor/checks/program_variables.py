@@ -242,12 +242,12 @@ class ProgramVariables:
             parts = [each for entry in self._objects.values() for each in (_vars(entry) or {}).values()]
             # numbers left out: a small one is the same object everywhere
             held_ids = {id(each) for each in parts if not isinstance(each, _SCALARS)}
-        seen_ids = held_ids | in_state.keys()
-        marks = {} if self._opener is None else self._marks_on_stack(in_state, held_ids, seen_ids)
+        elsewhere = dict.fromkeys(held_ids, "") | in_state
+        marks = {} if self._opener is None else self._marks_on_stack(in_state, held_ids, elsewhere)
         numbers: list[tuple[Variable, Any]] = []
         for service in self._services:
             with suppress(Exception):
-                numbers += [((_SERVICES, path), n) for path, n in _numbers_of(service, seen_ids)]
+                numbers += [((_SERVICES, path), n) for path, n in _numbers_of(service, elsewhere)]
         with suppress(Exception):  # of a property of the program's own
             numbers += [((_HELD, path), n) for path, n in self._numbers().items()]
         uses = Counter[Variable]()
@@ -258,9 +258,9 @@ class ProgramVariables:
         return marks
 
     def _marks_on_stack(
-        self, in_state: dict[int, str], held_ids: set[int], seen_ids: set[int]
+        self, in_state: dict[int, str], held_ids: set[int], elsewhere: dict[int, str]
     ) -> dict[Variable, tuple[str, Any]]:
-        """Mark variables of functions on the stack; add the identities of their objects to `seen_ids`."""
+        """Mark variables of functions on the stack; add the identities of their objects to `elsewhere`."""
         marks: dict[Variable, tuple[str, Any]] = {}
         lines: dict[str, tuple[str, int]] = {}
         frame: FrameType | None = sys._getframe(1)
@@ -278,7 +278,7 @@ class ProgramVariables:
                 with suppress(Exception):  # another thread may add a variable of a module
                     items = [(code.co_qualname, *each) for each in read.items()] + _changed_globals(frame)
                     skip = dict.fromkeys(_restored_ids(read), "") | in_state
-                seen_ids |= {id(each) for _, _, each in items if _vars(each) is not None}
+                elsewhere |= {id(each): "" for _, _, each in items if _vars(each) is not None}
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
@@ -334,10 +334,13 @@ class ProgramVariables:
         return f"#{mark:x}"
 
 
-def _numbers_of(service: Service, seen_ids: set[int]) -> Iterator[tuple[str, Any]]:
+def _numbers_of(service: Service, elsewhere: dict[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield numbers of a user's service that saves no state, and of a user's objects that a service calls.
 
     Of a sink none: what it counts concerns the lines that it has written.
+
+    Args:
+        elsewhere: as `skip` of `_parts`; the objects are added, so that each is looked at once.
     """
     kinds = type(service).__mro__[: type(service).__mro__.index(Service)]
     is_own = not any(kind.__module__.startswith("everstep.") for kind in kinds)
@@ -346,28 +349,12 @@ def _numbers_of(service: Service, seen_ids: set[int]) -> Iterator[tuple[str, Any
     for name, value in [*attributes.items()]:
         for each in value if isinstance(value, list | tuple) and not is_own else [value]:
             owner = each.__self__ if isinstance(each, MethodType) else each
-            if is_own:
-                yield from _numbers(f"{service.name}.{name}", owner, seen_ids)
-            elif _vars(owner) is not None:
-                # `loop.on` numbers its services in the order of the calls, which may be another at a resume
-                label = "" if isinstance(service, FunctionService) else f"{service.name}: "
-                yield from _numbers(f"{label}{type(owner).__name__}", owner, seen_ids)
-
-
-def _numbers(path: str, value: Any, seen_ids: set[int], depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """Yield a number by its path, and those of an object of the program's own, each once."""
-    if path.rpartition(".")[2].startswith("_") or path.endswith(_TIMERS):
-        return
-    if isinstance(value, _NUMBERS):
-        yield path, value
-    elif (
-        depth
-        and (attributes := _vars(value)) is not None
-        and seen_ids.isdisjoint((id(value), id(attributes)))
-    ):
-        seen_ids.add(id(value))
-        for name, each in [*attributes.items()]:
-            yield from _numbers(f"{path}.{name}", each, seen_ids, depth - 1)
+            # `loop.on` numbers its services in the order of the calls, which may be another at a resume
+            label = "" if isinstance(service, FunctionService) else f"{service.name}: "
+            path = f"{service.name}.{name}" if is_own else f"{label}{type(owner).__name__}"
+            parts = _parts(path, owner, elsewhere) if is_own or _vars(owner) is not None else ()
+            yield from ((p, part) for p, part in parts if isinstance(part, _NUMBERS) and "._" not in p)
+            elsewhere |= {} if _vars(owner) is None else {id(owner): ""}
 
 
 def _is_made_late(old: str, mark: str) -> bool:
