@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Any, TypeAlias
@@ -260,39 +260,6 @@ class ContainerEntry(_AsSavedEntry):
         value = self.container.get(path[0]) if isinstance(self.container, dict) else self.container[path[0]]
         entry = _object_entry(value)
         return entry is not None and entry.guarded(path[1:])
-
-    def proof(self) -> Callable[[], None] | None:
-        proofs = [proof for _, entry in self.inner() if (proof := entry.proof())]
-
-        def prove() -> None:
-            for proof in proofs:
-                proof()
-
-        return prove if proofs else None
-
-    def enter(self, run: str | None = None) -> None:
-        for _, entry in self.inner():
-            entry.enter(run)
-
-    def leave(self) -> None:
-        for _, entry in self.inner():
-            entry.leave()
-
-    def options(self) -> dict[str, str]:
-        return {
-            f"{key}/{name}": text for key, entry in self.inner() for name, text in entry.options().items()
-        }
-
-    def in_schedule(self, option: str) -> bool:
-        return any(
-            entry.in_schedule(option.removeprefix(f"{key}/"))
-            for key, entry in self.inner()
-            if option.startswith(f"{key}/")
-        )
-
-    def use_options(self, names: Collection[str]) -> None:
-        for key, entry in self.inner():
-            entry.use_options([name.removeprefix(f"{key}/") for name in names if name.startswith(f"{key}/")])
 
 
 def keys_to_drop(entry: Entry, tree: Any) -> list[str]:

@@ -78,7 +78,7 @@ class Engine:
         self.signals = SignalWatch(self.wakeups.wish)
         self.ranks = Ranks(self.signals, self.wakeups, clock)
         self.threads = PeriodicThreads(self.wakeups.fail)
-        self.variables = ProgramVariables(user.objects, self.board, user.unsaved_numbers, self.warn_once)
+        self.variables = ProgramVariables(user, self.board, self.warn_once)
         self.watched = WatchedMetrics(self.board, self.voice)
         self.restored: BestRecord | None = None
         """The best weights that were loaded into the objects at the end."""

@@ -436,7 +436,8 @@ class TorchUnsavedObjects:
         for where, owner, saved in self._owners():
             for name, value in given_values.attributes(owner).items():
                 if not (saved and given_values.is_saveable(value)):
-                    yield from _leaves(where + name, value, owner, seen, most)
+                    leaves = _leaves(where + name, value, owner, seen, most)
+                    yield from (each for each in leaves if not each[0].endswith(("time", "timer")))
 
     def _find_state_ids(self) -> set[int]:
         parts = (part for each in contents(self._objects) for part in _parts(each))
@@ -455,16 +456,12 @@ class TorchUnsavedObjects:
 
     def _find_outside(self) -> list[Module | GradScaler]:
         """List the outermost modules and the scalers that share nothing with the state of an open run."""
-        saved = {id(each): each for counter in _open_counters for each in contents(counter._objects)}
-        state_ids = {id(part) for root in saved.values() for part in _parts(root)}
-        state_ids |= {id(parameter) for *_, parameter in self._parameters()}
-        alive = alive_modules(GradScaler)
-        others = [each for each in alive if isinstance(each, Module) and id(each) not in state_ids]
-        inner = {id(part) for each in others for part in each.modules() if part is not each}
-        outermost = (each for each in others if id(each) not in inner)
+        ids_in_states = (counter.outside._find_state_ids() for counter in _open_counters)
+        state_ids = {id(parameter) for *_, parameter in self._parameters()}.union(*ids_in_states)
+        others = [each for each in alive_modules(GradScaler) if id(each) not in state_ids]
+        inner = {id(part) for each in others for part in _parts(each) if part is not each}
         return [
-            *(each for each in outermost if state_ids.isdisjoint(map(id, _parts(each)))),
-            *(each for each in alive if isinstance(each, GradScaler) and id(each) not in saved),
+            each for each in others if id(each) not in inner and state_ids.isdisjoint(map(id, _parts(each)))
         ]
 
 
@@ -479,7 +476,7 @@ def _leaves(
 
     Of a container that is its length, as its items may hold nothing, and what `most` items hold.
     """
-    if id(value) in seen or path.endswith(("time", "timer")):  # the state may hold what the task holds, too
+    if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
     if isinstance(value, Tensor) or given_values.is_saveable(value):
         yield path, value, owner

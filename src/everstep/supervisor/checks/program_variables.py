@@ -53,6 +53,7 @@ from everstep.record import batch_digest
 from everstep.services.judges import FunctionService
 from everstep.services.sink import RemoteSink, Sink
 from everstep.state import make_entry
+from everstep.supervisor.saving.user_state import UserState
 
 _MOST_KEYS = 100
 """Keys of a dictionary above which only their number counts."""
@@ -77,6 +78,20 @@ _CLASS = "@"
 """Beginning of the mark of a value of which only the class, or the name of a function, counts."""
 _STATE = "#state "
 """Beginning of the mark of a variable that holds an entry of the state."""
+_NUMBER = "number"
+_WARNINGS = {
+    _NUMBER: "your loop changes this variable, which is not in the state: unless your program sets it again, "
+    "a resume begins with its first value; put it into the state, as in state={..., 'best': "
+    "everstep.Slot(0.0)}, or into a state_dict() of your data (docs/guide/exactness.md)",
+    _SERVICES: "a service of yours, or an object that it calls, changes this attribute and does not save it: "
+    "a resume begins with its first value; give the service state_dict() and load_state_dict(), or put the "
+    "object into the state; a state_dict() that returns {} says that nothing is lost "
+    "(docs/guide/extending.md)",
+    _STATE: "this was an object of the state, and your loop gave the name to another one, while a resume "
+    "finds the first: change the object in place, as in x.copy_(...) or x[:] = ..., or hold the value in "
+    "everstep.Slot (docs/guide/exactness.md)",
+}
+"""Warnings of variables that the loop changes, by kind."""
 _CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
 _NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
@@ -104,14 +119,8 @@ class ProgramVariables:
 
     report: Callable[[list[str]], None]
 
-    def __init__(
-        self,
-        objects: Mapping[str, Any],
-        services: Iterable[Service],
-        numbers: Callable[[], Mapping[str, Any]],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._objects, self._services, self._numbers, self._warn = objects, services, numbers, warn
+    def __init__(self, user: UserState, services: Iterable[Service], warn: Callable[[str], None]) -> None:
+        self._user, self._services, self._warn = user, services, warn
         self._opener: CodeType | None = None
         """Code of the function that opened the run: its frame would keep all its variables alive."""
         self._clocks_began = [clock() for clock in _CLOCKS]
@@ -164,46 +173,31 @@ class ProgramVariables:
 
     def saved(self) -> dict[str, str]:
         """Return the marks of the variables that the loop has changed; warn of those that are new."""
-        marks, unsaved, rebound, of_services, held = self._read_marks(), [], [], [], []
+        marks, new = self._read_marks(), defaultdict[str, set[str]](set)
         for name in self._epoch_marks.keys() & marks.keys() & set(self._first_names or ()):
             if name not in self._changed and marks[name][0] != self._epoch_marks[name]:
                 self._changed.add(name)
-                if name[0] == _SERVICES:
-                    of_services.append(name[1])
-                elif name[0] == _HELD:
-                    held.append(name[1])
-                elif self._epoch_marks[name].startswith(_STATE) and not self._is_set_first(name):
-                    rebound.append(name[1])
-                elif isinstance(marks[name][1], _SCALARS) and not self._is_set_first(name):
-                    unsaved.append(name[1])
-        if unsaved:
-            self._warn(
-                f"{some(sorted(set(unsaved)), 8)}: your loop changes this variable, which is not in the "
-                "state: unless your program sets it again, a resume begins with its first value; put it into "
-                "the state, as in state={..., 'best': everstep.Slot(0.0)}, or into a state_dict() of your "
-                "data (docs/guide/exactness.md)"
-            )
-        if of_services:
-            self._warn(
-                f"{some(sorted(of_services), 8)}: a service of yours, or an object that it calls, changes "
-                "this attribute and does not save it: a resume begins with its first value; give the service "
-                "state_dict() and load_state_dict(), or put the object into the state; a state_dict() that "
-                "returns {} says that nothing is lost (docs/guide/extending.md)"
-            )
-        if held:
-            self.report(sorted(held))
-        if rebound:
-            self._warn(
-                f"{some(sorted(set(rebound)), 8)}: this was an object of the state, and your loop gave the "
-                "name to another one, while a resume finds the first: change the object in place, as in "
-                "x.copy_(...) or x[:] = ..., or hold the value in everstep.Slot (docs/guide/exactness.md)"
-            )
+                new[self._kind_of(name, marks[name][1])].add(name[1])
+        for kind, text in _WARNINGS.items():
+            if kind in new:
+                self._warn(f"{some(sorted(new[kind]), 8)}: {text}")
+        if _HELD in new:
+            self.report(sorted(new[_HELD]))
         # from here on the loop may set it before it reads it: after an epoch's end, say, and not inside it
         return {
             ".".join(name): marks[name][0]
             for name in sorted(self._changed & marks.keys())
             if not self._is_set_first(name)
         }
+
+    def _kind_of(self, name: Variable, value: Any) -> str:
+        """Return the kind of a changed variable, by which it is warned about; "" for no warning."""
+        if name[0] in (_SERVICES, _HELD):
+            return name[0]
+        is_entry = self._epoch_marks[name].startswith(_STATE)
+        if self._is_set_first(name) or not (is_entry or isinstance(value, _SCALARS)):
+            return ""
+        return _STATE if is_entry else _NUMBER
 
     def _is_set_first(self, name: Variable) -> bool:
         """Whether the loops around a line set a variable before they read it: its old value is of no use."""
@@ -232,14 +226,15 @@ class ProgramVariables:
 
     def _read_marks(self) -> dict[Variable, tuple[str, Any]]:
         self._clocks_now = [clock() for clock in _CLOCKS]
-        in_state: dict[int, str] = {id(each): name for name, each in self._objects.items()}
-        lists = [each for each in self._objects.values() if type(each) in (list, dict)]
+        objects = self._user.objects
+        in_state: dict[int, str] = {id(each): name for name, each in objects.items()}
+        lists = [each for each in objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
         in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
-            parts = [each for entry in self._objects.values() for each in (_vars(entry) or {}).values()]
+            parts = [each for entry in objects.values() for each in (_vars(entry) or {}).values()]
             # numbers left out: a small one is the same object everywhere
             held_ids = {id(each) for each in parts if not isinstance(each, _SCALARS)}
         elsewhere = dict.fromkeys(held_ids, "") | in_state
@@ -249,7 +244,8 @@ class ProgramVariables:
             with suppress(Exception):
                 numbers += [((_SERVICES, path), n) for path, n in _numbers_of(service, elsewhere)]
         with suppress(Exception):  # of a property of the program's own
-            numbers += [((_HELD, path), n) for path, n in self._numbers().items()]
+            held = [each.outside.numbers() for each in self._user.counters.values()]
+            numbers += [((_HELD, path), n) for each in held for path, n in each.items()]
         uses = Counter[Variable]()
         for (home, path), number in numbers:
             uses[home, path] += 1  # several objects may be of one class
@@ -349,12 +345,13 @@ def _numbers_of(service: Service, elsewhere: dict[int, str]) -> Iterator[tuple[s
     for name, value in [*attributes.items()]:
         for each in value if isinstance(value, list | tuple) and not is_own else [value]:
             owner = each.__self__ if isinstance(each, MethodType) else each
+            is_object = _vars(owner) is not None
             # `loop.on` numbers its services in the order of the calls, which may be another at a resume
             label = "" if isinstance(service, FunctionService) else f"{service.name}: "
             path = f"{service.name}.{name}" if is_own else f"{label}{type(owner).__name__}"
-            parts = _parts(path, owner, elsewhere) if is_own or _vars(owner) is not None else ()
+            parts = _parts(path, owner, elsewhere) if is_own or is_object else ()
             yield from ((p, part) for p, part in parts if isinstance(part, _NUMBERS) and "._" not in p)
-            elsewhere |= {} if _vars(owner) is None else {id(owner): ""}
+            elsewhere |= {id(owner): ""} if is_object else {}
 
 
 def _is_made_late(old: str, mark: str) -> bool:

@@ -291,7 +291,7 @@ def changed_options(
         for name in [*options, *(before.keys() - options.keys())]:
             old, new = before.get(name, NONE), options.get(name, NONE)
             if old != new:
-                follows = raised and user.entries[entry].in_schedule(name) and _grew(old, new)
+                follows = raised and user.in_schedule(entry, name) and _grew(old, new)
                 difference = ChangedSetting(f"state {entry!r}: {name}", old, new, follows)
                 changed.setdefault(entry, {})[name] = difference
     return changed

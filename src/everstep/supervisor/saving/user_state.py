@@ -90,7 +90,8 @@ class UserState:
     def open(self, stack: ExitStack, run: str | None = None) -> None:
         """Start counting updates; the hooks are removed when `stack` closes.  `run`: id, if it is trained."""
         self._expected = {name: each.expects() for name, each in self.entries.items()}
-        for entry in (*self.entries.values(), *([] if self._attributes is None else [self._attributes])):
+        own = [] if self._attributes is None else [self._attributes]
+        for entry in (*(part for name in self.entries for _, part in self._parts(name)), *own):
             entry.enter(run)
             stack.callback(entry.leave)
         for backend in backends.active():
@@ -151,10 +152,6 @@ class UserState:
         """Digest a small parameter that the optimizers step; None without one in host memory."""
         return next((d for c in self.counters.values() if (d := c.digest()) is not None), None)
 
-    def unsaved_numbers(self) -> dict[str, Any]:
-        """Return, by path, the numbers in objects that the task and modules hold and do not save."""
-        return {path: each for c in self.counters.values() for path, each in c.outside.numbers().items()}
-
     def require_whole(self) -> None:
         """Refuse a state whose optimizers step what it does not save."""
         user = {name: _save_entry(name, entry) for name, entry in self.entries.items()}
@@ -183,8 +180,8 @@ class UserState:
 
     def prove(self) -> Callable[[], None] | None:
         """Return a function that tries what the last `save` claims, see `Entry.proof`; None for no claims."""
-        claiming = [(n, entry) for n, entry in self.entries.items() if type(entry).proof is not Entry.proof]
-        proofs = [(name, proof) for name, entry in claiming if (proof := entry.proof())]
+        parts = ((name, part) for name in self.entries for _, part in self._parts(name))
+        proofs = [(name, proof) for name, part in parts if (proof := part.proof())]
 
         def prove() -> None:
             for name, proof in proofs:
@@ -316,9 +313,24 @@ class UserState:
 
     def options(self) -> dict[str, dict[str, str]]:
         """Return `Entry.options` by entry, where there are some: how the program made the object."""
-        comparable = {name: options for name, entry in self.entries.items() if (options := entry.options())}
+        comparable = dict[str, dict[str, str]]()
+        for name in self.entries:
+            for place, part in self._parts(name):
+                for option, text in part.options().items():
+                    comparable.setdefault(name, {})[f"{place}{option}"] = text
         shown: dict[str, dict[str, str]] = redacted(comparable)
         return shown
+
+    def in_schedule(self, name: str, option: str) -> bool:
+        """Whether an option of an entry belongs to a schedule, see `Entry.in_schedule`."""
+        parts = [(place, part) for place, part in self._parts(name) if option.startswith(place)]
+        return any(part.in_schedule(option.removeprefix(place)) for place, part in parts)
+
+    def _parts(self, name: str) -> Iterator[tuple[str, Entry]]:
+        """Yield an entry, and those inside of it, with the beginning of the names of its options."""
+        yield "", self.entries[name]
+        for path, part in _all_entries(self.entries[name].inner()):
+            yield f"{path}/", part
 
     def exact_on_any_ranks(self) -> bool:
         """Whether steps have the same bits on any number of ranks, as far as the backends know."""
@@ -328,7 +340,8 @@ class UserState:
     def use_options(self, changed: Mapping[str, Collection[str]]) -> None:
         """Use these options, by entry, as the program gave them; called after `load`."""
         for name, options in changed.items():
-            self.entries[name].use_options(options)
+            for place, part in self._parts(name):
+                part.use_options([each.removeprefix(place) for each in options if each.startswith(place)])
 
     def numbers(self, target: str) -> list[tuple[Any, Callable[[float], object]]]:
         """List the numbers that a target of `SetValue` names, one per group, each with its setter."""
