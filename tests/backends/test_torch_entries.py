@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import everstep
-from everstep.errors import RestoreError
+from everstep.errors import RestoreError, StateError
 from everstep.state import decode, digest, encode, make_entry
 
 
@@ -282,6 +282,17 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
     assert entry.guarded(("state", 0, "exp_avg")) and not entry.guarded(("param_groups", 0, "lr"))
 
 
+def test_an_optimizer_with_a_state_dict_of_another_form_is_refused_at_the_start() -> None:
+    """Lookahead of alphadl has "slow_state": it trained, and no resume could load its checkpoint."""
+
+    class Lookahead(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            return {"slow_state": {}, "param_groups": super().state_dict()["param_groups"]}
+
+    with pytest.raises(StateError, match="of Lookahead has no 'state', so no resume could load it: give"):
+        make_entry("o", Lookahead(nn.Linear(1, 1).parameters(), 0.1))
+
+
 S = torch.optim.lr_scheduler
 SCHEDULERS: dict[str, Any] = {
     "step": lambda o: S.StepLR(o, 2),
@@ -391,3 +402,58 @@ def test_a_wrapper_that_hands_its_load_on_is_resumed_as_often_as_it_is_stopped(t
         return loop.ending.digest
 
     assert [train(tmp_path / "run", n) for n in (1, 2, 3, 4)][-1] == train(tmp_path / "whole", 4)
+
+
+class Sam(torch.optim.Optimizer):
+    """As in davda54/sam: an optimizer inside has the same groups, and steps in a method of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["old"] = parameter.detach().clone()
+            parameter.add_(parameter.grad, alpha=self.param_groups[0]["rho"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.copy_(self.state[parameter]["old"])
+        self.base.step()
+        self.zero_grad()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.base.param_groups = self.param_groups
+
+
+@pytest.mark.parametrize("named", [("outer",), ("base",), ("outer", "base")])
+def test_groups_that_the_program_or_another_optimizer_holds_are_those_that_a_resume_loads(
+    tmp_path: Path, named: tuple[str, ...]
+) -> None:
+    """`groups = optimizer.param_groups` set nothing after a resume, and nobody noticed."""
+
+    def train(run: Path, max_step: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        outer = Sam(model.parameters())
+        state = {"model": model, **{name: {"outer": outer, "base": outer.base}[name] for name in named}}
+        groups, group = outer.param_groups, outer.param_groups[0]
+        data = everstep.data.arrays(torch.randn(16, 2), batch_size=2)
+        with everstep.TrainLoop(run, state, max_step=max_step, seed=0) as loop:
+            for _ in loop.iter_epochs():
+                for step, (batch,) in loop.iter_steps(data):
+                    groups[0]["lr"] = 0.1 / step
+                    group["momentum"] = 0.9 - step / 100
+                    for update in (outer.first_step, outer.second_step):
+                        model(batch).square().sum().backward()
+                        update()
+            assert loop._engine.user.updates == step  # one for each second step
+        return model.weight.flatten().tolist()
+
+    whole = train(tmp_path / "whole", 12)
+    assert [train(tmp_path / "run", max_step) for max_step in (5, 12)][-1] == whole

@@ -14,9 +14,10 @@ import torch
 
 import everstep
 from everstep import Every
-from everstep.checkpoint import CheckpointName, WriterThread, read_checkpoint
+from everstep.checkpoint import CheckpointName, read_checkpoint
 from everstep.errors import GuardStop, Interrupted, NonFiniteError
 from everstep.services import NaNGuard
+from everstep.supervisor.saving.saver import WriterThread
 
 EPOCHS, STEPS = 3, 4
 CADENCES = {

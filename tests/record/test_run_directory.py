@@ -304,6 +304,32 @@ def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_refused(tmp_path, an
             lock.acquire()
 
 
+def test_a_lock_that_fell_as_the_program_read_its_file_is_taken_again_at_a_save(tmp_path):
+    """A copy of the run, by the program that trains it, let a second process in: the first one ended."""
+    with (lock := RunLock(tmp_path)).held():
+        lock.keep()
+        assert "is in use by process" in refused(tmp_path)
+        (tmp_path / "lock").read_bytes()
+        lock.keep()
+        assert "is in use by process" in refused(tmp_path)
+        (tmp_path / "lock").read_bytes()
+        with python(HOLD, tmp_path, start=warm.Popen, stdin=subprocess.PIPE) as process:
+            assert process.stdout.readline()
+            with pytest.raises(RunLockedError, match="another process has entered the run"):
+                lock.keep()
+            process.communicate("\n")
+
+
+def test_services_write_into_the_run_wherever_the_program_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    program = Tiny(Path("run"), max_epoch=2, services=[Export(everstep.Every(epochs=1), entry="w"), CSV()])
+    program.train(inside=lambda loop, step: os.chdir(tmp_path / "away"))
+    assert program.loop.run_dir == tmp_path / "run" and not program.loop.ending.warnings
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"exports", "logs", "checkpoints"}
+    assert not [*(tmp_path / "away").iterdir()]
+
+
 def test_a_kill_at_every_operation_leaves_a_lock_that_can_be_taken(tmp_path):
     trace = tmp_path / "trace"
     assert python(TRY, tmp_path, f"trace:{trace}").returncode == 0

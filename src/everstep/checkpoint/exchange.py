@@ -32,9 +32,9 @@ from everstep import errors
 from everstep.checkpoint import files, format
 from everstep.checkpoint.array_file import Record
 from everstep.checkpoint.commit import CommittedCheckpoint, Draft, require_finite
+from everstep.checkpoint.files import disk_failed
 from everstep.checkpoint.format import Checkpoint
 from everstep.checkpoint.pieces import write_pieces
-from everstep.checkpoint.writer import disk_failed
 from everstep.contracts.group import Group, named
 from everstep.durable import remedy
 from everstep.errors import (

@@ -89,18 +89,24 @@ class RunLock:
             self.release()
 
     def keep(self) -> None:
-        """Make the lock again where its file has lost its name: a lock without a name keeps nobody out."""
+        """Take the lock again where it fell: a lock without a name keeps nobody out.
+
+        And a program that reads the file, to copy the run, drops it as it closes the file.
+        """
         with _GUARD:
-            if self._fd is None or self._is_here(os.fstat(self._fd)):
+            if self._fd is None:
                 return
             descriptor, key = self._fd, self._key
             try:
+                if self._is_here(os.fstat(descriptor)):
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # while it is held, does nothing
+                    return
                 self._fd = self._open(os.O_EXCL)
-            except FileExistsError:
+            except (FileExistsError, BlockingIOError):
                 raise RunLockedError(
-                    f"the lock {self._path} was removed while this process trained, and another process has "
-                    "entered the run: this one saves no more; leave the run to the other, or stop both and "
-                    "start one again"
+                    f"the lock {self._path} was removed, or read by this process (to copy the run?), and "
+                    "another process has entered the run: this one saves no more; leave the run to the "
+                    "other, or stop both and start one again"
                 ) from None
             os.close(descriptor)
             _HELD.pop(key, None)

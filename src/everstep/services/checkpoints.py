@@ -108,15 +108,15 @@ class Index(BuiltIn):
         self._writer: IndexWriter | None = None
 
     def open(self, run: RunView) -> None:
-        run_dir, first = run.run_dir.absolute(), run.step  # the program may change its directory
-        index, has_library = index_of(run_dir, self._at), find_spec("sqlalchemy") is not None
+        first = run.step
+        index, has_library = index_of(run.run_dir, self._at), find_spec("sqlalchemy") is not None
         if lacks_credential(index):
             remedy = "set EVERSTEP_INDEX, or pass --index"
             run.println(f"warning: there is no index, as its password is not recorded: {remedy}")
         elif isinstance(index, str) and not has_library:
             run.println(f"warning: the index is a database, which needs {to_install('postgres')}")
         elif index is not None and has_library:
-            self._writer = IndexWriter(index, run_dir, lambda: run.step > first, run.println)
+            self._writer = IndexWriter(index, run.run_dir, lambda: run.step > first, run.println)
 
     def close(self) -> None:
         if self._writer is not None:

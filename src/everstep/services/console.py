@@ -169,7 +169,7 @@ class LogFile:
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
-        self._path, self._complain = path.absolute(), complain  # the program may change its directory
+        self._path, self._complain = path, complain
         self._complained = False
 
     def print(self, text: str, shorten: bool = False) -> None:

@@ -111,7 +111,7 @@ class Profile(BuiltIn):
         self._trace: Any = None
 
     def open(self, run: RunView) -> None:
-        self._folder = run.run_dir.absolute() / "logs" / "profile"
+        self._folder = run.run_dir / "logs" / "profile"
         self._backend = backends.torch_files()
 
     def due(self, when: Instant) -> bool:
@@ -162,7 +162,7 @@ class System(BuiltIn):
         super().__init__(name or "system", every)
 
     def open(self, run: RunView) -> None:
-        self._run_dir = run.run_dir.absolute()
+        self._run_dir = run.run_dir
         self._last = _times()
 
     def run(self, boundary: Boundary) -> Outcome:

@@ -156,7 +156,7 @@ class Notify(BuiltIn):
         return f"Notify(to={str(self.target)!r}, on={self.on!r}, timeout={self.target.timeout!r})"
 
     def open(self, run: RunView) -> None:
-        self._run, self._run_dir, self._threads = run, run.run_dir.absolute(), []
+        self._run, self._run_dir, self._threads = run, run.run_dir, []
         self._is_open = True
         unattended.tell("notify", target=self.target, on=self.on)
         run.listen(self._on_event)

@@ -68,7 +68,7 @@ class Witness(Service):
         self._samples: dict[str, Any] = {}
 
     def open(self, run: RunView) -> None:
-        self._about = {"run": os.path.abspath(run.run_dir), "rank": run.rank, "pid": os.getpid()}
+        self._about = {"run": str(run.run_dir), "rank": run.rank, "pid": os.getpid()}
 
     def watching(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -38,7 +38,7 @@ class RunView:
 
     @property
     def run_dir(self) -> Path:
-        """The run's directory."""
+        """The run's directory, as an absolute path."""
         return self._engine.settings.path
 
     @property

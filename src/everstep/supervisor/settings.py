@@ -147,7 +147,8 @@ class Settings:
         max_epoch: int | None = None,
     ) -> None:
         self.kind, self.clock = kind, options.get("clock", time.monotonic)
-        self.path = located(user_path(run_dir, "run_dir"))
+        # absolute: the program may change its directory
+        self.path = located(user_path(run_dir, "run_dir")).absolute()
         self.limits = Limits(
             integer("max_step", options.get("max_step"), none="for no limit"),
             integer("max_epoch", max_epoch, none="for no limit"),

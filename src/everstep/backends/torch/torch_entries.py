@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -283,6 +284,12 @@ class OptimizerEntry(given_values.OptionsEntry):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
+        if lacks := sorted({"state", "param_groups"} - optimizer.state_dict().keys()):
+            raise StateError(
+                f"the state_dict of {type(optimizer).__name__} has no {' and no '.join(map(repr, lacks))}, "
+                "so no resume could load it: give the optimizer inside it, and an object whose state_dict() "
+                "has what this one adds, by a parameter's number or name (its id() is another at each start)"
+            )
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, torch.nn.Module] = {}
         self._places: given_values.Places = lambda: addresses(stepped_by(self.obj))
@@ -389,26 +396,14 @@ class OptimizerEntry(given_values.OptionsEntry):
         parameters = stepped_by(self.obj)
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
-        *outer, inner = layers(self.obj)
-        shared = [(layer, n, vars(inner)[n]) for layer in outer for n in ("param_groups", "state")]
-        self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
-        for (
-            layer,
-            name,
-            old,
-        ) in shared:  # a wrapper that hands its load on still has the inner one's of before
-            if vars(layer).get(name) is old:
-                setattr(layer, name, vars(inner)[name])
+        inner = dict(self._inner())
+        with _same_objects([*layers(self.obj), *inner.values()]):
+            self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
+            for name in inner.keys() & tree.get(_INNER, {}):
+                inner[name].load_state_dict(tree[_INNER][name])
         for number, layer in self._layers():
             attributes = {"": tree.get(_ATTRIBUTES, {}).get(number, {})}
             given_values.load_attributes(layer, attributes, self._places)
-        for name, inner in self._inner():
-            if name in tree.get(_INNER, {}):
-                groups = inner.param_groups  # which the outer optimizer may share
-                inner.load_state_dict(tree[_INNER][name])
-                for live, saved in zip(groups, inner.param_groups, strict=True):
-                    live.update(saved)
-                inner.param_groups = groups
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.obj):
             layer._opt_called = True  # type: ignore[attr-defined]
@@ -443,6 +438,25 @@ class OptimizerEntry(given_values.OptionsEntry):
             key = "initial_lr" if key == "lr" and "initial_lr" in group else key
             if (name := f"{int(index or 0)}.{key}") in options:
                 given_values.set_option(group, key, options[name])
+
+
+@contextmanager
+def _same_objects(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Let a load fill the groups and the state that optimizers have: it makes new ones, as torch does.
+
+    The program, or an optimizer around these, may hold them: `groups = optimizer.param_groups`.
+    """
+    own = [each for each in optimizers if vars(each).keys() >= {"param_groups", "state"}]
+    held = [(each, each.param_groups, [*each.param_groups], each.state) for each in own]
+    yield
+    for optimizer, group_list, groups, state in held:
+        pairs: list[Any] = [*zip(groups, optimizer.param_groups, strict=True), (state, optimizer.state)]
+        for live, loaded in pairs:
+            contents = dict(loaded)
+            live.clear()
+            live.update(contents)
+        group_list[:] = groups
+        optimizer.param_groups, optimizer.state = group_list, state
 
 
 def _order(names: list[str], tree: Any) -> list[int] | None:

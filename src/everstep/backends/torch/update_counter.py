@@ -93,13 +93,19 @@ class TorchUpdateCounter:
         """Find the optimizers of the state; again later, as an object of the state may make another one."""
         self._layers = {name: layers(optimizer) for name, optimizer in optimizers(self._objects)}
         innermost, old = {name: inner for name, (*_, inner) in self._layers.items()}, self._watches
-        same = {name: one for name, one in old.items() if one.optimizer is innermost.get(name)}
-        self._watches = {name: same.get(name) or _Watch(inner) for name, inner in innermost.items()}
+        inner = {n: [v for v in vars(o).values() if isinstance(v, Optimizer)] for n, o in innermost.items()}
+        # the one inside that has the same groups makes the updates, by SAM's second_step(), say
+        stepping = {
+            name: next((each for each in inner[name] if each.param_groups is outer.param_groups), outer)
+            for name, outer in innermost.items()
+        }
+        same = {name: one for name, one in old.items() if one.optimizer is stepping.get(name)}
+        self._watches = {name: same.get(name) or _Watch(each) for name, each in stepping.items()}
         self.optimizers = len(self._watches)
-        self._by_id = {id(watched.optimizer): watched for watched in self._watches.values()}
-        inner = (v for each in innermost.values() for v in vars(each).values() if isinstance(v, Optimizer))
+        # of two entries with one optimizer the first, which has the gradients
+        self._by_id = {id(watched.optimizer): watched for watched in reversed(self._watches.values())}
         # also those around them, whose steps torch tells of, too
-        self._own_optimizers = [*chain.from_iterable(self._layers.values()), *inner]
+        self._own_optimizers = [*chain.from_iterable((*self._layers.values(), *inner.values()))]
         _known_optimizers.update(self._own_optimizers)
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

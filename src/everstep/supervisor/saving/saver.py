@@ -7,13 +7,14 @@ import math
 import os
 import secrets
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -27,7 +28,6 @@ from everstep.checkpoint import (
     Exchange,
     Phase,
     Retention,
-    WriterThread,
     disk_failed,
     first_error,
     is_interim,
@@ -36,7 +36,7 @@ from everstep.checkpoint import (
 from everstep.contracts.services import Action, Moment, Save, SaveBest, Service
 from everstep.contracts.state import HostArray, LazyArray
 from everstep.durable import no_disk_error, remedy
-from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, RunDirError
+from everstep.errors import CheckpointError, DivergedRanksError, NonFiniteError, RunDirError, UsageError
 from everstep.record import Position
 from everstep.services.best import Best
 from everstep.state import (
@@ -56,6 +56,8 @@ from everstep.supervisor.saving.state_tree import random_parts
 
 if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
+
+T = TypeVar("T")
 
 
 class Saver:
@@ -532,6 +534,85 @@ class SaveJobs:
         needed = {name for facts in store.facts() for name in facts.kept.get(action.metric, ())}
         keep, top = {*needed, *action.beside}, self._opening.run_dir.path
         save_apart(folder, draft, keep=keep, top=top, **together)
+
+
+class WriterThread:
+    """Runs jobs in the background, one at a time, each in a thread of its own.
+
+    A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,
+    and training continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the
+    caller's thread, with its traceback.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._count = 0
+        """Number of jobs so far."""
+
+    def submit(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[OSError | MemoryError], None] | None = None,
+    ) -> None:
+        """Run `job` after the running one; its thread calls `done` with the result, or `failed`."""
+        if self._closed:
+            raise UsageError("the writer is closed: submit before close()")
+        self.wait()
+        self._count += 1
+        calls = (job, done, failed or self._say_failed)
+        thread = threading.Thread(target=self._run, args=calls, name="everstep-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            calls[2](MemoryError(str(error)))
+        else:
+            self._thread = thread
+
+    def wait_idle(self) -> None:
+        """Wait until no job runs; an unexpected error stays for `poll`."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Wait until no job runs, then `poll`."""
+        self.wait_idle()
+        self.poll()
+
+    def poll(self) -> None:
+        """Raise the unexpected error of a job once, if there is one; waits for nothing."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    @property
+    def job(self) -> int | None:
+        """Number of the job that is running, from 1; None while none is."""
+        return self._count if self._thread is not None and self._thread.is_alive() else None
+
+    def close(self) -> None:
+        """Let the running job end, then `poll`; may be called twice."""
+        self._closed = True
+        self.wait()
+
+    def _run(self, job: Callable[[], Any], done: Callable[[Any], None], failed: Callable[..., None]) -> None:
+        try:
+            try:
+                result = job()
+            except (OSError, MemoryError) as error:
+                if not disk_failed(error):
+                    raise
+                failed(error)
+            else:  # outside the try: an error of `done` is a bug, not a failed save
+                done(result)
+        except BaseException as error:  # carried to the caller's thread
+            self._error = error
+
+    def _say_failed(self, error: OSError | MemoryError) -> None:
+        self._say(f"a save failed, training continues ({type(error).__name__}: {error})")
 
 
 class Spill:

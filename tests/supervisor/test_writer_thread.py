@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.checkpoint import WriterThread
 from everstep.errors import NoCheckpointError, NonFiniteError, RunDirError, UsageError
+from everstep.supervisor.saving.saver import WriterThread
 from tiny_runs import Tiny
 from waiting import PATIENCE
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
 
 
 @pytest.fixture
