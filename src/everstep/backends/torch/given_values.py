@@ -7,8 +7,9 @@ left that value: a notebook makes an optimizer once, and gives it to run after r
 *Options* of optimizers and schedulers are compared at a resume; of a schedule that is not torch's, the plain
 attributes that its constructor has arguments for.  *Attributes* of modules, optimizers and
 tasks, which no `state_dict` has, are saved where they differ from the given value, so that a setting that the
-program changes between two starts is used as given.  Saved are numbers, strings, None, tensors without a
-graph, NumPy arrays, lists, tuples, sets, deques and dicts of those, and generators of random numbers.
+program changes between two starts is used as given.  Saved are numbers, NumPy's too, strings, None, tensors
+without a graph, NumPy arrays, lists, tuples, sets, deques and dicts (Counter, defaultdict) of those, and
+generators of random numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pickle
 import random
 import warnings
 import weakref
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,7 +50,7 @@ SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _OF_LAYERS = (type(None), bool, int, float, str, tuple)
 """Types of what is looked at of a layer of torch; lists of it hold modules."""
 _LISTS = (list, tuple, set, frozenset, deque)
-_DICTS = (dict, OrderedDict)
+_DICTS = (dict, OrderedDict, Counter, defaultdict)
 _LARGE = 1 << 20
 """Bytes above which an array is not copied."""
 _MANY = 10_000
@@ -67,12 +68,16 @@ def _is_plain(value: Any) -> bool:
     if kind in _LISTS:
         return all(map(_is_plain, value))
     if kind in _DICTS:
-        return all(type(key) in (str, int) and _is_plain(item) for key, item in value.items())
+        made_by = getattr(value, "default_factory", None)
+        is_known = made_by in (None, bool, int, float, str, list, tuple, dict, set)
+        return is_known and all(type(key) in (str, int) and _is_plain(each) for key, each in value.items())
     if kind is np.ndarray:
         return not value.dtype.hasobject
     if kind is Tensor:
         odd = value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested
         return not odd and value.grad_fn is None
+    if isinstance(value, np.bool_ | np.number):
+        return value.dtype.char not in "gG"  # long doubles, which have other bits on other machines
     return kind in SCALARS
 
 
@@ -366,7 +371,8 @@ def _tagged(value: Any, mark: Any, places: Places, source: Any = None) -> Any:
     if inner and type(value) in (list, tuple):
         saved = type(value)(_tagged(v, inner.get(i), places) for i, v in enumerate(value))
     elif inner and type(value) in _DICTS:
-        saved = type(value)((k, _tagged(v, inner.get(k), places)) for k, v in value.items())
+        saved = copy.copy(value)  # of its class, with its factory
+        dict.update(saved, {k: _tagged(v, inner.get(k), places) for k, v in value.items()})
     if source is not value or type(value) in SCALARS:
         return saved
     is_shared = type(value) is np.ndarray and address(value) in places()
@@ -386,8 +392,9 @@ def _restored(saved: Any, mark: Any, places: Places, source: Any = None, *, in_p
         items = (_restored(v, inner.get(i), places, in_place=in_place) for i, v in enumerate(value))
         value = type(value)(items)
     elif type(value) in _DICTS:
-        pairs = ((k, _restored(v, inner.get(k), places, in_place=in_place)) for k, v in value.items())
-        value = type(value)(pairs)
+        pairs = {k: _restored(v, inner.get(k), places, in_place=in_place) for k, v in value.items()}
+        value = copy.copy(value)
+        dict.update(value, pairs)
     else:
         value = copy.deepcopy(value)
     target = (_tensor_of(mark) if isinstance(value, Tensor) else source) if has_tag or in_place else None
