@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -441,18 +442,52 @@ def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compa
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.stopper.best = state["best"]
 
+    class Trainer:
+        def __init__(self) -> None:
+            self.inner = Stopper()
+
     def train(_lines: list[str], stop_at: int | None) -> None:
-        stopper = Stopper()
-        with opened(tmp_path, {"stopper": Saved(stopper)}, _lines) as loop:
+        stopper, trainer = Stopper(), Trainer()
+        with opened(tmp_path, {"one": Saved(stopper), "two": Saved(trainer.inner)}, _lines) as loop:
             for _ in loop.iter_epochs():
                 for step, batch in loop.iter_steps(BATCHES):
                     stopper.see(batch)
+                    trainer.inner.see(batch)
                     pause(loop, step == stop_at)
 
     first, again = cut(train, 6)
     assert not any("your loop changes" in line for line in first), first
     lost = lost_of(again)
-    assert "stopper.patience (0, was 6)" in lost and "best" not in lost
+    assert "stopper.patience (0, was 6), trainer.inner.patience (0, was 6)" in lost and "best" not in lost
+
+
+class Curriculum(torch.utils.data.Dataset[torch.Tensor]):
+    """As YOLO's, whose mosaic the last epochs do without; of torch it has a base that keeps nothing."""
+
+    def __init__(self) -> None:
+        self.mosaic = 1.0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.mosaic * index)
+
+
+def test_what_a_tail_changes_in_a_dataset_is_named(tmp_path: Path) -> None:
+    def train(_lines: list[str], stop_at: int | None) -> None:
+        dataset = Curriculum()
+        loader = torch.utils.data.DataLoader(dataset)
+        with opened(tmp_path, {"total": everstep.Slot(0.0)}, _lines) as loop:
+            for _ in loop.iter_epochs():
+                for _ in loop.iter_steps(loader):
+                    pass
+                dataset.mosaic /= 2
+                pause(loop, loop.step == stop_at)
+
+    first, again = cut(train, 4)
+    assert hinted(first) == ["warning: dataset.mosaic"]
+    assert "dataset.mosaic (1.0, was 0.5)" in lost_of(again)
 
 
 def test_what_is_set_in_some_cases_is_named_only_where_something_may_read_it_before(tmp_path: Path) -> None:
@@ -757,6 +792,16 @@ class Notes(nn.Linear):
         super().__init__(2, 1)
         self.groups = {"decay": [self.weight], "none": [self.bias]}
         self.by_size, self.poles = dict[tuple[int, int], Pole](), [Pole(), Pole()]
+
+
+def test_a_number_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
+    def count(step: int) -> None:
+        model.spent += Decimal("0.1")
+
+    model = type("Spending", (nn.Linear,), {"spent": Decimal(0)})(2, 1)
+    model.spent = Decimal(1)
+    (said,) = warnings(tmp_path, {"model": model}, count)
+    assert said.startswith("model.spent: the loop changes it")
 
 
 def test_containers_that_change_their_length_and_cannot_be_saved_are_named(tmp_path: Path) -> None:

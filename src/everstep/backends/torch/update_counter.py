@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
+from numbers import Number
 from typing import Any, TypeAlias
 
 import torch
@@ -484,7 +485,7 @@ def _leaves(
     """
     if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
-    if isinstance(value, Tensor) or given_values.is_saveable(value):
+    if isinstance(value, Tensor | Number) or given_values.is_saveable(value):
         yield path, value, owner
         return
     parts: Iterable[tuple[str, Any]] = ()
@@ -514,7 +515,7 @@ def _is_number(path: str, value: Any, owner: Any) -> bool:
     if not place or name.startswith("_"):
         return False
     is_name, is_array = type(value) is str and value.isidentifier(), type(value) is Tensor
-    return is_name or (is_array and isinstance(owner, _Loss)) or type(value) in (bool, int, float)
+    return is_name or (is_array and isinstance(owner, _Loss)) or isinstance(value, Number)
 
 
 def _kinds_in(model: Module) -> str:

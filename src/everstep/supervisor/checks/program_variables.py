@@ -61,6 +61,8 @@ _ENDS = 32
 """Items at either end of a queue that count."""
 _TEXT = 4096
 """Characters at either end of a string that count."""
+_DEEPEST = 2
+"""Objects in objects whose attributes are looked at."""
 _DEPTH = 13
 """Depth at which the digest of a value begins: of lists in lists in lists it sees the lengths."""
 _LIBRARIES = (
@@ -278,9 +280,10 @@ class ProgramVariables:
                 for home, name, value in items:
                     # of what else it runs into: a look must not end a run that trains well without it
                     with suppress(Exception):
-                        for path, part in () if name.startswith("_") else _parts(name, value, skip):
+                        for path, part, owners in () if name.startswith("_") else _parts(name, value, skip):
                             if (mark := self._mark(part)) is not None:
-                                marks.setdefault((home, path), (mark, () if id(value) in held_ids else part))
+                                is_held = not held_ids.isdisjoint(owners)
+                                marks.setdefault((home, path), (mark, () if is_held else part))
                 items, value, read = [], None, {}
                 if is_copy:
                     values.clear()
@@ -350,7 +353,7 @@ def _numbers_of(service: Service, elsewhere: dict[int, str]) -> Iterator[tuple[s
             label = "" if isinstance(service, FunctionService) else f"{service.name}: "
             path = f"{service.name}.{name}" if is_own else f"{label}{type(owner).__name__}"
             parts = _parts(path, owner, elsewhere) if is_own or is_object else ()
-            yield from ((p, part) for p, part in parts if isinstance(part, _NUMBERS) and "._" not in p)
+            yield from ((p, part) for p, part, _ in parts if isinstance(part, _NUMBERS) and "._" not in p)
             elsewhere |= {id(owner): ""} if is_object else {}
 
 
@@ -373,22 +376,26 @@ def _data_of(value: Any) -> Any:
     return source.data if isinstance(source, UserStream) else value
 
 
-def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Iterator[tuple[str, Any]]:
+def _parts(
+    path: str, value: Any, skip: dict[int, str], owners: tuple[int, ...] = ()
+) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs.
 
+    With the identities of the objects around it, the value itself included.
     Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state;
     generators that it holds, also in loaders, are there as their states: nobody brings them back.
     `skip` has identities of objects that are brought back, with the names of those that are entries.
     """
+    owners += (id(value),)
     if entry := skip.get(id(value)):
-        yield path, _Entry(entry)
+        yield path, _Entry(entry), owners
     is_state = type(value) is dict and value and all(id(each) in skip for each in value.values())
     if is_state or isinstance(value, ModuleType) or id(value) in skip or id(_vars(value)) in skip:
         return
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
-            yield path, value
-    elif depth:
+            yield path, value, owners
+    elif len(owners) <= _DEEPEST:
         kind: Any = type(value)
         is_data = hasattr(kind, "__iter__")
         anew = attributes if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)
@@ -398,7 +405,7 @@ def _parts(path: str, value: Any, skip: dict[int, str], depth: int = 2) -> Itera
             if is_data and (generators := [part for part in values if _is_generator(part)]):
                 each = [make_entry("generator", part).save() for part in generators]
             if name not in anew:
-                yield from _parts(f"{path}.{name}", each, skip, depth - 1)
+                yield from _parts(f"{path}.{name}", each, skip, owners)
 
 
 def _restored_ids(values: Mapping[str, Any]) -> set[int]:
@@ -467,11 +474,16 @@ def _has_its_locals(code: CodeType) -> bool:
 @lru_cache(maxsize=1024)
 def _is_own(kind: type) -> bool:
     """Whether a class and its bases are all the program's: others have their own ways to be saved."""
-    modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
+    plain = ("abc", "typing", "torch.utils.data.dataset")  # whose bases keep nothing
+    modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in plain]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
-    return kind.__dictoffset__ != 0 and all(
-        name == "__main__" or (file is not None and not _is_library(file))
-        for name, file in zip(modules, files, strict=True)
+    return (
+        bool(modules)
+        and kind.__dictoffset__ != 0
+        and all(
+            name == "__main__" or (file is not None and not _is_library(file))
+            for name, file in zip(modules, files, strict=True)
+        )
     )
 
 
