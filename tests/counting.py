@@ -1,4 +1,4 @@
-"""A stream that tells which batches are read from it."""
+"""Streams that tell which batches are read from them, or do not tell how many."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ class _CountedCursor(CursorWrapper):
         batch = next(self.cursor)
         self._see(batch)
         return batch
+
+
+class Uncounted(StreamWrapper):
+    """A stream whose cursor has a position and no `done`."""
+
+    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
+        return _UncountedCursor(self.stream.open(purpose, pass_index, position, seed=seed))
+
+
+class _UncountedCursor(CursorWrapper):
+    done = None
+
+    def __next__(self) -> Any:
+        return next(self.cursor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,18 @@ def calling(step: Call = int, evaluation: Call = int, kind: type = TinyTask) -> 
 def slow(clock: ManualClock, step: float = 0.0, evaluation: float = 0.0, kind: type = TinyTask) -> Any:
     """A task whose steps, and batches of evaluations, take seconds of a clock."""
     return calling(lambda: clock.advance(step), lambda: clock.advance(evaluation), kind)
+
+
+def slow_data(clock: ManualClock, seconds: float, batches: Iterable[Any] = range(4)) -> Any:
+    """Data whose batches take seconds of a clock, from the start in each pass."""
+
+    class Slow:
+        def __iter__(self) -> Iterator[Any]:
+            for batch in batches:
+                clock.advance(seconds)
+                yield batch
+
+    return Slow()
 
 
 def in_epochs(door: everstep.Trainer, body: Callable[[Any], object], **options: Any) -> Any:

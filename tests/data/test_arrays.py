@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import everstep
-from everstep import data
+from counting import Uncounted
 from everstep.contracts.data import Cursor, Share, Stream
 from everstep.data import arrays, as_stream, checked, loader, prefetch, replay, stateful
 from everstep.data.adapt import describe
@@ -127,18 +127,15 @@ def test_each_policy_of_each_kind(kind: str) -> None:
         read(kind, "error")
 
 
-def test_tuples_and_single_arrays_have_parts_too() -> None:
-    assert len(list(everstep.data.checked([np.zeros(3)]).open("train", 0, seed=1))) == 1
-    with pytest.raises(DataError, match=r"sizes '0': 2, '1': 3.*make them"):
-        list(everstep.data.checked([(np.zeros(2), np.zeros(3))]).open("train", 0, seed=1))
-
-
-def test_parts_may_lie_in_one_another_and_need_no_length() -> None:
+def test_parts_are_single_arrays_tuples_or_lie_in_one_another_and_need_no_length() -> None:
     good = {"image": (np.zeros(2), {"mask": np.zeros(2)}), "names": ["a", "b"], "split": "test", "scale": 1.5}
-    assert len(list(everstep.data.checked([good, [1.0]]).open("train", 0, seed=1))) == 2
-    bad = {"image": (np.zeros(2), {"mask": np.zeros(3)})}
-    with pytest.raises(DataError, match=r"sizes 'image\.0': 2, 'image\.1\.mask': 3"):
-        list(everstep.data.checked([bad]).open("train", 0, seed=1))
+    assert len(list(checked([good, [1.0], np.zeros(3)]).open("train", 0, seed=1))) == 3
+    two, three = np.zeros(2), np.zeros(3)
+    bad = {r"'0': 2, '1': 3.*make them": (two, three)}
+    bad[r"'image\.0': 2, 'image\.1\.mask': 3"] = {"image": (two, {"mask": three})}
+    for sizes, batch in bad.items():
+        with pytest.raises(DataError, match=f"sizes {sizes}"):
+            list(checked([batch]).open("train", 0, seed=1))
 
 
 def test_a_pass_without_a_batch() -> None:
@@ -152,6 +149,9 @@ def test_a_pass_without_a_batch() -> None:
     assert len(told) == 1
     with pytest.raises(DataError, match='or pass empty_stream="ignore"'):
         read_empty("error", [[], []])
+    empty = checked([])  # also from its start on
+    with pytest.raises(DataError, match="no batch in a whole pass"):
+        list(empty.open("train", 0, empty.open("train", 0, seed=1).position(), seed=1))
 
 
 @pytest.mark.parametrize("prefetched", [False, True])
@@ -175,42 +175,15 @@ def test_what_is_left_out_is_left_out_at_a_resume_too(wrap: Callable[[Stream], S
     assert list(cursor) == [[1], [2, 3], [4], [5]] and cursor.passed_over() == [0, 2, 4]
 
 
-class Uncounted(Stream):
-    """Three batches a pass; its cursor has a position and no `done`."""
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return UncountedCursor(position or 0)
-
-
-class UncountedCursor(Cursor):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def __next__(self) -> Any:
-        if self.at == 3:
-            raise StopIteration
-        self.at += 1
-        return np.full(2, self.at)
-
-    def position(self) -> int:
-        return self.at
-
-
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_a_resume_after_the_last_batch_of_a_pass_is_no_empty_pass(prefetched: bool) -> None:
-    source = everstep.data.prefetch(Uncounted()) if prefetched else Uncounted()
-    stream = everstep.data.checked(source)
+    source = Uncounted(as_stream([np.full(2, at) for at in range(3)]))
+    stream = checked(prefetch(source) if prefetched else source)
     begun = stream.open("train", 0, seed=1)
     next(begun), next(begun), next(begun)
     position = begun.position()
     begun.close()
     assert list(stream.open("train", 0, position, seed=1)) == []
-
-
-def test_a_resume_at_the_start_of_an_empty_pass_is_one() -> None:
-    stream = everstep.data.checked([])
-    with pytest.raises(DataError, match="no batch in a whole pass"):
-        list(stream.open("train", 0, stream.open("train", 0, seed=1).position(), seed=1))
 
 
 ROWS = np.zeros((11, 2))
@@ -341,36 +314,6 @@ def test_dropping_leaves_out_the_last_samples_and_all_parts_are_alike(options: A
     assert [np.concatenate([part for part, _ in parts]).tolist() for parts in together] == kept
     assert all(weight == 1.0 for parts in together for _, weight in parts)
     assert all(len({len(part) for part, _ in parts}) == 1 for parts in together)
-
-
-class Noisy:
-    """Samples with noise from a global generator."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, torch.rand(()).item()])
-
-
-def noisy_collate(samples: list[Any]) -> Any:
-    return torch.stack(samples), torch.rand(2)
-
-
-def test_samples_of_a_loader_have_the_noise_that_they_have_on_one_process() -> None:
-    stream = data.loader(Noisy(), 4, shuffle=True, collate_fn=noisy_collate)
-    whole = drawn(stream, Share())
-    together = ranks(stream, 3, "pad", {"batches": 1})
-    for (batch, _), parts in zip(whole[1:], together, strict=True):
-        assert torch.equal(torch.cat([part for part, weight in parts if weight]), batch)
-
-
-def test_what_a_collate_function_draws_is_keyed_by_the_rank() -> None:
-    stream = data.loader(Noisy(), 5, collate_fn=lambda samples: (torch.rand(2),))
-    (first, _), (second, _) = ranks(stream, 2, "weight")[0]
-    (again, _), _ = ranks(stream, 2, "weight")[0]
-    assert torch.equal(first, again) and not torch.equal(first, second)
-    assert not torch.equal(first, drawn(stream, Share())[0][0])
 
 
 @pytest.mark.parametrize("wrap", [prefetch, checked, lambda stream: prefetch(checked(stream))])

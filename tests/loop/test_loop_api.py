@@ -253,24 +253,6 @@ def test_progress_of_each_kind_of_limit(make: Make) -> None:
     assert progress == [0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0]
 
 
-def test_eta_is_within_five_percent_after_ten(make: Make) -> None:
-    clock = ManualClock()
-    steps, step_seconds, evaluation = 20, 1.5, 6.0
-    total = 10 * (steps * step_seconds + evaluation)
-    wrong = []
-    with make(max_epoch=10, clock=clock) as loop:
-        for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(list(range(steps))):
-                clock.advance(step_seconds)
-            with loop.evaluation():
-                clock.advance(evaluation)
-            left = total - clock.now
-            eta = loop.get_eta()
-            assert eta is not None
-            wrong.append(abs(eta - left))
-    assert max(wrong) <= 0.05 * total
-
-
 OUTSIDE = {
     "iter_steps": lambda loop: loop.iter_steps([1]),
     "collect_metrics": lambda loop: loop.collect_metrics(loss=1.0),

@@ -26,6 +26,7 @@ from everstep.services.recovery import HALF_AN_HOUR
 from everstep.supervisor.checks import sanity_checks
 from everstep.testing import ManualClock, nothing_left
 from tiny_runs import Boom, Tiny, events, quiet, supervised
+from tiny_task import slow_data
 from waiting import until
 
 
@@ -75,18 +76,11 @@ def test_a_clock_of_ones_own_drives_schedules(tmp_path: Path, door: Any, seconds
 
 def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     clock = ManualClock()
-
-    class Slow:
-        def __iter__(self) -> Any:
-            for _ in range(4):
-                clock.advance(0.25)
-                yield ()
-
     seen: dict[str, Any] = {}
     with everstep.TrainLoop(tmp_path / "run", {"a": []}, max_epoch=2, clock=clock) as loop:
         loop.on("TIME_METRIC_STATS_PRINTED", lambda boundary: seen.update(boundary.payload))
         for _ in loop.iter_epochs():
-            for _ in loop.iter_steps(everstep.data.replay(Slow())):
+            for _ in loop.iter_steps(everstep.data.replay(slow_data(clock, 0.25))):
                 clock.advance(1.0)
             with loop.evaluation(), loop.timeit("valid_time"):
                 clock.advance(3.0)
@@ -95,31 +89,6 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     assert sums == {"step_time": 4.0, "valid_time": 3.0, "epoch_time": 8.0}
     times = [(t["epoch"], t["steps"], t["seconds"], t["data_wait"]) for t in events(loop.run_dir, "times")]
     assert times == [(1, [1, 4], 8.0, 1.0), (2, [5, 8], 8.0, 1.0)]
-
-
-@pytest.mark.parametrize("where", ["steps", "tail"])
-def test_evaluating_on_the_training_loader_leaves_the_training_as_it_is(tmp_path: Path, where: str) -> None:
-    def train(name: str, evaluate_in: str) -> list[int]:
-        torch.manual_seed(3)
-        data = torch.utils.data.DataLoader(torch.arange(5), batch_size=1, shuffle=True)
-        seen: list[int] = []
-
-        def evaluate(here: str) -> None:
-            if here == evaluate_in:
-                with loop.evaluation():
-                    assert sorted(int(batch) for batch in data) == [0, 1, 2, 3, 4]
-                    torch.rand(()), np.random.rand()
-
-        with everstep.TrainLoop(tmp_path / name, {"a": []}, max_epoch=4, steps_per_epoch=3) as loop:
-            for _ in loop.iter_epochs():
-                for _, batch in loop.iter_steps(data):
-                    seen.append(int(batch))
-                    evaluate("steps")
-                evaluate("tail")
-                seen.append(int(1e6 * float(torch.rand(()))))
-        return seen
-
-    assert train("with", where) == train("without", "")
 
 
 def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import everstep
@@ -339,24 +338,6 @@ def validate(loop: Any, epoch: int) -> None:
 def stopping(run_dir: Path, patience: int = 3, **arguments: Any) -> Tiny:
     stopper = everstep.EarlyStop("valid_loss", patience=patience)
     return Tiny(run_dir, services=[stopper], **{"max_epoch": 11, **arguments})
-
-
-def test_early_stop_really_stops_at_the_exact_epoch(tmp_path: Path) -> None:
-    tiny = stopping(tmp_path / "run").train(tail=validate)
-    assert (tiny.loop.epoch, tiny.loop.step) == (7, 28)
-    assert tiny.loop.ending.reason == "early stop: valid_loss has not improved on 3.0 for 3 evaluations"
-    assert tiny.loop.best_valid_metric == 3.0
-    assert everstep.load(tmp_path / "run" / "best" / "valid_loss", {"w": np.zeros(3)}).epoch == 4
-    assert [e["by"] for e in events(tmp_path / "run", "stop")] == ["early stop valid_loss"]
-
-
-def test_early_stop_on_steps_means_min_delta_and_min_steps(tmp_path: Path) -> None:
-    when = {"patience": 2, "min_delta": 0.5, "min_steps": 9, "every": Every(steps=3)}
-    stopper = everstep.EarlyStop("score", "max", name="stopper", **when)
-    tiny = Tiny(tmp_path / "run", max_epoch=9, services=[stopper])
-    tiny.train(inside=lambda loop, step: loop.collect_metrics(score=1.0 + 0.01 * step))
-    assert tiny.loop.step == 9
-    assert stopper.waited == 2
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])

@@ -52,6 +52,12 @@ CASES: list[tuple[Any, list[float], int, str, int]] = [
         EarlyStop("v_loss", threshold=0.1, min_steps=9),
         *([0.1], 9, "early stop: v_loss has reached 0.1 with 0.1", 12),
     ),
+    # patience counts evaluations, a tie is no improvement
+    (
+        EarlyStop("valid_loss", patience=3),
+        *([5.0, 4.0, 4.5, 3.0, 3.5, 3.2, 3.0], 9),
+        *("early stop: valid_loss has not improved on 3.0 for 3 evaluations", 28),
+    ),
     # what is not better than the baseline is no improvement
     (
         EarlyStop("v_loss", patience=3, baseline=0.5),
@@ -88,6 +94,13 @@ def advance(run_dir: Path, losses: Sequence[float | None], *services: Service) -
 def test_without_any_value_steps_of_patience_do_not_pass(tmp_path: Path) -> None:
     sv = advance(tmp_path, [None] * 3 + [1.0] * 6, EarlyStop("loss", patience_steps=2, every=Every(steps=1)))
     assert (sv.step, sv.ending.reason) == (6, "early stop: loss has not improved on 1.0 for 2 steps")
+
+
+def test_what_is_better_by_less_than_min_delta_counts_as_worse_from_min_steps_on(tmp_path: Path) -> None:
+    rising = [-1.0 - 0.01 * step for step in range(20)]
+    when = {"patience": 2, "min_delta": 0.5, "min_steps": 9, "every": Every(steps=3)}
+    sv = advance(tmp_path, rising, EarlyStop("loss", **when))
+    assert (sv.step, sv.ending.reason) == (9, "early stop: loss has not improved on -1.01 for 2 evaluations")
 
 
 def test_a_value_falls_and_rests(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import everstep
+from counting import Uncounted
 from everstep import Every, polling
-from everstep.contracts.data import Cursor
 from everstep.contracts.services import Outcome, Service, Stage, Stop
-from everstep.data.cursor import CursorWrapper, StreamWrapper
 from everstep.errors import (
     CheckpointError,
     ConfigError,
@@ -336,20 +335,6 @@ def test_what_cannot_be_undone_is_told_and_a_later_start_may(tmp_path: Path) -> 
                     loop.collect_metrics(loss=math.nan)
 
     assert "read no batch" in stands(without_data)
-
-
-class Uncounted(StreamWrapper):
-    """The stream of `Tiny`, whose cursor tells no `done`."""
-
-    def open(self, purpose: str, pass_index: int, position: Any = None, *, seed: int) -> Cursor:
-        return UncountedCursor(self.stream.open(purpose, pass_index, position, seed=seed))
-
-
-class UncountedCursor(CursorWrapper):
-    done = None
-
-    def __next__(self) -> Any:
-        return next(self.cursor)
 
 
 def test_a_stream_whose_batches_have_no_number_is_refused_at_its_start(tmp_path: Path) -> None:

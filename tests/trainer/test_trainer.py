@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from everstep.errors import ConfigError, DataError, MetricError, UsageError
 from everstep.metrics import MetricFormatter
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
-from everstep.services import Moment, Recovery, Stage, StopAfter, Throughput
+from everstep.services import Recovery, Stage, StopAfter, Throughput
 from everstep.testing import ManualClock
 from tiny_runs import Boom, Tiny, Told, resumed, rows
-from tiny_task import Notes, Own, TinyTask, calling, in_epochs, numbers, slow, trainer
+from tiny_task import Notes, Own, TinyTask, calling, in_epochs, numbers, slow, slow_data, trainer
 
 
 def test_it_is_the_hand_written_loop(tmp_path: Path) -> None:
@@ -316,32 +316,6 @@ def test_the_batch_in_which_a_metric_is_not_finite_is_named(tmp_path: Path) -> N
     assert line == "stream 'valid': 'size' is inf in batch 1, 'acc' is nan in batch 2 of the evaluation"
 
 
-# -------------------- trainer moments
-def test_the_trace_of_two_epochs_of_two_steps(tmp_path: Path) -> None:
-    trace: list[tuple[str, int, int]] = []
-    evaluate = everstep.Evaluate("valid", validate_first=True)
-    streams = {"train": numbers(4, 2), "valid": numbers(3, 2)}
-    door = trainer(tmp_path / "run", streams=streams, services=[evaluate])
-    with door.open() as loop:
-        for moment in (m for m in Moment if m not in (Moment.AFTER_CHECKPOINT, Moment.ENTER_LOOP)):
-            loop.on(moment, lambda b: trace.append((b.moment.value, b.epoch, b.step)))
-        for _ in loop.iter_epochs():
-            door.epoch()
-
-    # each moment, and how many of the epoch's steps are complete
-    steps = [("before_step", 0), ("metrics_collected", 0), ("after_step", 1)]
-    steps += [("before_step", 1), ("metrics_collected", 1), ("after_step", 2)]
-    evaluated = ["after_eval_step", "after_eval_step", "after_evaluation"]
-    evaluated += ["metric_stats_printed", "time_metric_stats_printed"]
-    epoch = [("before_epoch", 0), *steps, *((moment, 2) for moment in evaluated), ("after_epoch", 2)]
-    assert trace == [
-        *((moment, 1, 0) for moment in evaluated),
-        *((moment, 1, done) for moment, done in epoch),
-        *((moment, 2, 2 + done) for moment, done in epoch),
-        ("exit_loop", 2, 4),
-    ]
-
-
 EACH_STEP = everstep.Every(steps=1)
 
 
@@ -473,11 +447,6 @@ def test_an_error_of_the_producer_comes_as_itself_where_it_belongs(tmp_path: Pat
 def test_the_parts_of_the_time(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    def fetched(batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            clock.advance(2.0)
-            yield batch
-
     class Reporting(everstep.Service):
         def run(self, boundary: everstep.Boundary) -> None:
             clock.advance(7.0)
@@ -488,7 +457,7 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
     lines: list[str] = []
     services = [Evaluate(validate_first=True), Reporting("slow", Every(steps=2))]
     services += [Throughput(2, every=Every(epochs=1))]
-    streams = {"train": fetched(ones(4)), "valid": [(np.ones(2),)]}
+    streams = {"train": slow_data(clock, 2.0, [*ones(4)]), "valid": [(np.ones(2),)]}
     options: dict[str, Any] = {"services": services, "max_epoch": 1, "clock": clock, "lines": lines}
     trainer(tmp_path / "run", slow(clock, 3.0, 5.0), streams=streams, **options).run_training()
     (epoch,) = [line.partition("] ")[2] for line in lines if "steps/s" in line]
