@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import everstep
 import gate
@@ -27,7 +35,7 @@ from everstep.data import arrays
 from everstep.errors import DivergenceError, Interrupted, NotResumableError, RestoreError
 from everstep.proof.compare import compare_runs
 from tiny_runs import Tiny
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Notes, TinyTask, numbers, trainer
 
 Tick = Callable[[], None]
 Program = Callable[[Path, Tick], Any]
@@ -235,6 +243,37 @@ DATA: dict[str, Callable[[], Any]] = {
     "one generator": lambda: one_generator(),
     "everstep's": lambda: everstep.data.loader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
 }
+
+
+class SeedsEachPass(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        self.rng = torch.Generator().manual_seed(7)
+        return ((x + torch.rand((), generator=self.rng),) for x in SAMPLES)
+
+
+class SeedsEachOrder(Shuffled):
+    def __iter__(self) -> Iterator[int]:
+        self.rng = np.random.default_rng(7)
+        return super().__iter__()
+
+
+def parts(dataset: Any) -> Any:
+    return ConcatDataset([Subset(dataset, range(12))])
+
+
+PUT_IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "by each head": lambda noisy: DataLoader(parts(noisy), 4, shuffle=True),
+    "by each head, everstep's": lambda noisy: everstep.data.loader(parts(noisy), 4, shuffle=True),
+    "by each pass": lambda noisy: DataLoader(SeedsEachPass(), 4),
+    "by each order": lambda noisy: DataLoader(noisy, 4, sampler=SeedsEachOrder(lazily=True)),
+}
+
+
+def a_generator_put_in_place(run: Path, tick: Tick, make: Callable[[Any], Any]) -> Any:
+    """What stands there at a resume is that of its epoch."""
+    data = make(noisy := Noisy(None))
+    head = lambda epoch: setattr(noisy, "rng", np.random.default_rng(epoch))  # noqa: E731
+    return reads(run, tick, {"train": data}, head)
 
 
 def weights_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
@@ -530,18 +569,19 @@ def an_early_stop_with_the_best_restored(run: Path, tick: Tick) -> Any:
 
 
 class Ticking(TinyTask):
-    """May be struck in each of its calls."""
+    """May be struck in each of its calls; the number of its epoch is a metric of each step and evaluation."""
 
     def __init__(self, tick: Tick) -> None:
         super().__init__()
-        self.tick = tick
+        self.tick, self.begun = tick, Notes()
 
     def train_loop_begin(self) -> None:
         self.tick()
+        self.begun.append(self.epoch)
 
     def train_step(self, batch: Any) -> Any:
         self.tick()
-        return super().train_step(batch)
+        return {**super().train_step(batch), "epoch": self.begun[-1]}
 
     def train_loop_end(self) -> Any:
         self.tick()
@@ -549,7 +589,7 @@ class Ticking(TinyTask):
 
     def eval_step(self, batch: Any) -> Any:
         self.tick()
-        return super().eval_step(batch)
+        return {**super().eval_step(batch), "epoch": self.epoch}
 
 
 def a_trainer(run: Path, tick: Tick, every: Any, **options: Any) -> Any:
@@ -560,7 +600,7 @@ def a_trainer(run: Path, tick: Tick, every: Any, **options: Any) -> Any:
         everstep.Checkpoints(every),
     ]
     trainer(run, task := Ticking(tick), services=services, **options).run_training()
-    return task.w.tobytes()
+    return task.w.tobytes(), task.epoch
 
 
 def evaluations_in_an_epoch_of_ones_own(run: Path, tick: Tick) -> Any:
@@ -665,6 +705,19 @@ def a_slot_assigned_where_lines_run_again(run: Path, tick: Tick, at_the_head: bo
                 tick()
         assert slot.value is values
     return values
+
+
+def a_replay_memory(run: Path, tick: Tick) -> Any:
+    memory = everstep.data.RingBuffer(12, {"x": ("float32", (2,)), "n": "int64"})
+    draws, weights, seen = np.random.default_rng(5), np.zeros(2), list[int]()
+    state = {"memory": everstep.PerRank(memory), "draws": draws, "w": weights, "seen": seen}
+    for step, (ids,) in steps(run, tick, arrays(np.arange(12), batch_size=3, shuffle=True), state=state):
+        memory.extend(x=np.stack([ids, ids], 1), n=ids)
+        batch = memory.sample(4, draws)
+        weights += batch["x"].sum(0)
+        memory.update([0], n=[step])
+        seen += batch["n"].tolist()
+    return weights.tolist(), seen
 
 
 class Net(torch.nn.Module):
@@ -826,6 +879,7 @@ NAMED: tuple[Program, ...] = (
     a_head_that_changes_the_state, left_by_break, a_pass_over_several_epochs, data_that_fails,
     evaluations_in_an_epoch_of_ones_own, evaluations_of_averaged_weights_with_a_dataloader,
     an_early_stop_with_the_best_restored, what_is_held_of_containers, buffers_modes_and_frozen_parameters,
+    a_replay_memory,
 )  # fmt: skip
 CADENCES = (Every(steps=3), EACH, everstep.Never())
 ZEROED = ("before", "before every second", "after", "after two", "in part")
@@ -834,6 +888,8 @@ IN_THE_TAIL = {
 }  # fmt: skip
 
 ZOO: dict[str, Program] = {
+    **{f"a generator put in place {by}": partial(a_generator_put_in_place, make=make)
+       for by, make in PUT_IN_PLACE.items()},
     **{f"data: {name}": partial(data_with_generators, make=make) for name, make in DATA.items()},
     **{f"names in the tail{name}": partial(names_of_the_step_loop_in_the_tail, **options)
        for name, options in IN_THE_TAIL.items()},
@@ -860,6 +916,7 @@ ZOO: dict[str, Program] = {
 
 @pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:the sampler SeedsEachOrder changes its attribute")
 def test_struck_at_any_tick_it_ends_the_same(tmp_path: Path, name: str) -> None:
     assert require_exact(tmp_path, ZOO[name]) == []
 

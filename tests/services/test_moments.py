@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -469,40 +469,29 @@ def test_a_schedule_in_epochs_behind_a_supervisor_is_an_error(tmp_path: Path) ->
 def test_a_supervisors_step_has_its_newest_batch(tmp_path: Path) -> None:
     """Several streams give their batches by name; a step without a batch is a step."""
 
-    def seen(name: str, program: Callable[[Any], Callable[[], object]]) -> tuple[list[Any], list[Any]]:
+    def seen(name: str, draws: Sequence[str], **data: Any) -> tuple[list[Any], list[Any]]:
+        """In each step, the streams of which a batch is drawn."""
         before: list[Any] = []
         after: list[Any] = []
         with quiet(tmp_path / name, {"w": np.zeros(1)}, max_step=3) as sv:
             sv.on(Moment.BEFORE_STEP, lambda b: before.append((b.step, b.payload)))
             sv.on(Moment.AFTER_STEP, lambda b: after.append((b.step, b.payload)))
-            draw = program(sv)
+            streams = {each: sv.stream(data[each], each) for each in data} or sv.stream(None)
             while not (sv.should_stop() or sv.should_stop()):
-                draw()
+                for each in draws[sv.step].split():
+                    next(streams[each])
                 sv.advance(loss=1.0)
         return before, after
 
-    def two_at_a_time(sv: Any) -> Callable[[], object]:
-        batches = sv.stream(range(6))
-        return lambda: (next(batches), next(batches))
-
-    def two_streams(sv: Any) -> Callable[[], object]:
-        real, noise = sv.stream(list("abcdef"), "real"), sv.stream(range(6), "noise")
-        return lambda: (next(noise), sv.step != 1 and next(real))
-
-    def no_data(sv: Any) -> Callable[[], object]:
-        sv.stream(None)
-        return lambda: None
-
-    def every_other(sv: Any) -> Callable[[], object]:
-        batches = sv.stream(range(9))
-        return lambda: sv.step != 1 and next(batches)
-
-    assert seen("two", two_at_a_time) == ([(0, 0), (1, 2), (2, 4)], [(1, 1), (2, 3), (3, 5)])
-    before, after = seen("named", two_streams)
+    found = seen("two at a time", ["train train"] * 3, train=range(6))
+    assert found == ([(0, 0), (1, 2), (2, 4)], [(1, 1), (2, 3), (3, 5)])
+    before, after = seen("named", ["noise real", "noise", "noise real"], real=list("abcdef"), noise=range(6))
     assert [step for step, _ in before] == [0, 1, 2]
     assert [b for _, b in after] == [{"noise": 0, "real": "a"}, {"noise": 1}, {"noise": 2, "real": "b"}]
-    assert seen("none", no_data) == ([(0, None), (1, None), (2, None)], [(1, None), (2, None), (3, None)])
-    assert seen("some", every_other) == ([(0, 0), (1, None), (2, 1)], [(1, 0), (2, None), (3, 1)])
+    found = seen("no data", ["", "", ""])
+    assert found == ([(0, None), (1, None), (2, None)], [(1, None), (2, None), (3, None)])
+    found = seen("every other", ["train", "", "train"], train=range(9))
+    assert found == ([(0, 0), (1, None), (2, 1)], [(1, 0), (2, None), (3, 1)])
 
 
 class Looks(Service):
