@@ -598,16 +598,6 @@ def test_laws_of_other_streams(make, shares):
     check_stream(make, shares=shares)
 
 
-def test_laws_of_loader_with_workers():
-    full = [batches(make(), pass_index=p) for p in range(2)]
-    for pass_index in range(2):
-        with closing(make(num_workers=2).open("train", pass_index, seed=0)) as cursor:
-            head, position = [next(cursor), next(cursor)], cursor.position()
-        for workers in ({}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 5}):
-            rest = batches(make(**workers), "train", pass_index, position)
-            assert fingerprint(head)[1] + rest[1] == full[pass_index][1]
-
-
 def test_augmentation_differs_between_passes_samples_and_seeds():
     def noise(**where):
         return np.concatenate([b[0] for b in make().open(**where)])[:, 1:]

@@ -34,6 +34,7 @@ from everstep import Every
 from everstep.data import arrays
 from everstep.errors import DivergenceError, Interrupted, NotResumableError, RestoreError
 from everstep.proof.compare import compare_runs
+from everstep.torch import Clip, ClipOptimizer
 from tiny_runs import Tiny
 from tiny_task import Notes, TinyTask, numbers, trainer
 
@@ -612,7 +613,7 @@ def evaluations_in_an_epoch_of_ones_own(run: Path, tick: Tick) -> Any:
 
 
 class Averaged(everstep.torch.Task):
-    """With dropout and an average of its weights; may be struck in the batches of evaluations."""
+    """With dropout, noise and an average of its weights; may be struck in any batch."""
 
     tick: Tick
 
@@ -623,20 +624,48 @@ class Averaged(everstep.torch.Task):
         return torch.optim.Adam(model.parameters())
 
     def forward(self, batch: Any) -> Any:
-        return {"loss": self.model(batch[0]).square().mean()}
-
-    def eval_step(self, batch: Any) -> Any:
         self.tick()
-        return super().eval_step(batch)
+        (x,) = batch
+        return {"loss": self.model(x + 0.1 * torch.randn(x.shape)).square().mean()}
 
 
-def evaluations_of_averaged_weights_with_a_dataloader(run: Path, tick: Tick) -> Any:
-    task = Averaged(ema=0.5)
+class Scheduled(Averaged):
+    scheduler_interval = "update"
+
+    def build_scheduler(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+
+class Several(Averaged):
+    """Steps optimizers by name, one of which clips."""
+
+    def build_optimizer(self, model: Any) -> Any:
+        rest = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+        return {"head": torch.optim.AdamW(model[2].parameters()), "rest": ClipOptimizer(rest)}
+
+    def train_step(self, batch: Any) -> Any:
+        metrics = self.forward(batch)
+        self.backward(metrics["loss"])
+        for optimizer in self.optimizer.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**metrics, **self.optimizer["rest"].metrics()}
+
+
+TASKS: dict[str, Callable[[], Averaged]] = {
+    "an average": lambda: Averaged(ema=0.5),
+    "all of it": lambda: Scheduled(accumulate=2, autocast=torch.float16, ema=0.8, clip=Clip(global_norm=1.0)),
+    "several optimizers": lambda: Several(),
+}
+
+
+def a_task_with_a_dataloader(run: Path, tick: Tick, make: Callable[[], Averaged]) -> Any:
+    task = make()
     task.tick = tick
     streams = {name: DataLoader(TensorDataset(SAMPLES), 5, shuffle=True) for name in ("train", "valid")}
-    services = [everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1))]
+    services = [everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1)), everstep.Checkpoints(EACH)]
     trainer(run, task, streams=streams, services=services).run_training()
-    return task.model[0].weight.tolist()
+    return [each.tolist() for each in task.model.parameters()]
 
 
 # ----------------------------------------------------------------------------- values of the state
@@ -877,8 +906,8 @@ NAMED: tuple[Program, ...] = (
     an_evaluation_moves_the_generator_of_the_training, a_loader_draws_from_a_generator_of_the_state,
     lines_between_step_loops, lines_before_the_loops, lines_before_a_supervisors_loop,
     a_head_that_changes_the_state, left_by_break, a_pass_over_several_epochs, data_that_fails,
-    evaluations_in_an_epoch_of_ones_own, evaluations_of_averaged_weights_with_a_dataloader,
-    an_early_stop_with_the_best_restored, what_is_held_of_containers, buffers_modes_and_frozen_parameters,
+    evaluations_in_an_epoch_of_ones_own, an_early_stop_with_the_best_restored,
+    what_is_held_of_containers, buffers_modes_and_frozen_parameters,
     a_replay_memory,
 )  # fmt: skip
 CADENCES = (Every(steps=3), EACH, everstep.Never())
@@ -898,6 +927,7 @@ ZOO: dict[str, Program] = {
     **{f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ZEROED},
     "parameters that are views of one tensor": partial(parameters_in_order, make=Flat),
     **{name: partial(memories, name=name) for name in MEMORIES},
+    **{f"a task with {name}": partial(a_task_with_a_dataloader, make=make) for name, make in TASKS.items()},
     **{f"a trainer, saved {every}": partial(a_trainer, every=every) for every in CADENCES},
     **{f"a supervisor, saved {every}": partial(passes_of_a_supervisor, every=every) for every in CADENCES},
     "a trainer whose epochs end inside passes": partial(
