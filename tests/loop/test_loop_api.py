@@ -150,20 +150,6 @@ def test_timeit_records_nothing_if_the_block_raises(make: Make, lines: list[str]
     assert not any("bad time" in line for line in lines)
 
 
-def test_checkpoints_asked_for_inside_a_step_and_in_the_tail(make: Make, tmp_path: Path) -> None:
-    with make(max_epoch=2, services=[everstep.Checkpoints(everstep.Never(), keep_last=None)]) as loop:
-        for epoch in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2, 3]):
-                if step == 2:
-                    loop.make_checkpoint()
-            if epoch == 1:
-                loop.make_checkpoint()
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert [name for name in names if "step-00000002" in name] == ["step-00000002"]
-    assert "epoch-0001-step-00000003" in names
-    assert "step-00000003" not in names
-
-
 MARKED: list[tuple[list[float], int, list[str]]] = [
     ([0.8, 0.6, 0.7, 0.6, 0.5], 1, ["0.8 (*)", "0.6 (*)", "0.7", "0.6", "0.5 (*)"]),
     ([0.6, 0.8, 0.7, 0.5], 2, ["0.8", "0.7", "0.5 (*)"]),

@@ -493,12 +493,6 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("wandb", "mlflow", "trackio")
 
 
-@pytest.mark.parametrize("name", ["WandB", "MLflow", "Trackio"])
-def test_without_its_package_a_service_names_the_extra(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"pip install .{name.lower()}"):
-        getattr(services, name)("project")
-
-
 class Told(posted.Posts):
     """Keeps what a sink for a network is told of its run."""
 
