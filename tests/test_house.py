@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 52_973,
-    "lines of tests": 53_024,
+    "lines of tests": 52_871,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }

@@ -33,7 +33,7 @@ from everstep.contracts.data import Share, Stream
 from everstep.data import arrays, as_stream, loader, prefetch, replay
 from everstep.data.adapt import describe
 from everstep.data.prefetch import _differs
-from everstep.errors import ConfigError, DataError, DivergenceError, Interrupted, NotResumableError
+from everstep.errors import ConfigError, DataError, DivergenceError, NotResumableError
 from everstep.state import Slot
 from everstep.testing import check
 from everstep.testing.checks import check_stream, fingerprint
@@ -360,57 +360,6 @@ def test_without_workers_no_sample_is_fetched_to_resume_and_with_them_it_is_said
         assert again.note.startswith("data 'train' (DataLoader): replayed 2 batches in")
 
 
-class Noisy(Augmented):
-    def __getitem__(self, index):
-        return torch.tensor(index + self.noise.random())
-
-
-def noisy(make):
-    dataset = Noisy()
-
-    def head(epoch):
-        dataset.noise = np.random.default_rng(epoch)
-
-    return make(td.ConcatDataset([td.Subset(dataset, range(8))]), batch_size=2, shuffle=True), head
-
-
-class NoisePass(IterableDataset):
-    def __iter__(self):
-        self.noise = generator(7)
-        for _ in range(8):
-            yield torch.rand((), generator=self.noise)
-
-
-def noise_order(it):
-    it.noise = generator(7)
-    yield from torch.randperm(8, generator=it.noise).tolist()
-
-
-@pytest.mark.parametrize("make", [
-    lambda: noisy(DataLoader), lambda: noisy(everstep.data.loader),
-    lambda: (DataLoader(NoisePass(), batch_size=2), id),
-    lambda: (DataLoader(torch.arange(8), batch_size=2, sampler=Sized(noise_order)), id),
-], ids=["head", "head, everstep's", "pass", "sampler"])  # fmt: skip
-@pytest.mark.parametrize("stop", [4, 6, 8])
-@pytest.mark.filterwarnings("ignore:the sampler Sized changes its attribute")
-def test_a_generator_that_each_epoch_puts_in_place_is_that_of_its_epoch(tmp_path, make, stop):
-    def train(run, stop=0):
-        (data, head), seen = make(), {}
-        with everstep.TrainLoop(tmp_path / run, default_services=False, max_epoch=3, seed=1) as loop:
-            for epoch in loop.iter_epochs():
-                head(epoch)
-                for step, batch in loop.iter_steps(data):
-                    seen[step] = batch.tolist()
-                    if step == stop:
-                        signal.raise_signal(signal.SIGTERM)
-        return seen
-
-    with pytest.raises(Interrupted):
-        train("run", stop)
-    resumed, straight = train("run"), train("straight")
-    assert resumed == {step: straight[step] for step in resumed} and min(resumed) in (stop, stop + 1)
-
-
 @pytest.mark.parametrize(("option", "message"), [
     ("persistent_workers", "has persistent_workers=True: .*; give it persistent_workers=False, or"),
     ("in_order", "has in_order=False: .*; give it in_order=True, or use everstep.data.loader"),
@@ -647,16 +596,6 @@ OTHERS: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize(("make", "shares"), OTHERS.values(), ids=OTHERS)
 def test_laws_of_other_streams(make, shares):
     check_stream(make, shares=shares)
-
-
-def test_laws_of_loader_with_workers():
-    full = [batches(make(), pass_index=p) for p in range(2)]
-    for pass_index in range(2):
-        with closing(make(num_workers=2).open("train", pass_index, seed=0)) as cursor:
-            head, position = [next(cursor), next(cursor)], cursor.position()
-        for workers in ({}, {"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 5}):
-            rest = batches(make(**workers), "train", pass_index, position)
-            assert fingerprint(head)[1] + rest[1] == full[pass_index][1]
 
 
 def test_augmentation_differs_between_passes_samples_and_seeds():

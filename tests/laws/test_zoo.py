@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import everstep
 import gate
@@ -26,8 +34,9 @@ from everstep import Every
 from everstep.data import arrays
 from everstep.errors import DivergenceError, Interrupted, NotResumableError, RestoreError
 from everstep.proof.compare import compare_runs
+from everstep.torch import Clip, ClipOptimizer
 from tiny_runs import Tiny
-from tiny_task import TinyTask, numbers, trainer
+from tiny_task import Notes, TinyTask, numbers, trainer
 
 Tick = Callable[[], None]
 Program = Callable[[Path, Tick], Any]
@@ -235,6 +244,37 @@ DATA: dict[str, Callable[[], Any]] = {
     "one generator": lambda: one_generator(),
     "everstep's": lambda: everstep.data.loader(Noisy(np.random.default_rng(5)), 4, shuffle=True),
 }
+
+
+class SeedsEachPass(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        self.rng = torch.Generator().manual_seed(7)
+        return ((x + torch.rand((), generator=self.rng),) for x in SAMPLES)
+
+
+class SeedsEachOrder(Shuffled):
+    def __iter__(self) -> Iterator[int]:
+        self.rng = np.random.default_rng(7)
+        return super().__iter__()
+
+
+def parts(dataset: Any) -> Any:
+    return ConcatDataset([Subset(dataset, range(12))])
+
+
+PUT_IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "by each head": lambda noisy: DataLoader(parts(noisy), 4, shuffle=True),
+    "by each head, everstep's": lambda noisy: everstep.data.loader(parts(noisy), 4, shuffle=True),
+    "by each pass": lambda noisy: DataLoader(SeedsEachPass(), 4),
+    "by each order": lambda noisy: DataLoader(noisy, 4, sampler=SeedsEachOrder(lazily=True)),
+}
+
+
+def a_generator_put_in_place(run: Path, tick: Tick, make: Callable[[Any], Any]) -> Any:
+    """What stands there at a resume is that of its epoch."""
+    data = make(noisy := Noisy(None))
+    head = lambda epoch: setattr(noisy, "rng", np.random.default_rng(epoch))  # noqa: E731
+    return reads(run, tick, {"train": data}, head)
 
 
 def weights_of_the_state_that_steps_change(run: Path, tick: Tick) -> Any:
@@ -530,18 +570,19 @@ def an_early_stop_with_the_best_restored(run: Path, tick: Tick) -> Any:
 
 
 class Ticking(TinyTask):
-    """May be struck in each of its calls."""
+    """May be struck in each of its calls; the number of its epoch is a metric of each step and evaluation."""
 
     def __init__(self, tick: Tick) -> None:
         super().__init__()
-        self.tick = tick
+        self.tick, self.begun = tick, Notes()
 
     def train_loop_begin(self) -> None:
         self.tick()
+        self.begun.append(self.epoch)
 
     def train_step(self, batch: Any) -> Any:
         self.tick()
-        return super().train_step(batch)
+        return {**super().train_step(batch), "epoch": self.begun[-1]}
 
     def train_loop_end(self) -> Any:
         self.tick()
@@ -549,7 +590,7 @@ class Ticking(TinyTask):
 
     def eval_step(self, batch: Any) -> Any:
         self.tick()
-        return super().eval_step(batch)
+        return {**super().eval_step(batch), "epoch": self.epoch}
 
 
 def a_trainer(run: Path, tick: Tick, every: Any, **options: Any) -> Any:
@@ -560,7 +601,7 @@ def a_trainer(run: Path, tick: Tick, every: Any, **options: Any) -> Any:
         everstep.Checkpoints(every),
     ]
     trainer(run, task := Ticking(tick), services=services, **options).run_training()
-    return task.w.tobytes()
+    return task.w.tobytes(), task.epoch
 
 
 def evaluations_in_an_epoch_of_ones_own(run: Path, tick: Tick) -> Any:
@@ -572,7 +613,7 @@ def evaluations_in_an_epoch_of_ones_own(run: Path, tick: Tick) -> Any:
 
 
 class Averaged(everstep.torch.Task):
-    """With dropout and an average of its weights; may be struck in the batches of evaluations."""
+    """With dropout, noise and an average of its weights; may be struck in any batch."""
 
     tick: Tick
 
@@ -583,20 +624,48 @@ class Averaged(everstep.torch.Task):
         return torch.optim.Adam(model.parameters())
 
     def forward(self, batch: Any) -> Any:
-        return {"loss": self.model(batch[0]).square().mean()}
-
-    def eval_step(self, batch: Any) -> Any:
         self.tick()
-        return super().eval_step(batch)
+        (x,) = batch
+        return {"loss": self.model(x + 0.1 * torch.randn(x.shape)).square().mean()}
 
 
-def evaluations_of_averaged_weights_with_a_dataloader(run: Path, tick: Tick) -> Any:
-    task = Averaged(ema=0.5)
+class Scheduled(Averaged):
+    scheduler_interval = "update"
+
+    def build_scheduler(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+
+class Several(Averaged):
+    """Steps optimizers by name, one of which clips."""
+
+    def build_optimizer(self, model: Any) -> Any:
+        rest = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+        return {"head": torch.optim.AdamW(model[2].parameters()), "rest": ClipOptimizer(rest)}
+
+    def train_step(self, batch: Any) -> Any:
+        metrics = self.forward(batch)
+        self.backward(metrics["loss"])
+        for optimizer in self.optimizer.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**metrics, **self.optimizer["rest"].metrics()}
+
+
+TASKS: dict[str, Callable[[], Averaged]] = {
+    "an average": lambda: Averaged(ema=0.5),
+    "all of it": lambda: Scheduled(accumulate=2, autocast=torch.float16, ema=0.8, clip=Clip(global_norm=1.0)),
+    "several optimizers": lambda: Several(),
+}
+
+
+def a_task_with_a_dataloader(run: Path, tick: Tick, make: Callable[[], Averaged]) -> Any:
+    task = make()
     task.tick = tick
     streams = {name: DataLoader(TensorDataset(SAMPLES), 5, shuffle=True) for name in ("train", "valid")}
-    services = [everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1))]
+    services = [everstep.Evaluate("valid", Every(steps=3) | Every(epochs=1)), everstep.Checkpoints(EACH)]
     trainer(run, task, streams=streams, services=services).run_training()
-    return task.model[0].weight.tolist()
+    return [each.tolist() for each in task.model.parameters()]
 
 
 # ----------------------------------------------------------------------------- values of the state
@@ -665,6 +734,19 @@ def a_slot_assigned_where_lines_run_again(run: Path, tick: Tick, at_the_head: bo
                 tick()
         assert slot.value is values
     return values
+
+
+def a_replay_memory(run: Path, tick: Tick) -> Any:
+    memory = everstep.data.RingBuffer(12, {"x": ("float32", (2,)), "n": "int64"})
+    draws, weights, seen = np.random.default_rng(5), np.zeros(2), list[int]()
+    state = {"memory": everstep.PerRank(memory), "draws": draws, "w": weights, "seen": seen}
+    for step, (ids,) in steps(run, tick, arrays(np.arange(12), batch_size=3, shuffle=True), state=state):
+        memory.extend(x=np.stack([ids, ids], 1), n=ids)
+        batch = memory.sample(4, draws)
+        weights += batch["x"].sum(0)
+        memory.update([0], n=[step])
+        seen += batch["n"].tolist()
+    return weights.tolist(), seen
 
 
 class Net(torch.nn.Module):
@@ -824,8 +906,9 @@ NAMED: tuple[Program, ...] = (
     an_evaluation_moves_the_generator_of_the_training, a_loader_draws_from_a_generator_of_the_state,
     lines_between_step_loops, lines_before_the_loops, lines_before_a_supervisors_loop,
     a_head_that_changes_the_state, left_by_break, a_pass_over_several_epochs, data_that_fails,
-    evaluations_in_an_epoch_of_ones_own, evaluations_of_averaged_weights_with_a_dataloader,
-    an_early_stop_with_the_best_restored, what_is_held_of_containers, buffers_modes_and_frozen_parameters,
+    evaluations_in_an_epoch_of_ones_own, an_early_stop_with_the_best_restored,
+    what_is_held_of_containers, buffers_modes_and_frozen_parameters,
+    a_replay_memory,
 )  # fmt: skip
 CADENCES = (Every(steps=3), EACH, everstep.Never())
 ZEROED = ("before", "before every second", "after", "after two", "in part")
@@ -834,6 +917,8 @@ IN_THE_TAIL = {
 }  # fmt: skip
 
 ZOO: dict[str, Program] = {
+    **{f"a generator put in place {by}": partial(a_generator_put_in_place, make=make)
+       for by, make in PUT_IN_PLACE.items()},
     **{f"data: {name}": partial(data_with_generators, make=make) for name, make in DATA.items()},
     **{f"names in the tail{name}": partial(names_of_the_step_loop_in_the_tail, **options)
        for name, options in IN_THE_TAIL.items()},
@@ -842,6 +927,7 @@ ZOO: dict[str, Program] = {
     **{f"gradients zeroed {zero}": partial(gradients, zero=zero) for zero in ZEROED},
     "parameters that are views of one tensor": partial(parameters_in_order, make=Flat),
     **{name: partial(memories, name=name) for name in MEMORIES},
+    **{f"a task with {name}": partial(a_task_with_a_dataloader, make=make) for name, make in TASKS.items()},
     **{f"a trainer, saved {every}": partial(a_trainer, every=every) for every in CADENCES},
     **{f"a supervisor, saved {every}": partial(passes_of_a_supervisor, every=every) for every in CADENCES},
     "a trainer whose epochs end inside passes": partial(
@@ -860,6 +946,7 @@ ZOO: dict[str, Program] = {
 
 @pytest.mark.campaign("long", gate="share")
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:the sampler SeedsEachOrder changes its attribute")
 def test_struck_at_any_tick_it_ends_the_same(tmp_path: Path, name: str) -> None:
     assert require_exact(tmp_path, ZOO[name]) == []
 

@@ -66,22 +66,6 @@ def test_the_log_lines(make: Make, lines: list[str]) -> None:
     ]
 
 
-def test_a_formatter_of_ones_own(make: Make, lines: list[str]) -> None:
-    class Short(everstep.services.MetricFormatter):
-        def format(self, name: str, stats: Any, is_best: bool) -> str:
-            return f"{name}={stats.mean:.1f}"
-
-        def sort(self, names: Any) -> list[str]:
-            return [name for name in names if not name.endswith("time")]
-
-    with make(max_epoch=1, formatter=Short(), show_eta=False) as loop:
-        for _ in loop.iter_epochs():
-            for _, batch in loop.iter_steps([1.0, 2.0]):
-                loop.collect_metrics({"b": batch}, a=batch)
-            loop.print_logs()
-    assert "[Step 2] b=1.5; a=1.5" in lines or "[Step 2] a=1.5; b=1.5" in lines
-
-
 def test_flags_inside_and_outside(make: Make) -> None:
     flags = attrgetter("within_epoch", "within_step", "step_data", "epoch", "step")
     with make(max_epoch=1) as loop:
@@ -164,32 +148,6 @@ def test_timeit_records_nothing_if_the_block_raises(make: Make, lines: list[str]
             loop.print_logs()
     assert any("load timer" in line for line in lines)
     assert not any("bad time" in line for line in lines)
-
-
-def test_checkpoints_asked_for_inside_a_step_and_in_the_tail(make: Make, tmp_path: Path) -> None:
-    with make(max_epoch=2, services=[everstep.Checkpoints(everstep.Never(), keep_last=None)]) as loop:
-        for epoch in loop.iter_epochs():
-            for step, _ in loop.iter_steps([1, 2, 3]):
-                if step == 2:
-                    loop.make_checkpoint()
-            if epoch == 1:
-                loop.make_checkpoint()
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert [name for name in names if "step-00000002" in name] == ["step-00000002"]
-    assert "epoch-0001-step-00000003" in names
-    assert "step-00000003" not in names
-
-
-def test_best_valid_metric_and_nan_first(make: Make, lines: list[str]) -> None:
-    seen = []
-    with make(max_epoch=4, default_services=False) as loop:
-        for epoch in loop.iter_epochs():
-            list(loop.iter_steps([1]))
-            loop.collect_metrics(valid_loss=[float("nan"), 0.5, 0.7, float("-inf")][epoch - 1])
-            seen.append(loop.best_valid_metric)
-    assert seen == [None, 0.5, 0.5, 0.5]
-    assert loop.best is not None and (loop.best.step, loop.best.epoch) == (2, 2)
-    assert loop.ending.best == loop.best
 
 
 MARKED: list[tuple[list[float], int, list[str]]] = [

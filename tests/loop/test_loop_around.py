@@ -91,16 +91,20 @@ def test_the_parts_of_the_time_sum_to_the_whole(tmp_path: Path) -> None:
     assert times == [(1, [1, 4], 8.0, 1.0), (2, [5, 8], 8.0, 1.0)]
 
 
-def test_several_reasons_to_save_at_one_step_are_one_checkpoint(tmp_path: Path) -> None:
-    every = everstep.Every(steps=2) | everstep.At(4) | everstep.Every(epochs=1)
+def test_a_save_that_is_asked_for_in_a_step_or_a_tail_is_one_with_a_save_that_is_due(tmp_path: Path) -> None:
+    def ask(loop: Any, step_or_epoch: int) -> None:
+        if step_or_epoch in (1, 6, 7):
+            loop.make_checkpoint()
+
     announced: list[str] = []
-    tiny = Tiny(tmp_path / "run", max_epoch=1, services=[everstep.Checkpoints(every, keep_last=None)])
+    saves = Checkpoints(Every(steps=2) | everstep.At(2, 6), keep_last=None)
+    tiny = Tiny(tmp_path / "run", samples=10, max_epoch=2, services=[saves])
     tiny.loop.on("AFTER_CHECKPOINT", lambda boundary: announced.append(boundary.payload))
-    tiny.train(inside=lambda loop, step: loop.make_checkpoint())
+    tiny.train(inside=ask, tail=ask)
     written = Counter(event["name"] for event in events(tmp_path / "run", "checkpoint"))
-    assert set(written.values()) == {1}
-    assert set(announced) <= written.keys()
-    assert {*(f"step-0000000{step}" for step in (1, 2, 3)), "epoch-0001-step-00000004"} < written.keys()
+    assert set(written.values()) == {1} and set(announced) <= written.keys()
+    ends = [f"epoch-000{epoch}-step-{5 * epoch:08d}" for epoch in range(3)]
+    assert sorted(written) == [*ends, *(f"step-{step:08d}" for step in (1, 2, 4, 6, 7, 8))]
 
 
 def test_without_a_console_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from everstep.index.database import Database
 from everstep.views.describe_run import live_state
 from tiny_runs import Boom, Tiny, boom_at, collecting, flip, resumed, serviced, supervised
 
-VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, 0.9, 0.2]
+VALUES = [math.nan, 0.7, 0.3, 0.7, 0.5, 0.3, -math.inf, 0.2]
 """Of each epoch, of four steps."""
 
 
@@ -46,7 +46,8 @@ def test_the_best_three_ties_keep_the_earlier_over_a_crash(tmp_path: Path) -> No
         return serviced(run_dir, services, collecting("valid_loss", VALUES), boom_at(crash), max_epoch=8)
 
     whole, _ = resumed(tmp_path, start, 22)
-    assert whole.loop.best is not None and whole.loop.best.epoch == 8
+    assert whole.loop.best is not None and whole.loop.best == whole.loop.ending.best
+    assert (whole.loop.best.epoch, whole.loop.best_valid_metric) == (8, 0.2)
     for run_dir in tmp_path.iterdir():
         listed = everstep.checkpoint.Store(run_dir, 0, print).kept_best()["valid_loss"]
         assert [path.name for path in listed] == [f"epoch-000{n}-step-000000{4 * n:02d}" for n in (8, 3, 6)]

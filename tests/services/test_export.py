@@ -218,14 +218,6 @@ def test_exporting_a_program_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "exports" / "export" / "step-00000002" / "model.pt2").exists()
 
 
-def test_an_entry_that_is_not_there_is_found_on_entering(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no state entry is named 'model'; known: momentum, w"):
-        serviced(tmp_path / "a", [Export()], max_epoch=1)
-    program = Export(entry="w", format="torch.export", inputs=(1,))
-    with pytest.raises(ConfigError, match="'w' is a ndarray, which torch"):
-        serviced(tmp_path / "b", [program], max_epoch=1)
-
-
 # ---- everstep.export: weights of a checkpoint in the formats of other libraries, read back by them
 def net(seed: int) -> torch.nn.Sequential:
     torch.manual_seed(seed)

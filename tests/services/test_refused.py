@@ -1,9 +1,10 @@
-"""What services refuse when they are made: the call, and words of the error with the remedy."""
+"""What services refuse, made or given to a loop: the call, and words of the error with the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import everstep
 from everstep import EarlyStop, Every, Save
 from everstep.errors import ConfigError
+from tiny_runs import Tiny, quiet, serviced
 
 services: Any = everstep.services
 LOWER = services.SetValue("optimizer.lr", times=0.5)
@@ -91,6 +93,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: services.GlobalStepWaiter("other", 0), "step=0"),
     (lambda: services.GlobalStepWaiter("other", 1, poll=0), "poll=0"),
     (lambda: services.GlobalStepWaiter("other", 1, timeout=A), "timeout="),
+    (lambda: services.WandB("project"), "pip install .wandb"),
+    (lambda: services.MLflow("project"), "pip install .mlflow"),
+    (lambda: services.Trackio("project"), "pip install .trackio"),
     (lambda: services.Notify(), "give one of command"),
     (lambda: services.Notify(command=["true"], url="http://a/b"), "give one of command"),
     (lambda: services.Notify(command="mail me"), "give a list of strings"),
@@ -107,9 +112,33 @@ EACH: list[tuple[Callable[[Any], object], str, Sequence[Any]]] = [
     (lambda u: services.Notify(url=u), "an address with http or https", (*URLS, A)),
 ]
 
+PATIENT = EarlyStop("loss", patience=1)
+BY_TORCH = services.Export(entry="w", format="torch.export", inputs=(1,))
+IN_A_LOOP: list[tuple[Callable[[Path], object], str]] = [
+    (lambda run: Tiny(run, services=[PATIENT, PATIENT]), r"two services are named 'early stop loss'.*name="),
+    (lambda run: Tiny(run, services=[EarlyStop]), "is not a Service; pass an instance"),
+    (lambda run: Tiny(run, services=[print]), "is not a Service; pass an instance"),
+    (lambda run: quiet(run, services=[PATIENT]), r"is due Every\(epochs=1\), and a Supervisor .*steps="),
+    (
+        lambda run: serviced(run, [services.Export()], max_epoch=1),
+        "no state entry is named 'model'; known: m",
+    ),
+    (lambda run: serviced(run, [BY_TORCH], max_epoch=1), "'w' is a ndarray, which torch"),
+    (lambda run: on(run, "AFTER_STEPS"), "no moment 'AFTER_STEPS'; did you mean 'AFTER_STEP'"),
+    (lambda run: on(run, 3), "no moment 3"),
+    (lambda run: on(run, "BEFORE_EPOCH", 2), "leave out every=2"),
+    (lambda run: on(run, "METRICS_COLLECTED", Every(steps=2)), "leave out every="),
+    (lambda run: on(run, "AFTER_STEP", 0), "steps=0: give an integer, 1 or more"),
+]
 
-def test_what_cannot_be_is_refused_with_the_remedy() -> None:
+
+def on(run: Path, moment: Any, every: Any = None) -> None:
+    everstep.TrainLoop(run).on(moment, print, every=every)
+
+
+def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:
     each = [(partial(make, value), words) for make, words, values in EACH for value in values]
+    each += [(partial(make, tmp_path / str(n)), words) for n, (make, words) in enumerate(IN_A_LOOP)]
     for call, words in [*REFUSED, *each]:
         with pytest.raises((ConfigError, AttributeError), match=words):
             call()

@@ -30,7 +30,7 @@ from everstep.proof.compare import compare_runs
 from everstep.record import RunDir, RunJournal
 from everstep.trainer.eval_loop import evaluate
 from everstep.trainer.named_streams import TrainInputs
-from tiny_runs import Tiny, rows
+from tiny_runs import rows
 from tiny_task import TinyTask, calling, numbers, trainer
 from waiting import PATIENCE, until
 
@@ -149,19 +149,6 @@ def test_one_service_may_be_given_to_several_trainers(tmp_path: Path) -> None:
     trainer(tmp_path / "second", services=services)
     first.run_training()
     assert evaluated(tmp_path / "first") == [4, 8]
-
-
-def test_a_loop_of_ones_own_evaluates_by_a_function(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    def loss(service: everstep.Evaluate) -> dict[str, float]:
-        seen.append(service.stream)
-        return {"valid/loss": 1.0 / len(seen)}
-
-    services = [everstep.Evaluate("valid", validate_first=True, evaluator=loss), everstep.Best("valid/loss")]
-    tiny = Tiny(tmp_path / "run", max_epoch=2, services=services).train()
-    assert evaluated(tmp_path / "run") == [0, 4, 8] and seen == ["valid"] * 3
-    assert tiny.loop.best is not None and (tiny.loop.best.step, tiny.loop.best.value) == (8, 1 / 3)
 
 
 def test_a_function_of_ones_own_needs_no_stream_of_the_trainer(tmp_path: Path) -> None:

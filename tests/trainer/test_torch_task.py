@@ -19,8 +19,7 @@ from everstep.backends.torch.task import Average
 from everstep.errors import ConfigError
 from everstep.proof.compare import compare_runs
 from everstep.record import RunJournal
-from everstep.torch import Clip, ClipOptimizer
-from gate import share
+from everstep.torch import Clip
 from tiny_runs import Boom, resumed, rows
 from tiny_task import Notes
 
@@ -332,56 +331,6 @@ def test_an_evaluation_is_of_the_average_and_gives_the_weights_back(tmp_path: Pa
     (found,) = values(tmp_path / "run", "valid/loss", "eval/valid")
     assert found == pytest.approx(expected, abs=1e-6)
     assert task.model is live and live.training and torch.equal(weights(task), before)
-
-
-@pytest.mark.campaign("long", gate="share")
-def test_all_of_it_resumes_to_the_bit(tmp_path: Path) -> None:
-    class Everything(Noisy):
-        scheduler_interval = "update"
-
-        def build_scheduler(self, optimizer: Any) -> Any:
-            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-
-        def forward(self, batch: Any) -> Mapping[str, Any]:
-            x, y = batch
-            return super().forward((x + 0.1 * torch.randn(x.shape), y))
-
-    def start(run_dir: Path, crash: int = 0, every: int = 100) -> Everything:
-        task = Everything(accumulate=4, autocast=torch.float16, ema=0.8, clip=Clip(global_norm=1.0))
-        task.crash = crash
-        checkpoints = everstep.Checkpoints(everstep.Every(steps=every))
-        train(run_dir, task, max_epoch=2, services=[checkpoints])
-        return task
-
-    calls = start(tmp_path / "straight").calls
-    for crash in share(range(1, calls + 1, 3), 2):
-        with pytest.raises(Boom):
-            start(tmp_path / str(crash), crash, 4)
-        start(tmp_path / str(crash), 0, 4)
-        assert compare_runs(tmp_path / "straight", tmp_path / str(crash)) == [], crash
-
-
-def test_several_optimizers_by_name_are_all_saved(tmp_path: Path) -> None:
-    class Several(Noisy):
-        def build_optimizer(self, model: Any) -> Any:
-            rest = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
-            return {"head": torch.optim.AdamW(model[2].parameters()), "rest": ClipOptimizer(rest)}
-
-        def train_step(self, batch: Any) -> Mapping[str, Any]:
-            metrics = self.forward(batch)
-            self.backward(metrics["loss"])
-            for optimizer in self.optimizer.values():
-                optimizer.step()
-                optimizer.zero_grad()
-            return {**metrics, **self.optimizer["rest"].metrics()}
-
-    def start(run_dir: Path, crash: int) -> None:
-        task = Several()
-        task.crash = crash
-        train(run_dir, task, services=[everstep.Checkpoints(everstep.Every(steps=2))])
-
-    resumed(tmp_path, start, 4)
-    assert len(values(tmp_path / "run", "grad_norm")) == 6
 
 
 # -------------------- what a step keeps on the task
