@@ -194,7 +194,6 @@ def test_a_second_process_is_refused_naming_pid_and_host(tmp_path, holder, monke
     who = f"process {holder.pid} on host {platform.node()} since .*; wait for it"
     with pytest.raises(RunLockedError, match=who):
         RunLock(tmp_path).acquire()
-    monkeypatch.setattr("everstep.record.lock._NAME_WAIT", 0.0)
     (tmp_path / "lock.json").unlink()
     with pytest.raises(RunLockedError, match="another process"):
         RunLock(tmp_path).acquire()

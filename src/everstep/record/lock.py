@@ -26,7 +26,6 @@ from pathlib import Path
 from everstep import hazard
 from everstep.durable import fsync_folder, no_disk_error, rename, write_whole
 from everstep.errors import JournalError, RunDirError, RunLockedError
-from everstep.polling import wait_until
 from everstep.record.journal_reader import RunJournal
 from everstep.record.rundir import RunDir
 from everstep.untrusted_files import open_regular, read_note
@@ -35,8 +34,6 @@ _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder; a forked child is not the holder."""
 
 _GUARD = threading.Lock()
-_NAME_WAIT = 1.0
-"""Seconds for the holder of a lock to write its name."""
 
 
 class RunLock:
@@ -129,8 +126,6 @@ class RunLock:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                # a holder that began in the same moment writes its name soon
-                wait_until(lambda: bool(self._holder()), _NAME_WAIT)
                 holder = self._holder() or "another process (it has not written its name yet)"
                 advice = "wait for it or stop it, or give another directory"
                 raise RunLockedError(f"{self._path.parent} is in use by {holder}; {advice}") from None
