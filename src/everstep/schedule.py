@@ -40,8 +40,8 @@ class Schedule:
         raise NotImplementedError(type(self).__name__)
 
     def next_step(self, step: int) -> int:
-        """Return the first step after `step` at which the schedule may be due; `NEVER` if none is known."""
-        return NEVER
+        """Return the first step after `step` at which the schedule may be due, or `NEVER`; default: the next."""
+        return step + 1
 
     def next_time(self) -> float | None:
         """Return the clock time at which the schedule becomes due; None if no clock decides that."""
@@ -153,6 +153,9 @@ class Never(Schedule):
 
     def due(self, when: Instant) -> bool:
         return False
+
+    def next_step(self, step: int) -> int:
+        return NEVER
 
     def __repr__(self) -> str:
         return "Never()"

@@ -457,3 +457,44 @@ def test_groups_that_the_program_or_another_optimizer_holds_are_those_that_a_res
 
     whole = train(tmp_path / "whole", 12)
     assert [train(tmp_path / "run", max_step) for max_step in (5, 12)][-1] == whole
+
+
+class Switching(torch.optim.Optimizer):
+    """One optimizer for some steps, then another, then lines of its own: all have the same groups."""
+
+    def __init__(self, parameters: Any, turns: tuple[int, int]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.one, self.two = torch.optim.SGD(self.param_groups), torch.optim.Adam(self.param_groups)
+        self.one.param_groups = self.two.param_groups = self.param_groups
+        self.count, self.turns = 0, turns
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        if self.count <= self.turns[1]:
+            return (self.one if self.count <= self.turns[0] else self.two).step(closure)
+        with torch.no_grad():
+            torch._foreach_mul_(self.param_groups[0]["params"], 0.9)
+
+
+@pytest.mark.parametrize("turns", [(4, 8), (0, 20), (0, 0)])
+def test_each_step_counts_whichever_of_the_optimizers_inside_makes_it(
+    tmp_path: Path, turns: tuple[int, int]
+) -> None:
+    """The first one inside alone was counted, and a run in which it did not step was refused."""
+
+    def train(run: Path, max_step: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = Switching(model.parameters(), turns)
+        data = everstep.data.arrays(torch.randn(16, 2), batch_size=2)
+        with everstep.TrainLoop(run, {"m": model, "o": optimizer}, max_step=max_step, seed=0) as loop:
+            for _ in loop.iter_epochs():
+                for _, (batch,) in loop.iter_steps(data):
+                    optimizer.zero_grad()
+                    model(batch).square().sum().backward()
+                    optimizer.step()
+            assert loop._engine.user.updates == max_step
+        return model.weight.flatten().tolist()
+
+    whole = train(tmp_path / "whole", 12)
+    assert [train(tmp_path / "run", max_step) for max_step in (5, 12)][-1] == whole

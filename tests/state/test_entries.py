@@ -448,6 +448,8 @@ ATTRIBUTES: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any]]] = {
     "a list of them": (lambda: [np.float64(0.1)], lambda value, n: [*value, np.float64(n)]),
     "a Counter": (Counter, counted),
     "a defaultdict": (lambda: defaultdict(float), counted),
+    "a large Counter": (lambda: Counter(range(20_000)), counted),
+    "a full queue": (lambda: deque(range(20_000), 20_000), lambda value, n: value.append(n) or value),
 }
 
 

@@ -112,8 +112,9 @@ def mark_of(value: Any, read: bool = False, same: bool = True) -> Any:
         state = state_of(value)
         return kind, id(value), bytes(state.numpy()) if isinstance(state, Tensor) else pickle.dumps(state)
     if kind in _LISTS + _DICTS:
+        plain = dict(value) if kind in _DICTS else [*value] if kind is deque else value
         try:
-            return kind, _digest(marshal.dumps(value, 2))  # 2: equal values give equal bytes
+            return kind, _digest(marshal.dumps(plain, 2))  # 2: equal values give equal bytes
         except ValueError:  # with arrays, tensors or objects inside
             pass
         if len(value) > _MANY:

@@ -95,16 +95,16 @@ class TorchUpdateCounter:
         self._layers = {name: layers(optimizer) for name, optimizer in optimizers(self._objects)}
         innermost, old = {name: inner for name, (*_, inner) in self._layers.items()}, self._watches
         inner = {n: [v for v in vars(o).values() if isinstance(v, Optimizer)] for n, o in innermost.items()}
-        # the one inside that has the same groups makes the updates, by SAM's second_step(), say
-        stepping = {
-            name: next((each for each in inner[name] if each.param_groups is outer.param_groups), outer)
-            for name, outer in innermost.items()
-        }
-        same = {name: one for name, one in old.items() if one.optimizer is stepping.get(name)}
-        self._watches = {name: same.get(name) or _Watch(each) for name, each in stepping.items()}
+        same = {name: one for name, one in old.items() if one.optimizer is innermost.get(name)}
+        self._watches = {name: same.get(name) or _Watch(each) for name, each in innermost.items()}
         self.optimizers = len(self._watches)
-        # of two entries with one optimizer the first, which has the gradients
-        self._by_id = {id(watched.optimizer): watched for watched in reversed(self._watches.values())}
+        # one inside that has the same groups may make the updates, by SAM's second_step(), say
+        self._by_id = {
+            id(each): watched
+            for name, watched in reversed(self._watches.items())  # of two with one optimizer the first counts
+            for each in (*inner[name], watched.optimizer)
+            if each.param_groups is watched.optimizer.param_groups
+        }
         # also those around them, whose steps torch tells of, too
         self._own_optimizers = [*chain.from_iterable((*self._layers.values(), *inner.values()))]
         _known_optimizers.update(self._own_optimizers)
@@ -112,8 +112,11 @@ class TorchUpdateCounter:
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._by_id.get(id(optimizer))
         if watched is not None:
-            self.updates += 1
-            watched.note_step()
+            is_inner, was_inner = optimizer is not watched.optimizer, watched.was_inner
+            watched.was_inner = is_inner
+            if is_inner or not was_inner:  # else it is the end of the step of which the inner one is a part
+                self.updates += 1
+                watched.note_step()
         elif optimizer not in _known_optimizers:
             self._note_outside_step(optimizer)
 
@@ -286,6 +289,8 @@ class _Watch:
         self.sentinels: list[Tensor] = []
         self.sharded = any(map(sharded.is_sharded, stepped_by(optimizer)))
         self.marks: list[_Mark] = []
+        self.was_inner = False
+        """Whether the last step was that of an optimizer inside this one."""
         self.reused: bool | None = None
         """Whether two updates in a row ever used the same gradient objects; None before the second."""
         self.gradients_gone = False
