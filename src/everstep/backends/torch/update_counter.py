@@ -490,14 +490,16 @@ def _leaves(
     """
     if id(value) in seen:  # the state may hold what a part of the task holds, too
         return
-    if isinstance(value, Tensor | Number) or given_values.is_saveable(value):
+    is_container = isinstance(value, dict | list | tuple | set | deque)
+    # of a million items not one is looked at if none is asked for
+    if isinstance(value, Tensor | Number) or ((most or not is_container) and given_values.is_saveable(value)):
         yield path, value, owner
         return
     parts: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict | list | tuple | set | deque):
+    if is_container:
         if type(value).__module__ in ("builtins", "collections"):  # no code of the program runs
             yield path, f"{len(value)} items", owner
-        parts = islice(inside(value), most)
+        parts = islice(inside(value), most) if most else ()
     elif isinstance(value, _Loss):
         values = given_values.attributes(value) | value._buffers
         parts = [(f".{name}", each) for name, each in values.items()]
