@@ -354,14 +354,20 @@ def test_a_service_of_each_stage_finishes_once_and_at_a_clean_end_alone(tmp_path
         assert Finishing.said == [(stage.name, 8) for stage in stages]
 
 
+class AtOdd(everstep.schedule.Schedule):
+    def due(self, when: Any) -> bool:
+        return when.step % 2 == 1
+
+
 def test_of_two_schedules_either_or_both_are_due(tmp_path: Path) -> None:
+    """One of the program's own, with `due` alone, is asked at each step, and not when something else is due."""
     both, clock = Every(steps=2) & Every(steps=3), Every(epochs=1) & Every(seconds=1e-9)
-    due: dict[str, list[int]] = {"both": [], "clock": [], "either": []}
-    schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both}
+    due: dict[str, list[int]] = {"both": [], "clock": [], "either": [], "own": []}
+    schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both, "own": AtOdd()}
     note = lambda name: lambda b: due[name].append(b.step)  # noqa: E731
     services = [Told(name, note(name), Stage.DECIDE, each) for name, each in schedules.items()]
     Tiny(tmp_path, max_epoch=2, services=services).train()
-    assert due == {"both": [6], "clock": [4, 8], "either": [5, 6]}
+    assert due == {"both": [6], "clock": [4, 8], "either": [5, 6], "own": [1, 3, 5, 7]}
     assert {both, Every(steps=2) & Every(steps=3)} == {both}
 
 
