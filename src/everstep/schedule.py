@@ -40,7 +40,7 @@ class Schedule:
         raise NotImplementedError(type(self).__name__)
 
     def next_step(self, step: int) -> int:
-        """Return the first step after `step` at which the schedule may be due, or `NEVER`; default: the next."""
+        """Return the first step after `step` at which the schedule may be due, or `NEVER`; else the next."""
         return step + 1
 
     def next_time(self) -> float | None:

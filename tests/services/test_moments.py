@@ -360,7 +360,7 @@ class AtOdd(everstep.schedule.Schedule):
 
 
 def test_of_two_schedules_either_or_both_are_due(tmp_path: Path) -> None:
-    """One of the program's own, with `due` alone, is asked at each step, and not when something else is due."""
+    """One of the program's own, with `due` alone, is asked at each step, whatever else is due."""
     both, clock = Every(steps=2) & Every(steps=3), Every(epochs=1) & Every(seconds=1e-9)
     due: dict[str, list[int]] = {"both": [], "clock": [], "either": [], "own": []}
     schedules = {"both": both, "clock": clock, "either": everstep.At(5) | both, "own": AtOdd()}

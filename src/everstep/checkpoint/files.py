@@ -25,14 +25,10 @@ discard = partial(durable.discard, room="checkpoint")
 discard_leftovers = partial(durable.discard_leftovers, room="checkpoint")
 
 
-_BUGS = {errno.EBADF, errno.EFAULT, errno.EINVAL}
-
-
 def disk_failed(error: BaseException) -> bool:
     """Whether an error of a save comes from the disk or lack of memory, and not from a bug in everstep."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, OSError) and error.errno is not None and error.errno not in _BUGS
+    bugs = {None, errno.EBADF, errno.EFAULT, errno.EINVAL}
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in bugs)
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -86,10 +86,7 @@ class RunLock:
             self.release()
 
     def keep(self) -> None:
-        """Take the lock again where it fell: a lock without a name keeps nobody out.
-
-        And a program that reads the file, to copy the run, drops it as it closes the file.
-        """
+        """Take the lock again, which falls where its file is removed, or read by this process (a copy)."""
         with _GUARD:
             if self._fd is None:
                 return

@@ -147,8 +147,7 @@ class Settings:
         max_epoch: int | None = None,
     ) -> None:
         self.kind, self.clock = kind, options.get("clock", time.monotonic)
-        # absolute: the program may change its directory
-        self.path = located(user_path(run_dir, "run_dir")).absolute()
+        self.path = located(user_path(run_dir, "run_dir")).absolute()  # the program may change its folder
         self.limits = Limits(
             integer("max_step", options.get("max_step"), none="for no limit"),
             integer("max_epoch", max_epoch, none="for no limit"),

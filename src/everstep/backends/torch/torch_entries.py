@@ -287,8 +287,8 @@ class OptimizerEntry(given_values.OptionsEntry):
         if lacks := sorted({"state", "param_groups"} - optimizer.state_dict().keys()):
             raise StateError(
                 f"the state_dict of {type(optimizer).__name__} has no {' and no '.join(map(repr, lacks))}, "
-                "so no resume could load it: give the optimizer inside it, and an object whose state_dict() "
-                "has what this one adds, by a parameter's number or name (its id() is another at each start)"
+                "so no resume could load it: give the optimizer inside it, and an object with a state_dict() "
+                "of what this one adds, by the numbers or names of parameters (their id() changes)"
             )
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, torch.nn.Module] = {}
@@ -453,6 +453,9 @@ def _same_objects(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]
         pairs: list[Any] = [*zip(groups, optimizer.param_groups, strict=True), (state, optimizer.state)]
         for live, loaded in pairs:
             contents = dict(loaded)
+            for name, value in live.items():  # a rate in a tensor, which a compiled step reads
+                if isinstance(value, Tensor) and isinstance(contents.get(name), Tensor):
+                    contents[name] = value.copy_(contents[name])
             live.clear()
             live.update(contents)
         group_list[:] = groups

@@ -61,8 +61,6 @@ _ENDS = 32
 """Items at either end of a queue that count."""
 _TEXT = 4096
 """Characters at either end of a string that count."""
-_DEEPEST = 2
-"""Objects in objects whose attributes are looked at."""
 _DEPTH = 13
 """Depth at which the digest of a value begins: of lists in lists in lists it sees the lengths."""
 _LIBRARIES = (
@@ -376,12 +374,10 @@ def _data_of(value: Any) -> Any:
     return source.data if isinstance(source, UserStream) else value
 
 
-def _parts(
-    path: str, value: Any, skip: dict[int, str], owners: tuple[int, ...] = ()
-) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+def _parts(path: str, value: Any, skip: dict[int, str], owners: tuple[int, ...] = ()) -> Iterator[Any]:
     """Yield a value by its name, and the attributes of an object of the program's own by theirs.
 
-    With the identities of the objects around it, the value itself included.
+    Third come `owners`: the identities of the objects around each, and its own.
     Of data, which has an `__iter__`, what this sets anew is left out, and all if the data has a state;
     generators that it holds, also in loaders, are there as their states: nobody brings them back.
     `skip` has identities of objects that are brought back, with the names of those that are entries.
@@ -395,7 +391,7 @@ def _parts(
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
             yield path, value, owners
-    elif len(owners) <= _DEEPEST:
+    elif len(owners) <= 2:
         kind: Any = type(value)
         is_data = hasattr(kind, "__iter__")
         anew = attributes if is_data and hasattr(kind, "load_state_dict") else _set_by_iter(kind)

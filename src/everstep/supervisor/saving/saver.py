@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from everstep.supervisor.engine import Engine
 
 T = TypeVar("T")
+_Failed = Callable[[OSError | MemoryError], None]
 
 
 class Saver:
@@ -552,12 +553,7 @@ class WriterThread:
         self._count = 0
         """Number of jobs so far."""
 
-    def submit(
-        self,
-        job: Callable[[], T],
-        done: Callable[[T], None],
-        failed: Callable[[OSError | MemoryError], None] | None = None,
-    ) -> None:
+    def submit(self, job: Callable[[], T], done: Callable[[T], None], failed: _Failed | None = None) -> None:
         """Run `job` after the running one; its thread calls `done` with the result, or `failed`."""
         if self._closed:
             raise UsageError("the writer is closed: submit before close()")
@@ -598,7 +594,7 @@ class WriterThread:
         self._closed = True
         self.wait()
 
-    def _run(self, job: Callable[[], Any], done: Callable[[Any], None], failed: Callable[..., None]) -> None:
+    def _run(self, job: Callable[[], Any], done: Callable[[Any], None], failed: _Failed) -> None:
         try:
             try:
                 result = job()
