@@ -542,3 +542,11 @@ def test_a_value_that_the_clock_sets_is_named_once(tmp_path: Path) -> None:
     assert state["settings"]["rate"] == 1.0
     (warning,) = sv.ending.warnings
     assert "service 'sets' sets settings.rate by the clock (a schedule in seconds)" in warning
+
+
+def test_services_that_another_run_of_the_process_has_had_begin_as_they_began_it(tmp_path: Path) -> None:
+    """One list for a loop over settings: the second run stopped early by what the first one had measured."""
+    both = [EarlyStop("loss", "min", patience=2), everstep.Best("loss", "min")]
+    runs = [Tiny(tmp_path / name, max_epoch=6, services=both).train() for name in ("one", "two")]
+    assert [run.loop.ending.epoch for run in runs] == [5, 5]
+    assert runs[0].loop.ending.best.step == runs[1].loop.ending.best.step

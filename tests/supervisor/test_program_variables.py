@@ -461,35 +461,6 @@ def test_what_an_entry_of_ones_own_class_holds_is_not_warned_about_and_yet_compa
     assert "stopper.patience (0, was 6), trainer.inner.patience (0, was 6)" in lost and "best" not in lost
 
 
-class Curriculum(torch.utils.data.Dataset[torch.Tensor]):
-    """As YOLO's, whose mosaic the last epochs do without; of torch it has a base that keeps nothing."""
-
-    def __init__(self) -> None:
-        self.mosaic = 1.0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(self.mosaic * index)
-
-
-def test_what_a_tail_changes_in_a_dataset_is_named(tmp_path: Path) -> None:
-    def train(_lines: list[str], stop_at: int | None) -> None:
-        dataset = Curriculum()
-        loader = torch.utils.data.DataLoader(dataset)
-        with opened(tmp_path, {"total": everstep.Slot(0.0)}, _lines) as loop:
-            for _ in loop.iter_epochs():
-                for _ in loop.iter_steps(loader):
-                    pass
-                dataset.mosaic /= 2
-                pause(loop, loop.step == stop_at)
-
-    first, again = cut(train, 4)
-    assert hinted(first) == ["warning: dataset.mosaic"]
-    assert "dataset.mosaic (1.0, was 0.5)" in lost_of(again)
-
-
 def test_what_is_set_in_some_cases_is_named_only_where_something_may_read_it_before(tmp_path: Path) -> None:
     """As in nanoGPT: `kept["best"] = best = loss` under an `if`, and a checkpoint made and written there."""
 

@@ -32,7 +32,6 @@ from everstep.untrusted_files import open_regular, read_note
 
 _HELD: dict[tuple[int, int], int] = {}
 """(st_dev, st_ino) of each lock file held -> pid of the holder; a forked child is not the holder."""
-
 _GUARD = threading.Lock()
 
 
@@ -99,8 +98,7 @@ class RunLock:
             except (FileExistsError, BlockingIOError):
                 raise RunLockedError(
                     f"the lock {self._path} was removed, or read by this process (to copy the run?), and "
-                    "another process has entered the run: this one saves no more; leave the run to the "
-                    "other, or stop both and start one again"
+                    "another process has entered the run: this one saves no more; leave the run to it"
                 ) from None
             os.close(descriptor)
             _HELD.pop(key, None)

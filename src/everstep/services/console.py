@@ -169,8 +169,7 @@ class LogFile:
     """
 
     def __init__(self, path: Path, complain: Print) -> None:
-        self._path, self._complain = path, complain
-        self._complained = False
+        self._path, self._complain, self._complained = path, complain, False
 
     def print(self, text: str, shorten: bool = False) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -264,6 +265,15 @@ class ServiceBoard:
         with _isolated_for(self._services):
             states = {s.name: s.state_dict() for s in self._services}
         return {name: {"version": 1, "state": state} for name, state in states.items() if state is not None}
+
+    def begin(self) -> None:
+        """Let services that had another run of this process begin as they began that one."""
+        with _isolated_for(self._services):
+            for service in self._services:
+                if "_first_state" not in vars(service):
+                    vars(service)["_first_state"] = copy.deepcopy(service.state_dict())
+                elif (first := vars(service)["_first_state"]) is not None:
+                    service.load_state_dict(copy.deepcopy(first))
 
     def load(self, saved: dict[str, Any], where: object) -> None:
         """Load the saved state of each service; say a line for each that was added or dropped."""

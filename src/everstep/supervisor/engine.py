@@ -204,6 +204,7 @@ class Engine:
         stack.callback(self._close_services)
         stack.callback(reporter.leaving.set)
         # before they open: a service may read its state there
+        self.board.begin()
         if recovered.checkpoint is not None:
             where, services = opening.run_dir.checkpoints / recovered.checkpoint, recovered.tree["services"]
             with reading(where, "services/metrics"):

@@ -409,8 +409,7 @@ class OptimizerEntry(given_values.OptionsEntry):
             layer._opt_called = True  # type: ignore[attr-defined]
         for index, saved in tree["state"].items():
             owner = parameters[index] if isinstance(index, int) else index
-            live = self.obj.state.get(owner)
-            if live is not None:
+            if (live := self.obj.state.get(owner)) is not None:
                 live.update(_uncast(live, saved))
 
     def enter(self, run: str | None = None) -> None:

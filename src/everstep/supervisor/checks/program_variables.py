@@ -470,16 +470,11 @@ def _has_its_locals(code: CodeType) -> bool:
 @lru_cache(maxsize=1024)
 def _is_own(kind: type) -> bool:
     """Whether a class and its bases are all the program's: others have their own ways to be saved."""
-    plain = ("abc", "typing", "torch.utils.data.dataset")  # whose bases keep nothing
-    modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in plain]
+    modules = [base.__module__ for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
-    return (
-        bool(modules)
-        and kind.__dictoffset__ != 0
-        and all(
-            name == "__main__" or (file is not None and not _is_library(file))
-            for name, file in zip(modules, files, strict=True)
-        )
+    return kind.__dictoffset__ != 0 and all(
+        name == "__main__" or (file is not None and not _is_library(file))
+        for name, file in zip(modules, files, strict=True)
     )
 
 
