@@ -544,6 +544,23 @@ def test_a_value_that_the_clock_sets_is_named_once(tmp_path: Path) -> None:
     assert "service 'sets' sets settings.rate by the clock (a schedule in seconds)" in warning
 
 
+class Opened(Service):
+    moments = frozenset({services.Moment.AFTER_STEP})
+
+    def open(self, run: Any) -> None:
+        self.count = 0
+
+    def state_dict(self) -> Any:
+        return self.count
+
+
+def test_a_state_that_open_makes_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    """A resume loads it before `open`, which would begin anew."""
+    with pytest.raises(AttributeError, match="count") as caught:
+        Tiny(tmp_path, services=[Opened(schedule=Every(steps=1))]).train()
+    assert caught.value.__notes__ == ["set what 'opened' saves in __init__: state comes before open()"]
+
+
 def test_services_that_another_run_of_the_process_has_had_begin_as_they_began_it(tmp_path: Path) -> None:
     """One list for a loop over settings: the second run stopped early by what the first one had measured."""
     both = [EarlyStop("loss", "min", patience=2), everstep.Best("loss", "min")]

@@ -271,7 +271,13 @@ class ServiceBoard:
         with _isolated_for(self._services):
             for service in self._services:
                 if "_first_state" not in vars(service):
-                    vars(service)["_first_state"] = copy.deepcopy(service.state_dict())
+                    try:
+                        vars(service)["_first_state"] = copy.deepcopy(service.state_dict())
+                    except AttributeError as error:
+                        error.add_note(
+                            f"set what {service.name!r} saves in __init__: state comes before open()"
+                        )
+                        raise
                 elif (first := vars(service)["_first_state"]) is not None:
                     service.load_state_dict(copy.deepcopy(first))
 

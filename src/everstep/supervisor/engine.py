@@ -105,7 +105,7 @@ class Engine:
             raise UsageError(f"this {self.kind.name} was entered before; make a new one to run again")
         try:
             with ExitStack() as stack:
-                stack.callback(self.mark_closed)  # if it fails to open
+                stack.callback(setattr, self, "status", "closed")  # if it fails to open
                 self.ranks.join(stack)
                 self.ranks.require_supported(self.settings.retry)
                 with self.ranks.reporting_errors():
@@ -120,9 +120,6 @@ class Engine:
             raise
         finally:
             self.voice.release()
-
-    def mark_closed(self) -> None:
-        self.status = "closed"
 
     def _open(self, stack: ExitStack) -> None:
         """Take each resource in this order; all are given back in reverse, also if a later one fails."""

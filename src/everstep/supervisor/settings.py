@@ -180,10 +180,8 @@ class Settings:
         self.services: Sequence[Service] = _with_defaults(service_list(services), defaults, max_time)
         self.checkpoints = find_service(Checkpoints, self.services) or Checkpoints()
         self.recovery, self.retry = find_service(Recovery, self.services), find_service(Retry, self.services)
-        self.hang_watch, self.console = (
-            find_service(HangWatch, self.services),
-            find_service(Console, self.services),
-        )
+        self.hang_watch = find_service(HangWatch, self.services)
+        self.console = find_service(Console, self.services)
         self.mirror = self.checkpoints.mirror if self.replay is None else None
         for index, service in enumerate(self.services):
             require_service(service, self.services[:index])

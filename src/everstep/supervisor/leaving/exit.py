@@ -135,7 +135,7 @@ class Exit:
         failures += _attempt(engine.opening.mirror.require_held)
         failures += _attempt(lambda: engine.board.fire(Moment.EXIT_LOOP, engine.ending))
         failures += _attempt(engine.resources.close)
-        engine.mark_closed()
+        engine.status = "closed"
         number, interruption = engine.ranks.signal, engine.decisions.interruption
         if isinstance(error, RolledBack):  # a signal, or the time budget, ends this process instead
             if interruption is not None:

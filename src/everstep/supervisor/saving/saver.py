@@ -540,9 +540,8 @@ class SaveJobs:
 class WriterThread:
     """Runs jobs in the background, one at a time, each in a thread of its own.
 
-    A job that a disk error or lack of memory ends is a *failed save*: the error goes to the job's `failed`,
-    and training continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the
-    caller's thread, with its traceback.
+    A disk error or lack of memory makes a *failed save*: the error goes to the job's `failed`, and training
+    continues.  The next `poll`, `wait`, `submit` or `close` raises any other error in the caller's thread.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
