@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 52_968,
-    "lines of tests": 52_938,
+    "lines of tests": 52_939,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }

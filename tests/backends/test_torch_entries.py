@@ -282,10 +282,11 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
     assert entry.guarded(("state", 0, "exp_avg")) and not entry.guarded(("param_groups", 0, "lr"))
 
 
-def test_a_rate_in_a_tensor_stays_that_tensor() -> None:
-    """A compiled step reads it, and a program may hold it."""
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_rate_in_a_tensor_stays_that_tensor(learned: bool) -> None:
+    """A compiled step reads it, and a program may hold it, or learn it."""
     saved = torch.optim.SGD(nn.Linear(1, 1).parameters(), torch.tensor(0.5))
-    live = torch.optim.SGD(nn.Linear(1, 1).parameters(), rate := torch.tensor(0.1))
+    live = torch.optim.SGD(nn.Linear(1, 1).parameters(), rate := torch.tensor(0.1, requires_grad=learned))
     make_entry("o", live).load(decode(snapshot(o=saved))["o"])
     assert live.param_groups[0]["lr"] is rate and rate.item() == 0.5
 

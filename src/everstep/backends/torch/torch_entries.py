@@ -287,8 +287,7 @@ class OptimizerEntry(given_values.OptionsEntry):
         if lacks := sorted({"state", "param_groups"} - optimizer.state_dict().keys()):
             raise StateError(
                 f"the state_dict of {type(optimizer).__name__} has no {' and no '.join(map(repr, lacks))}, "
-                "so no resume could load it: give the optimizer inside it, and an object with a state_dict() "
-                "of what this one adds, by the numbers or names of parameters (their id() changes)"
+                "so no resume could load it: give the optimizer inside it, and beside it what this one adds"
             )
         self._sharded = any(map(is_sharded, stepped_by(self.obj)))
         self._models: dict[str, torch.nn.Module] = {}
@@ -453,8 +452,9 @@ def _same_objects(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]
         for live, loaded in pairs:
             contents = dict(loaded)
             for name, value in live.items():  # a rate in a tensor, which a compiled step reads
-                if isinstance(value, Tensor) and isinstance(contents.get(name), Tensor):
-                    contents[name] = value.copy_(contents[name])
+                if isinstance(value, Tensor) and _shape(value) == _shape(contents.get(name)):
+                    value.detach().copy_(contents[name])
+                    contents[name] = value
             live.clear()
             live.update(contents)
         group_list[:] = groups
