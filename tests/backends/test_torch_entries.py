@@ -1,6 +1,7 @@
 """Torch's objects: restored in place and bit for bit, refused beforehand where they do not fit."""
 
 import warnings
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -485,16 +486,41 @@ class Switching(torch.optim.Optimizer):
             torch._foreach_mul_(self.param_groups[0]["params"], 0.9)
 
 
-@pytest.mark.parametrize("turns", [(4, 8), (0, 20), (0, 0)])
-def test_each_step_counts_whichever_of_the_optimizers_inside_makes_it(
-    tmp_path: Path, turns: tuple[int, int]
-) -> None:
-    """The first one inside alone was counted, and a run in which it did not step was refused."""
+class Flat(torch.optim.Optimizer):
+    """All moments lie in one tensor, of which the state has views; all gradients in another one."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        sizes = [each.numel() for each in self.param_groups[0]["params"]]
+        self.moments, self.gradients = torch.zeros(sum(sizes)), torch.zeros(sum(sizes))
+        views = self.moments.split(sizes), self.gradients.split(sizes)
+        for each, moment, gradient in zip(self.param_groups[0]["params"], *views, strict=True):
+            self.state[each] = {"moment": moment.view_as(each), "inner": {"age": torch.zeros(())}}
+            each.grad = gradient.view_as(each)
+        self.ages = [each["inner"]["age"] for each in self.state.values()]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.gradients.zero_()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.moments.mul_(0.9).add_(self.gradients)
+        torch._foreach_add_(self.ages, 1)
+        for each, state in self.state.items():
+            each.sub_(state["moment"] / state["inner"]["age"])
+
+
+@pytest.mark.parametrize("make", [Flat, *(partial(Switching, turns=t) for t in [(4, 8), (0, 20), (0, 0)])])
+def test_a_step_counts_and_finds_its_tensors_whatever_the_optimizer_holds(tmp_path: Path, make: Any) -> None:
+    """The first one inside alone was counted, and a run in which it did not step was refused.
+
+    A resume gave the parameters other moments and gradients than the views of the tensors that step.
+    """
 
     def train(run: Path, max_step: int) -> list[float]:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
-        optimizer = Switching(model.parameters(), turns)
+        optimizer = make(model.parameters())
         data = everstep.data.arrays(torch.randn(16, 2), batch_size=2)
         with everstep.TrainLoop(run, {"m": model, "o": optimizer}, max_step=max_step, seed=0) as loop:
             for _ in loop.iter_epochs():

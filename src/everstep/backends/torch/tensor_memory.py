@@ -130,3 +130,11 @@ def place_of(tensor: Tensor) -> Any:
     if not plain or not tensor.numel() or tensor.is_meta:
         return None
     return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def can_fill(live: Any, loaded: Any) -> bool:
+    """Whether one tensor can be written to another one, and is there what it was, laid out as it was."""
+    if not (isinstance(live, Tensor) and isinstance(loaded, Tensor)) or live.is_inference():
+        return False
+    forms = [(place[0], *place[2:]) for place in map(place_of, (live, loaded)) if place]
+    return len(forms) == 2 and forms[0] == forms[1]

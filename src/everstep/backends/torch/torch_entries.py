@@ -26,7 +26,7 @@ from everstep.backends.torch.model_wrappers import (
 )
 from everstep.backends.torch.optimizers import WINDOW, Around, innermost, layers
 from everstep.backends.torch.sharded import is_sharded, laid_like, layout, precision, reshard
-from everstep.backends.torch.tensor_memory import PLAIN, raise_failure
+from everstep.backends.torch.tensor_memory import PLAIN, can_fill, place_of, raise_failure
 from everstep.contracts.state import BESIDE, Entry, Mismatch, StateDictEntry, Stateful
 from everstep.errors import StateError
 
@@ -396,20 +396,20 @@ class OptimizerEntry(given_values.OptionsEntry):
         tree = {**tree, "state": {index: _laid(parameters, index, s) for index, s in tree["state"].items()}}
         beside = (_CLASS, _ATTRIBUTES, _INNER, _NAMES)
         inner = dict(self._inner())
-        with _same_objects([*layers(self.obj), *inner.values()]):
+        with _same_objects([*layers(self.obj), *inner.values()], self._places):
             self.obj.load_state_dict({key: part for key, part in tree.items() if key not in beside})
             for name in inner.keys() & tree.get(_INNER, {}):
                 inner[name].load_state_dict(tree[_INNER][name])
+            for index, saved in tree["state"].items():
+                owner = parameters[index] if isinstance(index, int) else index
+                if (live := self.obj.state.get(owner)) is not None:
+                    live.update(_uncast(live, saved))
         for number, layer in self._layers():
             attributes = {"": tree.get(_ATTRIBUTES, {}).get(number, {})}
             given_values.load_attributes(layer, attributes, self._places)
         # The optimizer has stepped before the resume: without this mark schedulers warn of a wrong order.
         for layer in layers(self.obj):
             layer._opt_called = True  # type: ignore[attr-defined]
-        for index, saved in tree["state"].items():
-            owner = parameters[index] if isinstance(index, int) else index
-            if (live := self.obj.state.get(owner)) is not None:
-                live.update(_uncast(live, saved))
 
     def enter(self, run: str | None = None) -> None:
         super().enter(run)
@@ -439,26 +439,38 @@ class OptimizerEntry(given_values.OptionsEntry):
 
 
 @contextmanager
-def _same_objects(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+def _same_objects(optimizers: Iterable[torch.optim.Optimizer], places: given_values.Places) -> Iterator[None]:
     """Let a load fill the groups and the state that optimizers have: it makes new ones, as torch does.
 
-    The program, or an optimizer around these, may hold them: `groups = optimizer.param_groups`.
+    The program, or an optimizer around these, may hold them: `groups = optimizer.param_groups`, a rate in a
+    tensor, which a compiled step reads, one tensor of which all moments are views.
     """
     own = [each for each in optimizers if vars(each).keys() >= {"param_groups", "state"}]
     held = [(each, each.param_groups, [*each.param_groups], each.state) for each in own]
+    taken: set[Any] = {*places()}  # the models' memory, which they load
     yield
     for optimizer, group_list, groups, state in held:
-        pairs: list[Any] = [*zip(groups, optimizer.param_groups, strict=True), (state, optimizer.state)]
-        for live, loaded in pairs:
-            contents = dict(loaded)
-            for name, value in live.items():  # a rate in a tensor, which a compiled step reads
-                if isinstance(value, Tensor) and _shape(value) == _shape(contents.get(name)):
-                    value.detach().copy_(contents[name])
-                    contents[name] = value
-            live.clear()
-            live.update(contents)
+        _fill(state, optimizer.state, taken)
+        for live, loaded in zip(groups, optimizer.param_groups, strict=True):
+            _fill(live, loaded, taken)
         group_list[:] = groups
         optimizer.param_groups, optimizer.state = group_list, state
+
+
+def _fill(live: dict[Any, Any], loaded: dict[Any, Any], taken: set[Any]) -> None:
+    """Give a dictionary the contents of another one; its tensors, except those `taken`, get the elements."""
+    contents = dict(loaded)
+    for key, value in live.items():
+        new = contents.get(key)
+        if isinstance(value, dict) and isinstance(new, dict):
+            _fill(value, new, taken)
+            contents[key] = value
+        elif can_fill(value, new) and taken.isdisjoint((place_of(value), address(value))):
+            value.detach().copy_(new)
+            taken.add(place_of(value))  # not written to again for another tensor
+            contents[key] = value
+    live.clear()
+    live.update(contents)
 
 
 def _order(names: list[str], tree: Any) -> list[int] | None:

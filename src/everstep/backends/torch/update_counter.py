@@ -37,7 +37,7 @@ from everstep.backends.torch.model_wrappers import (
     stepped_parameters,
 )
 from everstep.backends.torch.optimizers import Around, layers
-from everstep.backends.torch.tensor_memory import digest_small
+from everstep.backends.torch.tensor_memory import can_fill, digest_small
 from everstep.backends.torch.virtual_shards import require_saved
 from everstep.contracts.state import BASE, KINDS
 from everstep.errors import RestoreError
@@ -251,7 +251,11 @@ class TorchUpdateCounter:
                 grad = grad.to(parameter.device, copy=True)  # the program changes gradients in place
                 if sharded.is_sharded(parameter):
                     grad = sharded.layout(parameter).tensor(grad, summed.get(owner, {}).get(key, ()))
-            parameter.grad = grad
+            live = parameter.grad
+            if live is not None and live.grad_fn is None and can_fill(live, grad):
+                live.copy_(grad)  # it may be a view of one tensor that has all gradients
+            else:
+                parameter.grad = grad
         for owner, watched in self._watches.items():
             watched.resume(*tree["reused"].get(owner, (None, None)))
         sharded.load_window(self._fsdp, tree.get("window", {}))
