@@ -542,6 +542,8 @@ def _parts(root: Any) -> Iterator[Any]:
     yield root
     if isinstance(root, Module):
         yield from (*root.modules(), *root.parameters(), *root.buffers())
+    if isinstance(root, Optimizer):
+        yield from (root.state, root.param_groups, *root.param_groups)
 
 
 def _number_marks(root: Module | GradScaler) -> list[Any]:
