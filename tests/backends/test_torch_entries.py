@@ -491,11 +491,12 @@ class Flat(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
-        sizes = [each.numel() for each in self.param_groups[0]["params"]]
+        sizes, self.rate = [each.numel() for each in self.param_groups[0]["params"]], torch.ones(())
         self.moments, self.gradients = torch.zeros(sum(sizes)), torch.zeros(sum(sizes))
         views = self.moments.split(sizes), self.gradients.split(sizes)
         for each, moment, gradient in zip(self.param_groups[0]["params"], *views, strict=True):
-            self.state[each] = {"moment": moment.view_as(each), "inner": {"age": torch.zeros(())}}
+            inner = {"age": torch.zeros(()), "rate": self.rate}
+            self.state[each] = {"moment": moment.view_as(each), "inner": inner}
             each.grad = gradient.view_as(each)
         self.ages = [each["inner"]["age"] for each in self.state.values()]
 
@@ -506,8 +507,9 @@ class Flat(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         self.moments.mul_(0.9).add_(self.gradients)
         torch._foreach_add_(self.ages, 1)
+        self.rate.mul_(0.9)  # one for all parameters
         for each, state in self.state.items():
-            each.sub_(state["moment"] / state["inner"]["age"])
+            each.sub_(state["moment"] * state["inner"]["rate"] / state["inner"]["age"])
 
 
 @pytest.mark.parametrize("make", [Flat, *(partial(Switching, turns=t) for t in [(4, 8), (0, 20), (0, 0)])])

@@ -447,28 +447,31 @@ def _same_objects(optimizers: Iterable[torch.optim.Optimizer], places: given_val
     """
     own = [each for each in optimizers if vars(each).keys() >= {"param_groups", "state"}]
     held = [(each, each.param_groups, [*each.param_groups], each.state) for each in own]
-    taken: set[Any] = {*places()}  # the models' memory, which they load
+    of_models, filled = places(), dict[Any, Tensor]()  # the models load their own memory
     yield
     for optimizer, group_list, groups, state in held:
-        _fill(state, optimizer.state, taken)
+        _fill(state, optimizer.state, of_models, filled)
         for live, loaded in zip(groups, optimizer.param_groups, strict=True):
-            _fill(live, loaded, taken)
+            _fill(live, loaded, of_models, filled)
         group_list[:] = groups
         optimizer.param_groups, optimizer.state = group_list, state
 
 
-def _fill(live: dict[Any, Any], loaded: dict[Any, Any], taken: set[Any]) -> None:
-    """Give a dictionary the contents of another one; its tensors, except those `taken`, get the elements."""
+def _fill(
+    live: dict[Any, Any], loaded: dict[Any, Any], of_models: Collection[int], filled: dict[Any, Tensor]
+) -> None:
+    """Give a dictionary the contents of another one; its tensors get the elements, and are `filled`."""
     contents = dict(loaded)
     for key, value in live.items():
         new = contents.get(key)
         if isinstance(value, dict) and isinstance(new, dict):
-            _fill(value, new, taken)
+            _fill(value, new, of_models, filled)
             contents[key] = value
-        elif can_fill(value, new) and taken.isdisjoint((place_of(value), address(value))):
-            value.detach().copy_(new)
-            taken.add(place_of(value))  # not written to again for another tensor
-            contents[key] = value
+        elif can_fill(value, new) and address(value) not in of_models:
+            if (first := filled.setdefault(place_of(value), new)) is new:
+                value.detach().copy_(new)
+            if first is new or torch.equal(first, new):  # else the run had two where the constructor made one
+                contents[key] = value
     live.clear()
     live.update(contents)
 
