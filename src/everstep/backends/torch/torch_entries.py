@@ -463,7 +463,7 @@ def _fill(
     """Give a dictionary the contents of another one; its tensors get the elements, and are `filled`."""
     contents = dict(loaded)
     for key, value in live.items():
-        new = contents.get(key)
+        new: Any = contents.get(key)
         if isinstance(value, dict) and isinstance(new, dict):
             _fill(value, new, of_models, filled)
             contents[key] = value
