@@ -292,15 +292,30 @@ def test_a_rate_in_a_tensor_stays_that_tensor(learned: bool) -> None:
     assert live.param_groups[0]["lr"] is rate and rate.item() == 0.5
 
 
-def test_an_optimizer_with_a_state_dict_of_another_form_is_refused_at_the_start() -> None:
+class Lookahead(torch.optim.SGD):
     """Lookahead of alphadl has "slow_state": it trained, and no resume could load its checkpoint."""
 
-    class Lookahead(torch.optim.SGD):
-        def state_dict(self) -> Any:
-            return {"slow_state": {}, "param_groups": super().state_dict()["param_groups"]}
+    def state_dict(self) -> Any:
+        return {"slow_state": {}, "param_groups": super().state_dict()["param_groups"]}
 
-    with pytest.raises(StateError, match="of Lookahead has no 'state', so no resume could load it: give"):
-        make_entry("o", Lookahead(nn.Linear(1, 1).parameters(), 0.1))
+
+class Zero(torch.optim.SGD):
+    """Each rank has a part, as of torch's ZeroRedundancyOptimizer."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("Optimizer state has not been consolidated on this rank")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Lookahead, "has no 'state', so no resume could load it: give"),
+        (Zero, "consolidated .*: shard the model"),
+    ],
+)
+def test_an_optimizer_with_a_state_dict_that_no_resume_could_load_is_refused(kind: Any, words: str) -> None:
+    with pytest.raises(StateError, match=f"of {kind.__name__} .*{words}"):
+        make_entry("o", kind(nn.Linear(1, 1).parameters(), 0.1))
 
 
 S = torch.optim.lr_scheduler

@@ -284,7 +284,14 @@ class OptimizerEntry(given_values.OptionsEntry):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
-        if lacks := sorted({"state", "param_groups"} - optimizer.state_dict().keys()):
+        try:
+            keys = optimizer.state_dict().keys()
+        except RuntimeError as error:
+            raise StateError(
+                f"the state_dict() of {type(optimizer).__name__} raised {error!r}; an optimizer of which each rank "
+                "has a part (ZeroRedundancyOptimizer) cannot be saved: shard the model, as examples/fsdp.py does"
+            ) from error
+        if lacks := sorted({"state", "param_groups"} - keys):
             raise StateError(
                 f"the state_dict of {type(optimizer).__name__} has no {' and no '.join(map(repr, lacks))}, "
                 "so no resume could load it: give the optimizer inside it, and beside it what this one adds"
