@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
-    "lines of src": 52_997,
-    "lines of tests": 52_970,
+    "lines of src": 53_004,
+    "lines of tests": 52_985,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
