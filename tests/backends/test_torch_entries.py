@@ -514,6 +514,7 @@ class Flat(torch.optim.Optimizer):
             self.state[each] = {"moment": moment.view_as(each), "inner": inner}
             each.grad = gradient.view_as(each)
         self.ages = [each["inner"]["age"] for each in self.state.values()]
+        self.state["all"] = self.rate  # by a name, as MADGRAD has the number of updates
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.gradients.zero_()
@@ -523,8 +524,9 @@ class Flat(torch.optim.Optimizer):
         self.moments.mul_(0.9).add_(self.gradients)
         torch._foreach_add_(self.ages, 1)
         self.rate.mul_(0.9)  # one for all parameters
-        for each, state in self.state.items():
-            each.sub_(state["moment"] * state["inner"]["rate"] / state["inner"]["age"])
+        for each in self.param_groups[0]["params"]:
+            state = self.state[each]
+            each.sub_(state["moment"] * self.state["all"] * state["inner"]["rate"] / state["inner"]["age"])
 
 
 @pytest.mark.parametrize("make", [Flat, *(partial(Switching, turns=t) for t in [(4, 8), (0, 20), (0, 0)])])

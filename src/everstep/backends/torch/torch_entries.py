@@ -409,8 +409,10 @@ class OptimizerEntry(given_values.OptionsEntry):
                 inner[name].load_state_dict(tree[_INNER][name])
             for index, saved in tree["state"].items():
                 owner = parameters[index] if isinstance(index, int) else index
-                if (live := self.obj.state.get(owner)) is not None:
+                if isinstance(live := self.obj.state.get(owner), dict):
                     live.update(_uncast(live, saved))
+                elif live is not None:  # by a name of its own, as MADGRAD has the number of updates
+                    self.obj.state[owner] = _uncast(live, saved)
         for number, layer in self._layers():
             attributes = {"": tree.get(_ATTRIBUTES, {}).get(number, {})}
             given_values.load_attributes(layer, attributes, self._places)
