@@ -73,13 +73,14 @@ def train(net: nn.Module, optimizer: Any, steps: int) -> None:
 def test_a_module_comes_back_in_place_with_buffers_and_extra_state(size: int) -> None:
     net = Net()
     train(net, torch.optim.SGD(net.parameters(), 0.1), 2)
-    net.seen, net.cache = (1, 2), torch.arange(float(size))
+    net.seen, net.cache = (1, 2), torch.arange(float(size), requires_grad=True)
     encoded = snapshot(net=net)
     fresh = Net()
     weight = fresh.head.weight
     restore(encoded, net=fresh)
     assert fresh.head.weight is weight and weight.requires_grad
     assert fresh.seen == (1, 2) and torch.equal(fresh.cache, net.cache)
+    assert fresh.cache.is_leaf and fresh.cache.requires_grad
     assert digest(snapshot(net=fresh)) == digest(encoded)
     assert "cache" not in fresh.state_dict()
     entry = make_entry("net", net)

@@ -239,12 +239,14 @@ class ModuleEntry(Entry):
             return
         live = owner._buffers.get(key)
         if saved is not None and live is not None and _shape(live) == _shape(saved):
-            live.copy_(saved)
+            live.detach().copy_(saved.detach())  # detached: the buffer gets no gradient's graph
         elif key in owner._buffers and saved is None:
             owner._buffers[key] = None
         elif key in owner._buffers and saved is not None:
             beside = live if live is not None else next(tensors_of([owner, self.module]), saved)
-            owner._buffers[key] = saved.to(beside.device, copy=True)
+            live = owner._buffers[key] = saved.detach().to(beside.device, copy=True)
+        if live is not None and saved is not None and live.is_leaf:
+            live.requires_grad_(saved.requires_grad)  # which a step may have set
 
     def enter(self, run: str | None = None) -> None:
         given_values.enter_attributes(self.module)
