@@ -58,6 +58,19 @@ class Augmented(Dataset):
         return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()])
 
 
+class Transformed(Augmented):
+    """Each of its transforms has a generator of its own, as MONAI's have."""
+
+    def __init__(self):
+        super().__init__()
+        self.transform = SimpleNamespace(
+            transforms=[SimpleNamespace(R=np.random.RandomState(at)) for at in (1, 2)]
+        )
+
+    def __getitem__(self, index):
+        return sum(each.R.rand() for each in self.transform.transforms) + super().__getitem__(index)
+
+
 class Lines(IterableDataset):
     """An iterable-style dataset, split among the workers."""
 
@@ -169,6 +182,7 @@ MAKERS = {
     "in order": lambda loader: loader(data, batch_size=3),
     "shuffled": lambda loader: loader(data, batch_size=3, shuffle=True),
     "own generator": lambda loader: loader(data, batch_size=3, shuffle=True, generator=generator()),
+    "generators of transforms": lambda loader: loader(Transformed(), batch_size=3, shuffle=True),
     "drop last": lambda loader: loader(data, batch_size=3, shuffle=True, drop_last=True),
     "no batches": lambda loader: loader(data, batch_size=None),
     "replacement": lambda loader: loader(data, 20, sampler=td.RandomSampler(data, True, 70, generator())),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,6 +55,11 @@ def keyed_state_of(generator: Any, key: int) -> Any:
     return state_of(random.Random(key))
 
 
+_MOST_HOLDERS, _MOST_ITEMS = 4_000, 1_000
+"""Objects that are searched for generators, and items of each list: of samples there may be millions."""
+_NO_HOLDERS = (type, ModuleType, torch.nn.Module)
+"""Types of objects that are not searched: code, and modules, whose generators the state has."""
+
 Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 """Attributes of objects, by the object's `__dict__`."""
 
@@ -60,17 +67,17 @@ Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 def places_of(holders: Iterable[Any]) -> Places:
     """List the attributes of some objects that are generators now, in a fixed order.
 
-    A dataset's own datasets count, as Subset, ConcatDataset and StackDataset have them.
+    So are those of the objects that they hold, also in lists: datasets in a dataset, random transforms.
     """
     waiting, own = deque(holders), dict[int, dict[str, Any]]()
-    while waiting:
+    while waiting and len(own) < _MOST_HOLDERS:
         holder = waiting.popleft()
-        if id(holder) in own or not hasattr(holder, "__dict__"):
+        if id(holder) in own or isinstance(holder, _NO_HOLDERS) or not hasattr(holder, "__dict__"):
             continue
         own[id(holder)] = attributes = vars(holder)
-        inner = attributes.get("datasets")
-        inner = inner.values() if isinstance(inner, dict) else inner
-        waiting += [attributes.get("dataset"), *(inner if isinstance(inner, Collection) else ())]
+        for value in attributes.values():
+            items = value.values() if isinstance(value, dict) else value
+            waiting += islice(items, _MOST_ITEMS) if isinstance(value, dict | list | tuple) else [value]
     return [(each, n) for each in own.values() for n, v in each.items() if isinstance(v, Generator)]
 
 
