@@ -290,8 +290,9 @@ class OptimizerEntry(given_values.OptionsEntry):
             keys = optimizer.state_dict().keys()
         except RuntimeError as error:
             raise StateError(
-                f"the state_dict() of {type(optimizer).__name__} raised {error!r}; an optimizer of which each rank "
-                "has a part (ZeroRedundancyOptimizer) cannot be saved: shard the model, as examples/fsdp.py does"
+                f"the state_dict() of {type(optimizer).__name__} raised {error!r}; an optimizer of which "
+                "each rank has a part (ZeroRedundancyOptimizer) cannot be saved: shard the model, as "
+                "examples/fsdp.py does"
             ) from error
         if lacks := sorted({"state", "param_groups"} - keys):
             raise StateError(
