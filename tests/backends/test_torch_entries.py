@@ -311,7 +311,7 @@ class Zero(torch.optim.SGD):
     ("kind", "words"),
     [
         (Lookahead, "has no 'state', so no resume could load it: give"),
-        (Zero, "consolidated .*: shard the model"),
+        (Zero, "consolidated .*: use fully_shard"),
     ],
 )
 def test_an_optimizer_with_a_state_dict_that_no_resume_could_load_is_refused(kind: Any, words: str) -> None:

@@ -291,7 +291,7 @@ class OptimizerEntry(given_values.OptionsEntry):
         except RuntimeError as error:
             raise StateError(
                 f"the state_dict() of {type(optimizer).__name__} raised {error!r}; an optimizer of which "
-                "each rank has a part (ZeroRedundancyOptimizer) cannot be saved: shard the model, as "
+                "each rank has a part (ZeroRedundancyOptimizer) cannot be saved: use fully_shard, as "
                 "examples/fsdp.py does"
             ) from error
         if lacks := sorted({"state", "param_groups"} - keys):
