@@ -131,6 +131,14 @@ def test_value(value: Any) -> None:
     assert same(round_trip({"a": [value]}), {"a": [value]})
 
 
+def test_what_a_state_dict_has_beside_its_items_comes_back() -> None:
+    """tensordict has its batch size there: a replay memory of torchrl could not be filled after a resume."""
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    state._metadata["0"]["batch_size"] = torch.Size([2])  # type: ignore[attr-defined]
+    restored = round_trip({"memory": [state]})["memory"][0]
+    assert restored._metadata == state._metadata and restored._metadata["0"]["batch_size"].numel() == 2
+
+
 TORCH_DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,

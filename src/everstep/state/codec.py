@@ -103,6 +103,8 @@ def decode(encoded: Encoded) -> Any:
     return _decode(encoded.structure, encoded.arrays)
 
 
+_METADATA = "_metadata"
+"""Attribute of an OrderedDict that a `state_dict()` has returned."""
 _ROOT = "array"
 """Name of an array that is the whole tree."""
 
@@ -261,6 +263,12 @@ class _Encoder:
         body = self.dict(value, path)
         return body.get("$dict", body)
 
+    def ordered(self, value: OrderedDict[Any, Any], path: str) -> Json:
+        node: dict[str, Json] = {"$ordered": self.mapping(value, path)}
+        if _METADATA in vars(value):  # there torch has modules' versions, and tensordict its batch size
+            node["metadata"] = self.node(vars(value)[_METADATA], f"{inside(path)}{_METADATA}")
+        return node
+
     def defaultdict(self, value: defaultdict[Any, Any], path: str) -> Json:
         factory = value.default_factory
         if factory is not None and factory not in _FACTORIES.values():
@@ -307,7 +315,7 @@ _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
     tuple: lambda e, v, p: {"$tuple": e.items(v, p)},
     deque: lambda e, v, p: {"$deque": e.items(v, p), "maxlen": v.maxlen},
     dict: _Encoder.dict,
-    OrderedDict: lambda e, v, p: {"$ordered": e.mapping(v, p)},
+    OrderedDict: _Encoder.ordered,
     Counter: lambda e, v, p: {"$counter": e.mapping(v, p)},
     defaultdict: _Encoder.defaultdict,
     set: lambda e, v, p: {"$set": e.set(v, p)},
@@ -350,6 +358,15 @@ def _decode_mapping(body: Any, arrays: Mapping[str, HostArray]) -> dict[Any, Any
     return {_decode(key, arrays): _decode(item, arrays) for key, item in pairs}
 
 
+def _decode_ordered(
+    body: Any, node: dict[str, Any], arrays: Mapping[str, HostArray]
+) -> OrderedDict[Any, Any]:
+    tree = OrderedDict(_decode_mapping(body, arrays))
+    if "metadata" in node:
+        vars(tree)[_METADATA] = _decode(node["metadata"], arrays)
+    return tree
+
+
 _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], Any]] = {
     "$array": lambda body, node, a: backends.get(a[body].backend).from_host(a[body]),
     "$value": lambda body, node, a: backends.get(node["backend"]).unpack(node["kind"], _decode(body, a)),
@@ -364,7 +381,7 @@ _DECODERS: dict[str, Callable[[Any, dict[str, Any], Mapping[str, HostArray]], An
     "$tuple": lambda body, node, a: tuple(_decode(body, a)),
     "$deque": lambda body, node, a: deque(_decode(body, a), node["maxlen"]),
     "$dict": lambda body, node, a: _decode_mapping(body, a),
-    "$ordered": lambda body, node, a: OrderedDict(_decode_mapping(body, a)),
+    "$ordered": _decode_ordered,
     "$counter": lambda body, node, a: Counter(_decode_mapping(body, a)),
     "$defaultdict": lambda body, node, a: defaultdict(
         None if node["factory"] is None else _FACTORIES[node["factory"]], _decode_mapping(body, a)

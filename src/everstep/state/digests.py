@@ -22,7 +22,7 @@ def leaves(encoded: Encoded) -> Iterator[tuple[str, Any]]:
 
     An array gives two leaves: its elements at its path, and its form (dtype, shape ...) at path + "#".  The
     kind of a container is at path + "#", too, the kind of a value that a backend packed at path + "##".  The
-    order of dict keys makes no difference.
+    order of dict keys makes no difference, nor does `_metadata`, which only tells how to load.
     """
     yield from sorted(_walk(encoded.structure, "", encoded.arrays), key=operator.itemgetter(0))
 
