@@ -401,6 +401,14 @@ def test_small_batches_that_differ_in_form_have_different_digests() -> None:
     assert None not in digests and len(set(digests)) == len(digests)
 
 
+class Marked(torch.Tensor):
+    """As MONAI's and torchvision's: its elements lie in its memory."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        raise AssertionError("code of the batch's own class has run")
+
+
 @pytest.mark.parametrize("side", [2, 50, 400])
 def test_a_tensor_has_the_digest_of_its_values_whatever_holds_them(side: int) -> None:
     values = torch.arange(side * side, dtype=torch.float32).view(side, side)
@@ -408,7 +416,7 @@ def test_a_tensor_has_the_digest_of_its_values_whatever_holds_them(side: int) ->
     same = [
         values.numpy().copy(), torch.nn.Parameter(values), values.clone().requires_grad_(),
         values.t().contiguous().t(), torch.stack([values, values], dim=2)[:, :, 1],
-        values.clone().share_memory_(),
+        values.clone().share_memory_(), values.as_subclass(Marked),
     ]  # fmt: skip
     assert [batch_digest([each], 0) for each in same] == [found] * len(same)
     assert batch_digest([values.bfloat16()], 0) == batch_digest([values.bfloat16().view(torch.int16)], 0)
@@ -416,7 +424,9 @@ def test_a_tensor_has_the_digest_of_its_values_whatever_holds_them(side: int) ->
 
 def test_tensors_whose_memory_has_other_values_or_is_elsewhere_are_left_out() -> None:
     class Own(torch.Tensor):
-        pass
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            raise AssertionError("code of the batch's own class has run")
 
     numbers, plain = torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2)
     elsewhere = plain.to_sparse(), plain.to_mkldnn(), plain.to("meta"), plain.as_subclass(Own)

@@ -41,7 +41,7 @@ from everstep.record.journal_format import float_bits, segment_path
 from everstep.record.journal_reader import Key, Value
 from everstep.untrusted_files import is_count, parse_json, read_regular
 
-VERSION = 5
+VERSION = 6
 """Version of the lines and of the digests in them."""
 ENOUGH = 1 << 23
 """Size of the file, in bytes, after which a commit begins it anew."""

@@ -73,11 +73,16 @@ def _span(dtype: torch.dtype, shape: torch.Size) -> tuple[Callable[[int], Any] |
 
 
 def host_view(array: Any) -> NDArray[Any] | None:
-    """View a plain dense CPU tensor as an array, without a copy; else None.
+    """View a dense CPU tensor as an array, without a copy; else None.
 
     Elements of bfloat16 and 8-bit floats are shown as integers.
     """
-    if type(array) not in PLAIN or not array.is_cpu or array.dtype not in _NUMPY or array.is_neg():
+    if type(array) not in PLAIN:
+        if getattr(type(array), "__torch_dispatch__", None) is not Tensor.__torch_dispatch__:
+            return None  # it may keep its elements elsewhere
+        with torch._C.DisableTorchFunctionSubclass():  # no code of its class runs: MONAI's, torchvision's
+            array = array.as_subclass(Tensor)
+    if not array.is_cpu or array.dtype not in _NUMPY or array.is_neg():
         return None
     try:
         whole = _INTEGERS.get(array.dtype)
