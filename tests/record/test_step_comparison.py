@@ -7,7 +7,9 @@ import os
 import pickle
 import struct
 from copy import deepcopy
+from logging import getLogger
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -434,6 +436,23 @@ def test_tensors_whose_memory_has_other_values_or_is_elsewhere_are_left_out() ->
         assert batch_digest([left_out], 0) is None
         assert batch_digest([left_out, plain], 0) == batch_digest([object(), plain], 0)
     assert batch_digest([numbers], 0) is not None
+
+
+def test_of_an_object_the_arrays_in_its_attributes_count() -> None:
+    """As of torch_geometric's Data: its batches had no digest, and others were not told."""
+
+    def graph(value: float, **attributes: Any) -> Any:
+        return SimpleNamespace(**attributes, store=SimpleNamespace(mapping={"x": torch.full((2,), value)}))
+
+    found = batch_digest([graph(1.0)], 0)
+    assert found not in (None, batch_digest([graph(2.0)], 0))
+    same = graph(1.0, seconds=2.5, name="a"), graph(1.0, log=getLogger("a"), kind=int)
+    for each in same:
+        each.itself = each  # it ends
+        assert batch_digest([each, 1], 0) == batch_digest([each, 1], 0) is not None
+        del each.itself
+        assert batch_digest([each], 0) == found
+    assert batch_digest([SimpleNamespace(name="a")], 0) is None
 
 
 def test_a_program_may_resize_its_batch_after_the_digest() -> None:

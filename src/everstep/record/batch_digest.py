@@ -3,8 +3,9 @@
 The digest of an array in host memory covers its type, its shape and all its elements; above 64 KiB its first
 and last 2 KiB and elements evenly spaced between them (64; in a large array, an element for each 16 KiB, up
 to 1,024); of a long list its first and last 32 items.  Neither the memory layout of an array (a worker
-makes it contiguous) nor the order of a dict changes it.  Arrays on a device and objects of user-defined
-classes are left out: the digest waits for no device, and reports no difference that could be a mistake.
+makes it contiguous) nor the order of a dict changes it.  Of an object of another class count the arrays and
+containers in its attributes, three objects deep, not its numbers and strings, which may be of this process.
+Arrays on a device are left out: the digest waits for no device.
 
 Each step comes here with cold caches, so each call costs.  Whoever changes a digest changes `trail.VERSION`.
 """
@@ -17,6 +18,8 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from itertools import islice, repeat
+from logging import Logger
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -66,7 +69,8 @@ def _handler(kind: type, value: Any) -> Handler:
         handler = _of_dataclass
     else:
         bases = {list: _of_sequence, tuple: _of_sequence, dict: _of_dict, UserDict: _of_user_dict}
-        handler = next((each for base, each in bases.items() if issubclass(kind, base)), _unknown)
+        other = _of_object if hasattr(value, "__dict__") and not issubclass(kind, _CODE) else _unknown
+        handler = next((each for base, each in bases.items() if issubclass(kind, base)), other)
     _HANDLERS[kind] = handler
     return handler
 
@@ -192,6 +196,17 @@ def _of_dataclass(value: Any, seed: int, depth: int) -> int | None:
     return _of_pairs([(each.name, attributes.get(each.name)) for each in fields(value)], seed, depth)
 
 
+def _of_object(value: Any, seed: int, depth: int) -> int | None:
+    """Digest the attributes that hold arrays, as of torch_geometric's Data, detectron2's Instances."""
+    digests, below = False, depth + _DEPTH // 3
+    attributes = vars(value) if below <= _DEPTH else {}
+    for name in sorted(name for name, part in attributes.items() if type(part) not in _SCALARS):
+        digest = batch_digest(attributes[name], seed, below)
+        if digest is not None:
+            seed, digests = _hash(name.encode(), digest), True
+    return seed if digests else None
+
+
 def _of_pairs(pairs: Sequence[tuple[Any, Any]], seed: int, depth: int) -> int | None:
     keys: list[Any] = [key for key, _ in pairs]
     if not all(isinstance(key, str | int) for key in keys):
@@ -209,6 +224,8 @@ def _unknown(value: Any, seed: int, depth: int) -> None:
     return None
 
 
+_CODE = (type, ModuleType, FunctionType, MethodType, Logger)
+_SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _OPENINGS = [b"items%d" % count for count in range(2 * _ITEMS + 1)]
 _DIGEST_SMALL: dict[type, Callable[[Sequence[Any], int], tuple[int, int]]] = {}
 """`Backend.digest_small` by the types of arrays that have come."""
