@@ -29,6 +29,8 @@ _FORMS = (
 _DEPTH = 6
 _ITEMS = 1000
 """Items of a dictionary up to which it is looked at: two ranks may have made it in different orders."""
+_LISTS_ONLY = 12
+"""Depth at which a digest begins that looks into no object: ranks may have their files elsewhere."""
 _EDGE = 32
 """Items at either end of a list that are looked at; the digest of an array takes elements of all of it."""
 
@@ -163,7 +165,7 @@ def sample_digests(stream: Stream) -> dict[str, str]:
     def walk(path: str, value: Any, depth: int) -> None:
         is_array = backends.of(value) is not None and len(value.shape) > 0
         is_table = is_array or type(value) in (list, tuple, range)
-        digest = batch_digest(_edges(value), len(value)) if is_table else None
+        digest = batch_digest(_edges(value), len(value), _LISTS_ONLY) if is_table else None
         if digest is not None:
             digests[path] = f"{digest:016x}"
         elif depth and id(value) not in seen_ids:
