@@ -57,8 +57,8 @@ def keyed_state_of(generator: Any, key: int) -> Any:
 
 _MOST_HOLDERS, _MOST_ITEMS = 4_000, 1_000
 """Objects that are searched for generators, and items of each list: of samples there may be millions."""
-_NO_HOLDERS = (type, ModuleType, torch.nn.Module)
-"""Types of objects that are not searched: code, and modules, whose generators the state has."""
+_NOT_SEARCHED = (type, ModuleType, torch.nn.Module)
+"""Types of what an object holds that are not searched: code, and modules, whose generators the state has."""
 
 Places: TypeAlias = Sequence[tuple[dict[str, Any], str]]
 """Attributes of objects, by the object's `__dict__`."""
@@ -72,12 +72,13 @@ def places_of(holders: Iterable[Any]) -> Places:
     waiting, own = deque(holders), dict[int, dict[str, Any]]()
     while waiting and len(own) < _MOST_HOLDERS:
         holder = waiting.popleft()
-        if id(holder) in own or isinstance(holder, _NO_HOLDERS) or not hasattr(holder, "__dict__"):
+        if id(holder) in own or not hasattr(holder, "__dict__"):
             continue
         own[id(holder)] = attributes = vars(holder)
         for value in attributes.values():
             items = value.values() if isinstance(value, dict) else value
-            waiting += islice(items, _MOST_ITEMS) if isinstance(value, dict | list | tuple) else [value]
+            parts = islice(items, _MOST_ITEMS) if isinstance(value, dict | list | tuple) else [value]
+            waiting += (part for part in parts if not isinstance(part, _NOT_SEARCHED))
     return [(each, n) for each in own.values() for n, v in each.items() if isinstance(v, Generator)]
 
 

@@ -253,7 +253,7 @@ class TorchUpdateCounter:
                     grad = sharded.layout(parameter).tensor(grad, summed.get(owner, {}).get(key, ()))
             live = parameter.grad
             if live is not None and live.grad_fn is None and can_fill(live, grad):
-                live.copy_(grad)  # it may be a view of one tensor that has all gradients
+                live.detach().copy_(grad.detach())  # it may be a view of one tensor that has all gradients
             else:
                 parameter.grad = grad
         for owner, watched in self._watches.items():
