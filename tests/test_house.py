@@ -10,7 +10,7 @@ from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
     "lines of src": 53_058,
-    "lines of tests": 53_039,
+    "lines of tests": 53_042,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }

@@ -16,7 +16,10 @@ from everstep.errors import DrillError
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 
-FAULTS = {"mask": ("collective", ("loss", "loss", 0)), "tally": ("writer's commit", ("state", "seen", 1))}
+FAULTS = {
+    "mask": ("collective", ("loss", "loss", 0)),
+    "tally": ("writer's commit", ("state", "seen.tally", 1)),
+}
 """Fault -> the hazard, and the component that its resume spoils first, its name, and the rank."""
 
 
