@@ -38,7 +38,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     }
     more: dict[Table, dict[str, Any]] = {
         runs: shared,
-        segments: {**shared, "begun": 1, "facts": "{}", "problems": "[]"},
+        segments: {**shared, "begun": 1, "zero": 0, "facts": "{}", "problems": "[]"},
         facts: {"name": "config"},
         metrics: dict.fromkeys(("offset", "row", "epoch", "step", "seq", "count", "wall"), 1),
     }
