@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_a_config_has_the_options_of_a_trainer_that_a_file_can_say(file: Path, c
     opened(file, "trainer.groups=[momentum]", "trainer.uneven=drop", "trainer.data_ranks=1").train()
     with pytest.raises(ChangedError, match=r"config\.trainer\.uneven"):
         opened(file, "trainer.max_epoch=4").train()
+
+
+class Tagged(TinyTask):
+    """A task of which a program names the run by its time."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
 
 
 class Line(everstep.torch.Task):
@@ -308,9 +316,12 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
         lambda f: opened(f, f"task={__name__}:Early").trainer,
         "optimizer in the config: Early has made one in __i",
     ),
+    (lambda f: opened(f, "task=builtins:dict").trainer, "{} is not a Task"),
+    (lambda f: opened(f, "services=[Interrupt]"), "no service 'Interrupt'"),
+    (lambda f: opened(f, "services=[Stag]"), "no service 'Stag'; known: Best"),
     (
-        lambda f: opened(f, "task=builtins:dict").trainer,
-        "optimizer in the config: the task is dict, no everstep",
+        lambda f: Call("torch.optim:AdamW", {"lr": torch.ones(1)}).completed(),
+        r"tensor\(\[1.\]\) is nothing that",
     ),
     (of_own_program, "has no config of an experiment"),
 ]
@@ -335,6 +346,19 @@ def test_a_changed_config_is_refused_with_a_table(file: Path) -> None:
     assert lines == [f"  {each}" for each in changed]
 
 
+def test_a_whole_number_for_a_float_is_that_float(file: Path) -> None:
+    opened(file, "optimizer.lr=1", "trainer.max_epoch=1").train()
+    assert opened(file, "optimizer.lr=1.0").train().ending.step == 12
+
+
+def test_a_check_takes_the_time_in_a_name_as_a_start_does(file: Path) -> None:
+    now, before = datetime.now(), datetime.now() - timedelta(hours=5)
+    tags = [f"task={{call: '{__name__}:Tagged', tag: {at:run-%Y%m%d-%H%M}}}" for at in (before, now)]
+    opened(file, tags[0], "trainer.max_epoch=1").train()
+    assert "task.tag" in opened(file, tags[1]).check("train")
+    assert opened(file, tags[1]).train().ending.step == 12
+
+
 def test_a_changed_default_is_a_change_if_recorded(file: Path, capsys: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as before:
         before.setattr(Call, "completed", lambda self, *_: self)  # as runs were recorded before
@@ -354,7 +378,7 @@ def test_a_changed_default_is_a_change_if_recorded(file: Path, capsys: Any, monk
 def test_keep_goes_on_with_the_stored_config(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened(file).train()
     kept = opened(file, "optimizer.lr=0.2", "trainer.max_epoch=4", on_change="keep").train().ending
-    assert "kept as stored: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
+    assert "kept as stored: config.optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().out
     undisturbed = opened(file, "trainer.max_epoch=4", run_dir="runs/other").train().ending
     assert kept.step == 16 and kept.digest == undisturbed.digest
 
@@ -383,7 +407,9 @@ def test_what_a_start_changed_that_saved_nothing_is_not_the_runs(file: Path, cap
         changed.train()
     assert RunJournal("runs/tiny").facts()["config"]["optimizer"]["lr"] == 0.2
     found = open_run("runs/tiny", ["trainer.max_epoch=3"], skip_check=True)
-    assert "what it changed is left out: optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().err
+    assert (
+        "what it changed is left out: config.optimizer.lr: stored 0.1, given 0.2" in capsys.readouterr().err
+    )
     assert (found.config.optimizer.arguments["lr"], found.config.project) == (0.1, None)
     assert found.train().ending.resumed_from is not None
     assert first.step == 4 and open_run("runs/tiny").tree == found.tree
@@ -398,7 +424,7 @@ def test_fork_leaves_the_run_alone_and_is_one_run(file: Path, capsys: pytest.Cap
     assert experiment.train().ending.digest == forked.digest
     said = capsys.readouterr().out
     assert said.count("forked from") == 1
-    assert "into runs/tiny-fork-1: optimizer.lr: stored 0.1, given 0.2" in said
+    assert "into runs/tiny-fork-1: config.optimizer.lr: stored 0.1, given 0.2" in said
     facts = RunDir.open("runs/tiny-fork-1", create=False).facts
     assert facts["parent"]["run"] == RunDir.open("runs/tiny", create=False).id
     assert facts["parent"]["checkpoint"] == "epoch-0001-step-00000004" and forked.step == 8

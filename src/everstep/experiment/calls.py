@@ -84,7 +84,12 @@ class Call:
 
         with placed(*self.inside()):
             function, values = self._converted(self.supplied, complete)
-            arguments |= {name: value for name, value in values.items() if _has_calls(arguments[name])}
+            # 1 for a float is recorded as the 1.0 that the function gets
+            is_made = {
+                name: isinstance(value, float) or _has_calls(arguments[name])
+                for name, value in values.items()
+            }
+            arguments |= {name: value for name, value in values.items() if is_made[name]}
             for name, default in _plain_defaults(function, self.supplied).items():
                 if _json(arguments.setdefault(name, json.loads(default))) == default:
                     at_default.append((name,))
@@ -324,7 +329,13 @@ def placed(*place: str | int) -> Iterator[None]:
 def validated(adapter: TypeAdapter[Any], value: Any, schema: Any, context: Any = None) -> Any:
     """Convert a JSON value to a type, strictly: no string becomes a number; or raise `ConfigMistakes`."""
     try:
-        return adapter.validate_json(json.dumps(value), strict=True, extra="forbid", context=context)
+        text = json.dumps(value)
+    except TypeError:
+        raise ConfigError(
+            f"{value!r} is nothing that a config can hold; give plain values, or a call"
+        ) from None
+    try:
+        return adapter.validate_json(text, strict=True, extra="forbid", context=context)
     except ValidationError as error:
         raise ConfigMistakes(mistakes_of(error, value, schema)) from None
 

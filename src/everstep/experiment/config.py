@@ -20,10 +20,11 @@ from ruamel.yaml.scalarbool import ScalarBoolean
 
 from everstep import services
 from everstep.contracts.data import Uneven
+from everstep.contracts.services import Service
 from everstep.errors import ConfigError, alike, nearest
 from everstep.experiment.calls import Call, CallWith, ConfigMistakes, Place, dotted, validated
 from everstep.experiment.experiment import require_schedule
-from everstep.experiment.import_paths import CALL
+from everstep.experiment.import_paths import CALL, imported
 
 FREE = (
     *("services", "name", "run_dir", "project", "group", "schedules", "profiles"),
@@ -55,8 +56,12 @@ class ServiceCall(Call):
         if ":" not in name:
             homes = dict.fromkeys(services.__all__, "everstep.services")
             homes |= dict.fromkeys(MAIN_SERVICES, "everstep")
-            if name not in homes:
-                raise ConfigError(f"no service {name!r}; {nearest(name, homes)}")
+            kinds = {each: imported(f"{homes[each]}:{each}") for each in ([name] if name in homes else homes)}
+            known = [
+                each for each, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Service)
+            ]
+            if name not in known:
+                raise ConfigError(f"no service {name!r}; {nearest(name, known)}")
             name = f"{homes[name]}:{name}"
         return cls(name, arguments or {})
 

@@ -84,7 +84,7 @@ class Configured(Experiment):
         home = located(run_dir)
         checkpoint = find_checkpoint(home, print)
         stored = _config_in(checkpoint)
-        changes = touching(stored, resolved) if stored else []
+        changes = training_changes(stored, resolved.tree, resolved.defaults) if stored else []
         if not changes or checkpoint is None:
             return resolved, run_dir
         if self._on_change == "keep":
@@ -106,13 +106,8 @@ class Configured(Experiment):
         optimizer = None if config.optimizer is None else partial(_parameters_first, config.optimizer)
         parts = {"model": config.model, "optimizer": optimizer, "scheduler": config.scheduler}
         makers = {name: make for name, make in parts.items() if make is not None}
-        if not makers:
+        if not makers or not isinstance(task, Task):  # which no Trainer takes
             return
-        if not isinstance(task, Task):
-            raise ConfigError(
-                f"{', '.join(makers)} in the config: the task is {type(task).__name__}, no everstep.Task, "
-                "which takes its parts from a config; leave that out of the config"
-            )
         if made := [name for name in makers if getattr(task, name, None) is not None]:
             raise ConfigError(
                 f"{', '.join(made)} in the config: {type(task).__name__} has made one in __init__; make it "
@@ -162,9 +157,9 @@ class Configured(Experiment):
         stored = _config_in(find_checkpoint(located(self.run_dir), print))
         if not stored:
             return self._message
-        changes = touching(stored, self._resolved)
+        changes = training_changes(stored, self._resolved.tree, self._resolved.defaults)
         if changes and self._on_change == "error" and "on_change" not in self._options:
-            raise refusal(Path(self.run_dir), [each._replace(path=f"config.{each.path}") for each in changes])
+            raise refusal(Path(self.run_dir), changes)
         differences = changed_config(stored, _configuration(self._resolved))
         used = _message("changed since the checkpoint, and used as given", differences) if differences else ""
         return "\n".join(filter(None, (self._message, used)))
@@ -308,7 +303,7 @@ def _facts_and_config(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     newest = Store(run_dir).facts()[-1:]
     if newest and newest[0].segment != start.segment != replayed:
         saved_tree = _config_in(find_checkpoint(run_dir, lambda _: None)) or tree
-        if changes := touching(saved_tree, Resolved(None, tree)):
+        if changes := training_changes(saved_tree, tree):
             note = _message("the newest start saved nothing, and what it changed is left out", changes)
             print(f"note: {note}", file=sys.stderr)
         tree = saved_tree
@@ -324,14 +319,16 @@ def _configuration(resolved: Resolved[Any], code: tuple[Path, ...] = ()) -> Conf
     return Configuration(resolved.tree, FREE, code, resolved.defaults, sections=("trainer",))
 
 
-def touching(stored: Mapping[str, Any], resolved: Resolved[Any]) -> list[ChangedSetting]:
+def training_changes(
+    stored: Mapping[str, Any], tree: Mapping[str, Any], defaults: Iterable[str] = ()
+) -> list[ChangedSetting]:
     """List the differences that can change the training; of the services only controllers count."""
-    tree = {**resolved.tree, "services": _controllers(resolved.tree)}
     free = tuple(path for path in FREE if path != "services")
-    defaults = tuple(path for path in resolved.defaults if not path.startswith("services."))
-    config = Configuration(tree, free, (), defaults, sections=("trainer",))
-    changes = config.changes({**stored, "services": _controllers(stored)})
-    return [each for each in changes if not config.is_free(each.path)]
+    of_trainer = tuple(path for path in defaults if not path.startswith("services."))
+    with_controllers = {**tree, "services": _controllers(tree)}
+    config = Configuration(with_controllers, free, (), of_trainer, sections=("trainer",))
+    changes = changed_config({**stored, "services": _controllers(stored)}, config)
+    return [each for each in changes if not each.free]
 
 
 def _controllers(tree: Mapping[str, Any]) -> list[Any]:
@@ -355,7 +352,7 @@ def _with_stored(stored: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str
 
 def _digest(tree: dict[str, Any]) -> str:
     """Digest of the part of a config that touches the training."""
-    leaves = [[each.path, each.given] for each in touching({}, Resolved(None, tree))]
+    leaves = [[each.path, each.given] for each in training_changes({}, tree)]
     return xxhash.xxh3_64_hexdigest(json.dumps(leaves, sort_keys=True, default=str).encode())
 
 
