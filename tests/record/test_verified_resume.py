@@ -246,7 +246,16 @@ def test_a_step_after_the_save_that_never_ends_is_left(tmp_path: Path, monkeypat
 
 
 def test_values_of_the_clock_are_no_divergence_by_their_names(tmp_path: Path) -> None:
-    names = ("step_ms", "elapsed", "it_per_s", "samples/sec", "tokens_per_second", "throughput", "eval/fps")
+    names = (
+        "step_ms",
+        "elapsed",
+        "it_per_s",
+        "samples/sec",
+        "tokens_per_second",
+        "throughput",
+        "eval/fps",
+        "charts/SPS",
+    )
     others = (
         "reward/min", "loss/s", "kl_per_s", "mae_ms", "rmse_m/s", "beats_per_minute", "steps", "runtime",
     )  # fmt: skip

@@ -136,6 +136,22 @@ def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
     assert not any("is not as it was" in line for line in named), named
 
 
+def test_a_slot_and_a_ring_buffer_that_are_left_out_of_the_state_are_named(tmp_path: Path) -> None:
+    def start(lines: list[str], stop_at: int | None) -> None:
+        slot, ring = everstep.Slot(1.0), everstep.data.RingBuffer(8, {"x": "float64"})
+        with opened(tmp_path, {"total": np.zeros(1)}, lines) as loop:
+            for _epoch in loop.iter_epochs():
+                for step, _batch in loop.iter_steps(BATCHES):
+                    slot.value *= 0.5
+                    ring.append(x=slot.value)
+                    pause(loop, step == stop_at)
+
+    first, again = cut(start, 6)
+    assert hinted(first) == ["warning: ring.appended, slot.value"]
+    for each in ("ring.appended (0, was 6)", "slot.value (1.0, was 0.015625)"):
+        assert each in lost_of(again)
+
+
 class ScheduledOptim:
     """Of a public Transformer: it counts the steps, and `zero_grad` resets nothing of its own."""
 

@@ -23,8 +23,8 @@ Convert = Callable[[Any], Any]
 Ordinals = dict[str, dict[str, tuple[int, int]]]
 """Phase -> name -> (step, number of rows at that step)."""
 _RATES = (
-    r"(?:^|[_/ ])(?:fps|throughput|elapsed|step_ms|(?:its?|iters?|iterations|steps?|batch|batches|samples?|"
-    r"examples|images?|frames|tokens?|tok)(?:_per_|/)(?:s|sec|second))$"
+    r"(?:^|[_/ ])(?:[fs]ps|throughput|elapsed|step_ms|(?:its?|iters?|iterations|steps?|batch|batches|"
+    r"samples?|examples|images?|frames|tokens?|tok)(?:_per_|/)(?:s|sec|second))$"
 )
 _PROGRAM = ("head", "step", "tail", "epoch")
 """Phases in which the program collects."""
@@ -45,7 +45,7 @@ def is_clocked(name: str) -> bool:
 
     Steps that run again are not compared by it.  Unlike a time it is part of the state, as names may mislead.
     """
-    return is_wall(name) or re.search(_RATES, name) is not None
+    return is_wall(name) or re.search(_RATES, name, re.IGNORECASE) is not None
 
 
 def _whole(value: int) -> float:

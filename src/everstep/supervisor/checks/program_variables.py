@@ -47,12 +47,13 @@ from everstep import backends
 from everstep.contracts.data import Stream
 from everstep.contracts.services import Service
 from everstep.data.adapt import UserStream
+from everstep.data.ring_buffer import RingBuffer
 from everstep.errors import some
 from everstep.first_use import LOOPS, FirstUse
 from everstep.record import batch_digest
 from everstep.services.judges import FunctionService
 from everstep.services.sink import RemoteSink, Sink
-from everstep.state import make_entry
+from everstep.state import Slot, make_entry
 from everstep.supervisor.saving.user_state import UserState
 
 _MOST_KEYS = 100
@@ -388,6 +389,9 @@ def _parts(path: str, value: Any, skip: dict[int, str], owners: tuple[int, ...] 
     is_state = type(value) is dict and value and all(id(each) in skip for each in value.values())
     if is_state or isinstance(value, ModuleType) or id(value) in skip or id(_vars(value)) in skip:
         return
+    if isinstance(value, Slot | RingBuffer):  # left out of the state
+        name = "value" if isinstance(value, Slot) else "appended"
+        path, value = f"{path}.{name}", getattr(value, name)
     if (attributes := _vars(value)) is None:
         if not path.endswith(_TIMERS):
             yield path, value, owners
