@@ -69,7 +69,7 @@ def test_keys_that_a_checkpoint_lacks_are_named_before_they_go() -> None:
     live = {"n": 0, "k": 5, "inner": {"a": 1, "b": 2}, "list": [1, 2]}
     tree = {"n": 1, "inner": {"a": 3}, "list": [1], "new": 4}
     entry = make_entry("d", live)
-    assert keys_to_drop(entry, tree) == ["k", "inner/b"]
+    assert keys_to_drop(entry, tree) == ["k", "inner/b", "list/1"]
     entry.load(tree)
     assert live == tree and keys_to_drop(entry, tree) == []
     assert keys_to_drop(make_entry("a", np.zeros(1)), tree) == []

@@ -15,7 +15,7 @@ import everstep
 from everstep import Every, InitFrom, Supervisor, TrainLoop
 from everstep.errors import ConfigError, DataError, MetricError, RunDirError, StateError, UsageError
 from everstep.record import RunJournal
-from everstep.services import HangWatch, Moment, NaNGuard
+from everstep.services import Console, HangWatch, Moment, NaNGuard
 from everstep.testing import nothing_left
 from everstep.torch import ClipOptimizer as Clipped
 from everstep.torch import MinibatchOptimizer as Minibatches
@@ -244,3 +244,21 @@ def test_pairs_are_names_enough(tmp_path: Path) -> None:
 def test_what_counts_as_ready(tmp_path: Path, ready: Any) -> None:
     with Tiny(tmp_path / "run", ready=lambda: ready, max_epoch=1).loop as loop:
         assert loop.segment == 1
+
+
+def test_what_the_checkpoint_lacks_of_a_dictionary_or_a_list_is_named(tmp_path: Path) -> None:
+    def start(averages: list[Any], counts: dict[str, Any], max_step: int) -> list[str]:
+        lines: list[str] = []
+        state = {"averages": averages, "counts": counts}
+        with everstep.Supervisor(
+            tmp_path, state, max_step=max_step, services=[Console(sink=lines.append)]
+        ) as sv:
+            sv.stream(None)
+            while not sv.should_stop():
+                sv.advance()
+        return lines
+
+    assert not any("dropped" in line for line in start([np.zeros(1)], {"a": {"b": [1]}}, 1))
+    lines = start([np.zeros(1), np.ones(1)], {"a": {"b": [1, 2], "c": 3}}, 2)
+    assert "state 'averages': the checkpoint has no '1': dropped" in lines
+    assert "state 'counts': the checkpoint has no 'a/c', 'a/b/1': dropped" in lines

@@ -263,15 +263,17 @@ class ContainerEntry(_AsSavedEntry):
 
 
 def keys_to_drop(entry: Entry, tree: Any) -> list[str]:
-    """List the keys that the program's dict has and a fitting saved dict lacks: loading drops them."""
+    """List the keys that the program's dict or list has and a fitting saved one lacks: loading drops them."""
     return _lacking(entry.container, tree) if isinstance(entry, ContainerEntry) else []
 
 
 def _lacking(live: Any, saved: Any) -> list[str]:
-    if not isinstance(live, dict) or not isinstance(saved, dict):
+    if not any(isinstance(live, kind) and isinstance(saved, kind) for kind in (dict, list)):
         return []
-    inside = [f"{key}/{name}" for key in live if key in saved for name in _lacking(live[key], saved[key])]
-    return [str(key) for key in live if key not in saved] + inside
+    before, now = dict(_pairs(saved)), dict(_pairs(live))
+    both = [key for key, value in now.items() if key in before and isinstance(value, dict | list)]
+    inside = [f"{key}/{name}" for key in both for name in _lacking(now[key], before[key])]
+    return [str(key) for key in now if key not in before] + inside
 
 
 def _pairs(container: Any) -> Any:

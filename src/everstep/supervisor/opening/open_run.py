@@ -12,7 +12,7 @@ from typing import Any
 from everstep import unattended
 from everstep.checkpoint import Checkpoint, Store, read_checkpoint, trial_write
 from everstep.contracts.group import Group
-from everstep.errors import NoCheckpointError, RestoreError, RunDirError, UsageError
+from everstep.errors import NoCheckpointError, RestoreError, RunDirError, UsageError, some
 from everstep.metrics.collector import is_clocked
 from everstep.mirror import RunMirror, open_mirror
 from everstep.record import (
@@ -455,7 +455,9 @@ class _Resume:
         options = self._compare_settings()
         for name, entry in self.user.entries.items():
             if names := keys_to_drop(entry, self.tree["user"][name]):
-                run.voice.say(f"state {name!r}: the checkpoint has no {', '.join(map(repr, names))}: dropped")
+                run.voice.say(
+                    f"state {name!r}: the checkpoint has no {some([*map(repr, names)], 8)}: dropped"
+                )
         with reading(checkpoint.path, "user"):
             self.user.load(self.tree, progress.updates)
         # after the load, which brings the stored options back
