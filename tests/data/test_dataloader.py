@@ -339,7 +339,9 @@ def test_a_live_sampler_is_drawn_batch_by_batch_where_it_is_declared_to_be_repla
 def test_a_stateful_sampler_of_no_length_is_refused_and_one_of_length_0_is_not():
     for options in ({"sampler": Stateful()}, {"batch_sampler": BatchSampler(Stateful(), 2, False)}):
         unsaveable = as_stream(DataLoader(data, **options)).unsaveable
-        assert re.search(r"sampler Stateful, .* no length: give it __len__", unsaveable)
+        assert re.search(r"sampler Stateful, .* no length: give it __len__, or .*replay", unsaveable)
+    replayed = replay(DataLoader(range(6), 2, sampler=Stateful()))
+    assert as_stream(replayed).unsaveable is None
     empty = Counting()
     empty.draw, empty.length = lambda it: (), 0
     assert as_stream(DataLoader(data, 3, sampler=empty)).unsaveable is None

@@ -16,7 +16,7 @@ import datasets
 import numpy as np
 import pytest
 from datasets.distributed import split_dataset_by_node
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from tqdm import tqdm
 
@@ -133,6 +133,42 @@ class Streaming:
         self.start = state["sample_in_epoch"]
 
 
+class Passes(IterableDataset[Any]):
+    """As MosaicML's: after the last sample its state begins an empty pass."""
+
+    next_epoch, start = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, start = self.next_epoch, self.start
+        self.next_epoch, self.start = epoch + 1, 0
+        yield from (np.full(2, 10 * epoch + at) for at in range(start, 5))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"epoch": max(0, self.next_epoch - 1), "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_epoch, self.start = state.values()
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """As MosaicML's, which tells the dataset the place."""
+
+    __module__ = "streaming.base.dataloader"
+    yielded = 0
+
+    def __iter__(self) -> Any:
+        self.yielded = 0
+        for batch in super().__iter__():
+            self.yielded += 1
+            yield batch
+
+    def state_dict(self) -> Any:
+        return self.dataset.state_dict(self.yielded, False)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.dataset.load_state_dict(state)
+
+
 class GrainLike:
     """Its iterators have `get_state` and `set_state`."""
 
@@ -190,6 +226,9 @@ RUNS: dict[str, tuple[Callable[[], Any], int]] = {
     "generator, its first batch": (lambda: windows, 6),
     "lines": (Lines, 3), "shuffled": (Shuffled, 3), "shuffled, second pass": (Shuffled, 8),
     "epochs": (Epochs, 8), "place": (Place, 3), "place, second pass": (Place, 8),
+    "MosaicML's": (lambda: StreamingDataLoader(Passes(), None), 3),
+    "MosaicML's, second pass": (lambda: StreamingDataLoader(Passes(), None), 8),
+    "MosaicML's, its first batch": (lambda: StreamingDataLoader(Passes(), None), 6),
     "declared": (lambda: stateful(Counts()), 8),
     "checked": (lambda: everstep.data.checked(Epochs()), 3),
 }  # fmt: skip
@@ -220,6 +259,18 @@ def test_batches_that_come_otherwise_are_noticed_at_the_resume(tmp_path: Path) -
         program(tmp_path / "run", Chance(), stop_at=5)
     with pytest.raises(DivergenceError, match=r"step 4 batch of train was one of the 4 of pass 1.*set_epoch"):
         program(tmp_path / "run", Chance())
+
+
+def test_a_dataset_that_counts_its_passes_is_noticed_at_the_resume_in_a_loader(tmp_path: Path) -> None:
+    class OfLitdata(Passes):
+        def state_dict(self, num_samples: int) -> Any:  # type: ignore[override]
+            raise AssertionError
+
+    for kind in (Passes, OfLitdata):
+        with pytest.raises(InterruptedError):
+            program(tmp_path / kind.__name__, DataLoader(kind(), None), stop_at=8)
+        with pytest.raises(DivergenceError, match=r"step 7 batch of train was one of the 2 of pass 2"):
+            program(tmp_path / kind.__name__, DataLoader(kind(), None))
 
 
 def test_nothing_is_drawn_but_what_the_run_is_handed(tmp_path: Path) -> None:

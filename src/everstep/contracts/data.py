@@ -90,6 +90,8 @@ class Cursor(ABC):
         note: a sentence to print after opening (what the opening cost), or None.
         fetch_error_may_be_signal: whether an error while fetching may come from a signal to a worker.
         skipped: batches of this pass that were passed over.
+        may_differ: whether batches that `open` drew again may rightly differ from the run's: both they and
+            the steps in between have drawn from one random state.
         weight: factor for the mean over the batch handed out last.  With it the mean over ranks is the mean
             over the batch as a whole; 1.0 on one process, 0.0 for a batch that is padding.
     """
@@ -98,6 +100,7 @@ class Cursor(ABC):
     note: str | None = None
     fetch_error_may_be_signal: bool = False
     skipped: int = 0
+    may_differ: bool = False
     weight: float = 1.0
 
     def __iter__(self) -> Iterator[Any]:

@@ -28,6 +28,7 @@ from everstep.data.other_libraries import (
     begin_anew,
     class_names,
     declared_ranks,
+    ends_when_asked,
     is_hugging_face,
     knows_its_place,
     refuse_prepared,
@@ -138,7 +139,14 @@ def length_of(data: Any) -> int | None:
 
 
 def is_stateful(data: Any) -> bool:
-    return callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))
+    """Whether data has a state of its own; litdata's lacks the place, which only its loader knows."""
+    if not all(callable(getattr(data, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    try:
+        inspect.signature(data.state_dict).bind()
+    except TypeError:
+        return takes_count(data)
+    return True
 
 
 class UserStream(Stream):
@@ -247,8 +255,7 @@ class IterableStream(UserStream):
         if self._stateful and position["state"] is not None:
             self.data.load_state_dict(copy.deepcopy(position["state"]))
         if position["ended"]:
-            if self.resumes == "state" and takes_count(self.data):
-                next(iter(self.data), None)  # it stands after the last sample, and ends the pass when asked
+            self._end_pass()
             return _IterableCursor(what, self, iter(()), position)
         if self.resumes == "replay":
             return self._replay(what, pass_index, position)
@@ -263,13 +270,19 @@ class IterableStream(UserStream):
         kind = "stateful" if self._stateful else "iterable"
         return {"kind": kind, **shuffle_buffers(self.data), **self._ranks_inside()}
 
+    def _end_pass(self) -> None:
+        if ends_when_asked(self.data):
+            next(iter(self.data), None)
+
     def _replay(self, what: str, pass_index: int, position: Any) -> Cursor:
         with isolated():
+            if pass_index > 0:  # the state is the end of the pass before
+                self._end_pass()
             restore(position["random"])
             batches = self._iterate(what, pass_index)
             note = skip(what, batches, position["batches"], self.replayed) if position["batches"] else None
         cursor = _IterableCursor(what, self, batches, position)
-        if note and self._stateful:
+        if note and self._stateful and not ends_when_asked(self.data):
             note += "; everstep.data.stateful(data) goes there by its state, if that tells the whole place"
         cursor.note = note
         return cursor

@@ -83,6 +83,11 @@ def knows_its_place(data: Any) -> bool:
     )
 
 
+def ends_when_asked(data: Any) -> bool:
+    """Whether a state at the end of a pass makes the next one empty (MosaicML's datasets and loader)."""
+    return takes_count(data) or "streaming.base.dataloader.StreamingDataLoader" in class_names(data)
+
+
 def begin_anew(data: Any) -> None:
     """Make a pass begin at the start: in the same epoch, Hugging Face's begins where it was resumed."""
     if is_hugging_face(data):

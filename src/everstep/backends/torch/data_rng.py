@@ -28,6 +28,13 @@ def set_state(state: dict[str, Any]) -> None:
         set_state_of(generator, state[name])
 
 
+def mark() -> tuple[object, ...]:
+    """Return what any draw from the global states changes, to be compared."""
+    of_numpy: Any = np.random.get_state(legacy=False)
+    place = of_numpy["state"]["key"].tobytes(), of_numpy["state"]["pos"], of_numpy["has_gauss"]
+    return random.getstate(), place, torch.default_generator.get_state().numpy().tobytes()
+
+
 def seed_all(key: int) -> None:
     """Seed the three global generators with a 64-bit key.
 

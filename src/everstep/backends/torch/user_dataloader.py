@@ -51,6 +51,7 @@ from everstep.data.other_libraries import (
     is_hugging_face,
     require_ranks,
     shuffle_buffers,
+    takes_count,
 )
 from everstep.data.pass_order import PassOrder, SamplerStates, is_known, unpacked
 from everstep.errors import DataError
@@ -119,7 +120,7 @@ class DataLoaderStream(Stream):
         self.resumes = "replay" if shuffle_buffers(loader.dataset) else "state"
         self.unhashed_keys = ("loader_state", "set") if is_hugging_face(loader.dataset) else ("set",)
         # A loader with state is left out: asked for it, it would make its iterator.
-        self.holds_state = [d for d in [loader.dataset] if is_stateful(d) and not is_stateful(loader)]
+        self.holds_state = [d for d in [loader.dataset] if _has_state(d) and not is_stateful(loader)]
 
     def _split(self, sampler: Any) -> None:
         """Read a rank's part: what the sampler, or an `IterableDataset`, hands out."""
@@ -162,12 +163,12 @@ class DataLoaderStream(Stream):
         loader, dataset = self.user_loader, self.user_loader.dataset
         if is_stateful(loader) or (loader.persistent_workers and loader.num_workers > 0):
             return loader
-        return dataset if isinstance(dataset, Iterator) or is_stateful(dataset) else None
+        return dataset if isinstance(dataset, Iterator) or _has_state(dataset) else None
 
     def place_kept(self, batches: bool = False) -> ExitStack:
         dataset: Any = self.loader.dataset
         stack = ExitStack()
-        if is_stateful(dataset):
+        if _has_state(dataset):
             stack.callback(dataset.load_state_dict, copy.deepcopy(dataset.state_dict()))
         return stack
 
@@ -182,7 +183,10 @@ class DataLoaderStream(Stream):
             fault, remedy, why = "in_order=False", "in_order=True", "batches come in no fixed order"
         elif stateful and not (self._draws_whole_pass and length_of(loader._index_sampler) is not None):
             sampler = type(stateful[0]).__name__
-            return f"it has the sampler {sampler}, which has a state_dict and no length: give it __len__"
+            return (
+                f"it has the sampler {sampler}, which has a state_dict and no length: give it __len__, or "
+                "read everstep.data.replay(loader), if a new process draws the same passes"
+            )
         else:
             return None
         return (
@@ -333,15 +337,17 @@ class DataLoaderCursor(PassCursor):
             return
         # The sampler draws its seed at the first fetch, in whatever state the random state is then.
         data_rng.set_state(saved["first"])
+        before = data_rng.mark()
 
         def draw() -> Iterator[Any]:
             with suppress(StopIteration):
                 while True:
                     yield next(source) if fetched else source._next_index()
 
-        # in the step's process the steps may have drawn from the global state between two batches
-        note = skip(what, draw(), done, self._stream.replayed if self._workers else None)
+        note = skip(what, draw(), done, self._stream.replayed if fetched else None)
         self.note = note if fetched else None
+        # in the step's process the steps may have drawn from the global state between two batches
+        self.may_differ = not self._workers and data_rng.mark() != before
 
     def __next__(self) -> Any:
         if self._first is None:
@@ -415,6 +421,11 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
         samplers[name] = sampler
         name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None)
     return samplers
+
+
+def _has_state(dataset: Any) -> bool:
+    """Whether a dataset can be asked for its state here; MosaicML's is told the place by their loader."""
+    return is_stateful(dataset) and not takes_count(dataset)
 
 
 def _is_torchs(sampler: Any) -> bool:
