@@ -5,11 +5,13 @@ A number, a state that is known or declared, and else only batches that are draw
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -23,7 +25,7 @@ from tqdm import tqdm
 import everstep
 from everstep.contracts.data import Share
 from everstep.data import as_stream, replay, stateful
-from everstep.data.adapt import describe
+from everstep.data.adapt import describe, is_stateful
 from everstep.errors import DataError, DivergenceError, NotResumableError
 from everstep.proof.compare import compare_runs
 from everstep.testing.checks import check_stream
@@ -271,6 +273,13 @@ def test_a_dataset_that_counts_its_passes_is_noticed_at_the_resume_in_a_loader(t
             program(tmp_path / kind.__name__, DataLoader(kind(), None), stop_at=8)
         with pytest.raises(DivergenceError, match=r"step 7 batch of train was one of the 2 of pass 2"):
             program(tmp_path / kind.__name__, DataLoader(kind(), None))
+
+
+def test_a_state_dict_in_c_without_a_signature_is_a_state() -> None:
+    data = SimpleNamespace(state_dict=getattr, load_state_dict=getattr)
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(data.state_dict)
+    assert is_stateful(data)
 
 
 def test_nothing_is_drawn_but_what_the_run_is_handed(tmp_path: Path) -> None:

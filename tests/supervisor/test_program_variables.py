@@ -139,10 +139,12 @@ def test_what_the_state_saves_is_not_named(tmp_path: Path) -> None:
 def test_a_slot_and_a_ring_buffer_that_are_left_out_of_the_state_are_named(tmp_path: Path) -> None:
     def start(lines: list[str], stop_at: int | None) -> None:
         slot, ring = everstep.Slot(1.0), everstep.data.RingBuffer(8, {"x": "float64"})
-        with opened(tmp_path, {"total": np.zeros(1)}, lines) as loop:
+        saved = everstep.Slot(0)
+        with opened(tmp_path, {"extra": {"saved": saved}}, lines) as loop:
             for _epoch in loop.iter_epochs():
                 for step, _batch in loop.iter_steps(BATCHES):
                     slot.value *= 0.5
+                    saved.value += 1
                     ring.append(x=slot.value)
                     pause(loop, step == stop_at)
 

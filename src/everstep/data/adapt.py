@@ -146,6 +146,8 @@ def is_stateful(data: Any) -> bool:
         inspect.signature(data.state_dict).bind()
     except TypeError:
         return takes_count(data)
+    except ValueError:  # written in C, without a signature
+        pass
     return True
 
 

@@ -84,12 +84,10 @@ class Call:
 
         with placed(*self.inside()):
             function, values = self._converted(self.supplied, complete)
-            # 1 for a float is recorded as the 1.0 that the function gets
-            is_made = {
-                name: isinstance(value, float) or _has_calls(arguments[name])
-                for name, value in values.items()
-            }
-            arguments |= {name: value for name, value in values.items() if is_made[name]}
+            for name, value in values.items():
+                # 1 for a float is recorded as the 1.0 that the function gets
+                if isinstance(value, float) or _has_calls(arguments[name]):
+                    arguments[name] = value
             for name, default in _plain_defaults(function, self.supplied).items():
                 if _json(arguments.setdefault(name, json.loads(default))) == default:
                     at_default.append((name,))

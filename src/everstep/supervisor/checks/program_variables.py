@@ -94,6 +94,8 @@ _WARNINGS = {
 }
 """Warnings of variables that the loop changes, by kind."""
 _CONTAINERS = (list, tuple, dict, Counter, defaultdict, OrderedDict)
+_HELD_KINDS = (dict, Slot, RingBuffer)
+"""Kinds of items of a list or dictionary of the state that are looked up here; dicts as of `vars(object)`."""
 _NUMBERS = (bool, int, float, numpy.number)
 _SCALARS = (bool, int, float, str, numpy.generic, type(None))
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -231,7 +233,7 @@ class ProgramVariables:
         in_state: dict[int, str] = {id(each): name for name, each in objects.items()}
         lists = [each for each in objects.values() if type(each) in (list, dict)]
         items_of = [part for each in lists for part in (each if isinstance(each, list) else [*each.values()])]
-        in_state |= {id(part): "" for part in items_of if type(part) is dict}  # as of vars(object)
+        in_state |= {id(part): "" for part in items_of if type(part) in _HELD_KINDS}
         # what an entry of the program's own class holds, it saves, too: not warned about, and yet compared
         held_ids: set[int] = set()
         with suppress(Exception):  # of what a class of the program's own does when it is looked at
