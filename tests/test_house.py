@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from house import BUDGETS, SRC, kinds, rooms, totals
 
 HELD = {
-    "lines of src": 53_118,
-    "lines of tests": 53_165,
+    "lines of src": 53_120,
+    "lines of tests": 53_176,
     "modules of at most 60 lines": 38,
     "names in everstep": 24,
 }
